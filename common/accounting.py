@@ -1,0 +1,242 @@
+"""Tensor bytes per device, counted rather than measured: the memory of N GPUs seen on a machine that has none.
+
+Within `accounting()` every operation's result is charged to the device on which it would be on a machine with GPUs:
+
+- what is made without a device stays on the host and is not charged: datasets, batches, a model before `.to(device)`;
+- `.to(device)` moves it to the process's device, `copy_to` to a replica's;
+- a result lives where its inputs live; a host tensor that meets device tensors in an operation must have been moved.
+
+Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+BLOCK = 512
+CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "other")
+
+
+@dataclass
+class _Allocation:
+    serial: int
+    device: int | None  # None: the host
+    size: int
+
+
+class Ledger:
+    """Who holds how many bytes now, and what each device held when it held most."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # storages may be freed, on this thread too, while an entry is being made
+        self._alive: dict[int, _Allocation] = {}  # by address of the storage
+        self._category: dict[int, str] = {}  # by serial number, kept after death
+        self._held: dict[int, dict[int, int]] = {}  # per device: bytes by serial number
+        self._total: dict[int, int] = {}
+        self._peak: dict[int, int] = {}
+        self._at_peak: dict[int, dict[int, int]] = {}
+        self._serial = 0
+
+    def peaks(self) -> dict[int, dict[str, int]]:
+        """Per device the bytes in each of CATEGORIES at the moment when their sum was largest."""
+        with self._lock:
+            result = {}
+            for device in sorted(self._peak):
+                split = dict.fromkeys(CATEGORIES, 0)
+                for serial, size in self._at_peak[device].items():
+                    split[self._category.get(serial, "other")] += size
+                result[device] = split
+            return result
+
+    def current(self, device: int = 0) -> int:
+        """The bytes that `device` holds now."""
+        return self._total.get(device, 0)
+
+    def device_of(self, tensor: Tensor) -> int | None:
+        """The device that `tensor` is charged to; None for the host."""
+        if tensor.device.type not in ("cpu", "meta"):
+            return tensor.device.index
+        allocation = self._alive.get(tensor.untyped_storage()._cdata)
+        return allocation.device if allocation else None
+
+    def charge(self, tensor: Tensor, device: int | None) -> None:
+        """Enter a new storage, a storage that has changed its size, or one that moves from the host to a device."""
+        storage = tensor.untyped_storage()
+        size = -(-storage.nbytes() // BLOCK) * BLOCK
+        with self._lock:
+            allocation = self._alive.get(storage._cdata)
+            if allocation is None:
+                self._serial += 1
+                allocation = self._alive[storage._cdata] = _Allocation(self._serial, device, 0)
+                weakref.finalize(storage, self._release, storage._cdata).atexit = False
+            elif allocation.device is None:
+                allocation.device, allocation.size = device, 0
+            if allocation.device is not None and size != allocation.size:
+                self._add(allocation, size - allocation.size)
+            allocation.size = size
+
+    def label(self, tensor: Tensor, category: str) -> None:
+        """Say what a storage is; the first of CATEGORIES that anybody names wins."""
+        with self._lock:
+            allocation = self._alive.get(tensor.untyped_storage()._cdata)
+            if allocation is not None:
+                known = self._category.get(allocation.serial, "other")
+                self._category[allocation.serial] = min(known, category, key=CATEGORIES.index)
+
+    def _add(self, allocation: _Allocation, size: int) -> None:
+        device = allocation.device
+        held = self._held.setdefault(device, {})
+        held[allocation.serial] = held.get(allocation.serial, 0) + size
+        self._total[device] = self._total.get(device, 0) + size
+        if self._total[device] > self._peak.get(device, 0):
+            self._peak[device] = self._total[device]
+            self._at_peak[device] = dict(held)
+
+    def _release(self, address: int) -> None:
+        with self._lock:
+            allocation = self._alive.pop(address)
+            if allocation.device is not None:
+                self._total[allocation.device] -= self._held[allocation.device].pop(allocation.serial)
+
+
+class _Placement(threading.local):
+    """Where this thread's explicit copies go."""
+
+    target: int | None = None
+
+
+_placement = _Placement()
+_active: Ledger | None = None
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        ledger, kwargs = self.ledger, kwargs or {}
+        inputs = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
+        device = next((d for x in inputs if (d := ledger.device_of(x)) is not None), None)
+        if device is not None:
+            for tensor in inputs:
+                # Numbers may stay on the host in an operation with device tensors; whole tensors may not.
+                if tensor.dim() and ledger.device_of(tensor) is None:
+                    ledger.charge(tensor, device)
+        if _placement.target is not None:
+            device = _placement.target
+        results = func(*args, **kwargs)
+        for tensor in tree_iter(results):
+            if isinstance(tensor, Tensor):
+                real = tensor.device.type not in ("cpu", "meta")
+                ledger.charge(tensor, tensor.device.index if real else device)
+        return results
+
+
+class _Moves(TorchFunctionMode):
+    """Turns `.to(device)`, which does nothing where everything is the CPU, into the copy that a GPU would need."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        moves = func is Tensor.to and _names_device(args[1:], kwargs) and result.device.type == "cpu"
+        if moves and _active.device_of(result) is None:
+            return copy_to(result, None, 0)
+        return result
+
+
+def _names_device(args, kwargs) -> bool:
+    return "device" in kwargs or (bool(args) and isinstance(args[0], str | torch.device | int))
+
+
+@contextmanager
+def accounting() -> Iterator[Ledger]:
+    """Account for everything that this thread does, and for the replicas that it starts. One at a time a process."""
+    global _active
+    if _active is not None:
+        raise RuntimeError("accounting() is active already")
+    _active = ledger = Ledger()
+
+    def label_trained(optimizer, *_) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                ledger.label(parameter, "parameters")
+                if parameter.grad is not None:
+                    ledger.label(parameter.grad, "gradients")
+                for value in optimizer.state[parameter].values():
+                    if isinstance(value, Tensor):
+                        ledger.label(value, "optimizer state")
+
+    hook = register_optimizer_step_post_hook(label_trained)
+    try:
+        with _watched(ledger), _Moves():
+            yield ledger
+    finally:
+        hook.remove()
+        _active = None
+
+
+@contextmanager
+def _watched(ledger: Ledger) -> Iterator[None]:
+    def keep(tensor: Tensor) -> Tensor:
+        ledger.label(tensor, "activations")
+        return tensor
+
+    # What autograd saves for backward is what one calls activations.
+    with _Operations(ledger), saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield
+
+
+@contextmanager
+def inherited() -> Iterator[None]:
+    """Account for what this thread does if its parent is being accounted for: dispatch modes are per thread."""
+    with ExitStack() as stack:
+        if _active is not None:
+            stack.enter_context(_watched(_active))
+        yield
+
+
+def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "other") -> Tensor:
+    """A copy on device `target` of a tensor on device `source`, through which gradients flow back to `source`.
+
+    Where the two are the same nothing is copied and the result shares the tensor's storage. `category` says what the
+    copy is; what flows back through a copy of parameters is a gradient.
+    """
+    if source == target:
+        return tensor.view_as(tensor)
+    return _Copy.apply(tensor, source, target, category)
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor: Tensor, source: int | None, target: int, category: str) -> Tensor:
+        ctx.source, ctx.category = source, category
+        return _clone(tensor, target, category)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        category = "gradients" if ctx.category == "parameters" else "other"
+        if _active is not None:
+            _active.label(gradient, category)
+        return _clone(gradient, ctx.source, category), None, None, None
+
+
+def _clone(tensor: Tensor, device: int | None, category: str) -> Tensor:
+    before, _placement.target = _placement.target, device
+    try:
+        result = tensor.clone()
+    finally:
+        _placement.target = before
+    if _active is not None:
+        _active.label(result, category)
+    return result

@@ -1,0 +1,119 @@
+"""DataParallel in four steps — replicate, scatter, parallel_apply, gather — on CPU threads instead of GPUs.
+
+`torch.nn.DataParallel` does this at every forward: copy the network to each device, cut the batch into shards, run one
+thread per device, and bring the outputs back to the first device, where the loss is computed. Backward runs the four
+steps in reverse: the output's gradient is scattered, each replica computes its own, and their sums arrive on the
+first device, the only one that holds an optimizer. So the first device does more, and everything waits for it.
+"""
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from common.accelerator.state import available_cores
+from common.accounting import copy_to, inherited
+
+
+def data_parallel(model: nn.Module, replicas: int) -> nn.Module:
+    """`nn.DataParallel` over `replicas` GPUs if two or more are visible and hold the model, else the emulation."""
+    device = next(model.parameters()).device
+    gpus = torch.cuda.device_count()
+    if device.type == "cuda" and gpus > 1:
+        return nn.DataParallel(model, device_ids=[(device.index + i) % gpus for i in range(replicas)])
+    return EmulatedDataParallel(model, replicas)
+
+
+class EmulatedDataParallel(nn.Module):
+    """`module` on `replicas` threads; outputs and gradients are those of the bare module.
+
+    `forward` takes a tensor whose first dimension is the batch, of at least one sample, and returns the tensor that
+    `module` would. A batch smaller than the number of replicas leaves some of them idle. Each replica draws its
+    random numbers from a generator of its own, seeded from torch's at the first forward, so that runs repeat whatever
+    the order in which the threads are scheduled.
+    """
+
+    def __init__(self, module: nn.Module, replicas: int) -> None:
+        super().__init__()
+        self.module = module
+        # A thread of its own for every replica: autograd orders the backward of one thread by its forward.
+        self._threads = [ThreadPoolExecutor(1, "replica", _share_cores, (replicas,)) for _ in range(replicas)]
+        self._generators: list[torch.Generator] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self._generators:
+            seed = int(torch.randint(2**62, ()))
+            self._generators = [torch.Generator(inputs.device).manual_seed(seed + i) for i in range(len(self._threads))]
+        shards = scatter(inputs, len(self._threads))
+        replicas = replicate(self.module, len(shards))
+        outputs = self._parallel_apply(replicas, shards)
+        return gather(outputs)
+
+    def _parallel_apply(self, replicas: list[nn.Module], shards: list[Tensor]) -> list[Tensor]:
+        """Run every replica on its shard, all at the same time; an exception in one is raised here."""
+        gradients = torch.is_grad_enabled()  # a setting of each thread
+
+        def apply(replica: nn.Module, shard: Tensor, generator: torch.Generator) -> Tensor:
+            with inherited(), torch.set_grad_enabled(gradients), _OwnRandomness(generator):
+                return replica(shard)
+
+        work = zip(self._threads, replicas, shards, self._generators, strict=False)
+        jobs = [thread.submit(apply, *arguments) for thread, *arguments in work]
+        return [job.result() for job in jobs]
+
+
+def replicate(module: nn.Module, n: int) -> list[nn.Module]:
+    """`n` networks whose parameters are copies that autograd follows back to the originals.
+
+    The first replica shares the storage of `module`, buffers included, so that what a forward writes into a buffer
+    stays; the others get copies on their devices.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    return [
+        copy.deepcopy(module, {id(tensor): copy_to(tensor, 0, device, "parameters") for tensor in tensors})
+        for device in range(n)
+    ]
+
+
+def scatter(batch: Tensor, n: int) -> list[Tensor]:
+    """The batch in at most `n` shards of nearly equal size, shard i on device i."""
+    return [copy_to(shard, 0, device) for device, shard in enumerate(batch.chunk(n))]
+
+
+def gather(outputs: list[Tensor]) -> Tensor:
+    """The replicas' outputs joined on the first device."""
+    return torch.cat([copy_to(output, device, 0) for device, output in enumerate(outputs)])
+
+
+class _OwnRandomness(TorchDispatchMode):
+    """Lets every random operation draw from a generator of this replica's: torch's default is shared by all threads.
+
+    Not every operation can be given a generator, so the default one takes over this replica's state for its duration.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        device = self.generator.device
+        default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+        with self._lock:
+            others = default.get_state()
+            default.set_state(self.generator.get_state())
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self.generator.set_state(default.get_state())
+                default.set_state(others)
+
+
+def _share_cores(replicas: int) -> None:
+    torch.set_num_threads(max(1, available_cores() // replicas))

@@ -1,0 +1,29 @@
+"""One clear line for the user, said once however many processes run."""
+
+import os
+import sys
+import time
+from typing import NoReturn
+
+
+class UserError(SystemExit):
+    """What the user asked for cannot be had. The line is on stderr already; uncaught, the process exits with 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(2)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def fail(message: str) -> NoReturn:
+    """Print `message` on stderr and raise UserError.
+
+    All local ranks meet the same error at about the same time. The first speaks; the others give it a few seconds
+    to do so and to be ended by the launcher, and speak for themselves only if that has not happened.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(5)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    raise UserError(message)
