@@ -1,0 +1,19 @@
+"""An accelerator core in the shape of Hugging Face Accelerate, short enough to read."""
+
+# ruff: noqa: F401
+
+from .accelerator import Accelerator
+from .data_loader import skip_first_batches
+from .launchers import debug_launcher, notebook_launcher
+from .sampler import DistributedEvalSampler
+from .state import DistributedType, PartialState
+from .utils import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    find_executable_batch_size,
+    synchronize_rng_states,
+)

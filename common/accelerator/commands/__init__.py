@@ -1,0 +1,1 @@
+"""The command line: `python -m common.accelerator launch|config|test|env`."""

@@ -1,0 +1,7 @@
+"""What a training script may need besides the Accelerator."""
+
+from .dataclasses import *  # noqa: F403
+from .environment import *  # noqa: F403
+from .memory import *  # noqa: F403
+from .operations import *  # noqa: F403
+from .random import *  # noqa: F403

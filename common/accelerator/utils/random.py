@@ -1,0 +1,57 @@
+"""Seeds, and making the generators of all processes agree."""
+
+import random
+from contextlib import suppress
+
+import torch
+
+from ..operations import broadcast
+from ..state import PartialState
+from .dataclasses import RNGType
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed `random`, numpy and torch, on every device.
+
+    Args:
+        seed: the same on all processes unless `device_specific`.
+        device_specific: add the rank to the seed, so that processes draw different dropout. The order in which
+            prepared loaders visit the data is rank 0's on every process all the same.
+        deterministic: make torch raise where it has no deterministic algorithm.
+    """
+    if device_specific:
+        seed += PartialState().process_index
+    random.seed(seed)
+    with suppress(ModuleNotFoundError):
+        import numpy
+
+        numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torch.Generator | None = None) -> None:
+    """Give every process the state that rank 0's generator has: torch's, CUDA's, or `generator`.
+
+    Raises:
+        ValueError: for an unknown type, or "generator" without one.
+    """
+    rng_type = RNGType(rng_type)
+    if rng_type == RNGType.GENERATOR and generator is None:
+        raise ValueError("Need a generator to synchronize its seed.")
+    if rng_type == RNGType.CUDA:
+        state = torch.cuda.get_rng_state()
+    else:
+        state = torch.get_rng_state() if rng_type == RNGType.TORCH else generator.get_state()
+    state = broadcast(state.to(PartialState().device)).cpu()
+    if rng_type == RNGType.CUDA:
+        torch.cuda.set_rng_state(state)
+    else:
+        torch.set_rng_state(state) if rng_type == RNGType.TORCH else generator.set_state(state)
+
+
+def synchronize_rng_states(rng_types: list[str | RNGType], generator: torch.Generator | None = None) -> None:
+    """`synchronize_rng_state` for each of `rng_types`."""
+    for rng_type in rng_types:
+        synchronize_rng_state(rng_type, generator)

@@ -1,0 +1,460 @@
+"""Prepared loaders: who gets which sample, in which order, with which seeds. One process plays all ranks."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from common.accelerator.data_loader import (
+    DataLoaderShard,
+    IterableDatasetShard,
+    SeedableRandomSampler,
+    prepare_data_loader,
+    skip_first_batches,
+)
+from common.accelerator.sampler import DistributedEvalSampler
+from common.accelerator.state import GradientState
+
+
+class Stream(IterableDataset):
+    def __init__(self, n, knows_workers=False):
+        self.n, self.knows_workers = n, knows_workers
+
+    def __iter__(self):
+        worker = get_worker_info() if self.knows_workers else None
+        return iter(range(self.n) if worker is None else range(worker.id, self.n, worker.num_workers))
+
+
+class Sized(Stream):
+    def __len__(self):
+        return self.n
+
+
+def ranks(world, make, **kwargs):
+    return [prepare_data_loader(make(rank), num_processes=world, process_index=rank, **kwargs) for rank in range(world)]
+
+
+def gathered(loaders):
+    """What gather_for_metrics would return, step by step: in each step every rank's real rows, in rank order."""
+    rows = []
+    for step in itertools.zip_longest(*loaders):
+        for loader, batch in zip(loaders, step, strict=True):
+            if batch is not None:
+                rows += batch[: loader.irregular[0] if loader.irregular else None].tolist()
+    return rows
+
+
+def order(n, seed, epoch=0):
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+
+
+SHAPES = [
+    (n, batch, world, split, even)
+    for n, batch, world in itertools.product((0, 1, 2, 5, 12, 13), (1, 4), (1, 2, 3, 5))
+    for split, even in itertools.product((False, True), repeat=2)
+]
+
+
+def samplers(n):
+    """Every kind of sampler, over n samples, made anew for each rank, with another seed on each."""
+    torch.manual_seed(random.randrange(2**32))
+    subset = list(range(0, 2 * n, 2))
+    yield lambda size: {"batch_size": size}
+    yield lambda size: {"batch_size": size, "sampler": subset}
+    yield lambda size: {"batch_sampler": BatchSampler(SequentialSampler(range(n)), size, False)}
+    yield lambda size: {"sampler": BatchSampler(SequentialSampler(range(n)), size, False), "batch_size": None}
+    if n:
+        yield lambda size: {"batch_size": size, "shuffle": True}
+        yield lambda size: {"batch_size": size, "sampler": SubsetRandomSampler(subset)}
+        yield lambda size: {"batch_size": size, "sampler": WeightedRandomSampler(range(1, n + 1), 2 * n)}
+
+
+class Numbers(Dataset):
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return torch.as_tensor(index)
+
+
+def test_each_real_sample_is_gathered_once_for_every_sampler():
+    # https://github.com/huggingface/accelerate/issues/1674 and /issues/226
+    for n, batch, world, split, even in SHAPES:
+        size = batch * world if split else batch
+        for sampler in samplers(n):
+            plain = prepare_data_loader(DataLoader(Numbers(2 * n), **sampler(size)), data_seed=3)
+            expected = [row for rows in plain for row in rows.tolist()]
+            loaders = ranks(
+                world,
+                lambda rank, sampler=sampler, n=n, size=size: DataLoader(Numbers(2 * n), **sampler(size)),
+                split_batches=split,
+                even_batches=even,
+                data_seed=3,
+            )
+            assert gathered(loaders) == expected, (n, batch, world, split, even)
+
+
+def test_each_sample_of_a_stream_is_gathered_once():
+    for n, batch, world, split, even in SHAPES:
+        size = batch * world if split else batch
+        loaders = ranks(
+            world,
+            lambda rank, n=n, size=size: DataLoader(Stream(n), batch_size=size),
+            split_batches=split,
+            even_batches=even,
+        )
+        assert gathered(loaders) == list(range(n)), (n, batch, world, split, even)
+
+
+def test_a_dropped_tail_is_gathered_by_nobody():
+    for n, batch, world in itertools.product((0, 1, 5, 12, 13), (1, 4), (1, 2, 3)):
+        whole = list(range(n // (batch * world) * batch * world))
+        for dataset in (Numbers(n), Stream(n)):
+            loaders = ranks(
+                world, lambda rank, d=dataset, b=batch: DataLoader(d, batch_size=b, drop_last=True, shuffle=False)
+            )
+            assert gathered(loaders) == whole
+
+
+def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once():
+    # https://github.com/huggingface/accelerate/pull/4235: the padding stayed in after skip_first_batches.
+    for dataset, world, skip in itertools.product((Numbers(11), Stream(11)), (1, 2, 3), (0, 1, 2, 3)):
+        loaders = [
+            skip_first_batches(loader, skip)
+            for loader in ranks(world, lambda rank, d=dataset: DataLoader(d, batch_size=2))
+        ]
+        assert gathered(loaders) == list(range(11))[skip * 2 * world :]
+
+
+def test_evaluation_sampler_is_not_sharded_again_and_gathers_each_sample_once():
+    for n, batch, world in itertools.product((1, 2, 5, 12, 13), (1, 4), (1, 2, 3, 5)):
+        loaders = ranks(
+            world,
+            lambda rank, n=n, b=batch, w=world: DataLoader(
+                Numbers(n), batch_size=b, sampler=DistributedEvalSampler(range(n), w, rank)
+            ),
+        )
+        assert sorted(gathered(loaders)) == list(range(n))
+        assert len({len(list(loader)) for loader in loaders}) == 1  # so that no collective in the loop hangs
+        assert {len(loader) for loader in loaders} == {len(list(loaders[0]))}
+
+
+@pytest.mark.parametrize("collated", [True, False])
+def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(collated):
+    class Records(Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return {"image": torch.ones(3, 4), "name": f"sample {index}", "label": index, "pair": (1.0, "x")}
+
+    class Batches(TensorDataset):
+        def __getitems__(self, indices):
+            return super().__getitem__(torch.as_tensor(indices, dtype=torch.long))
+
+    if collated:
+        data, collate = Records(), None
+    else:
+        data, collate = Batches(torch.ones(2, 3, 4), torch.arange(2)), lambda batch: batch
+    (*_, batch) = ranks(
+        3,
+        lambda rank: DataLoader(data, batch_size=2, collate_fn=collate, sampler=DistributedEvalSampler(data, 3, rank)),
+    )[2]
+    if collated:
+        assert batch["image"].shape == (0, 3, 4) and batch["name"] == [] and batch["label"].shape == (0,)
+        assert batch["pair"][0].shape == (0,) and list(batch["pair"][1]) == []
+    else:
+        assert batch[0].shape == (0, 3, 4) and batch[1].shape == (0,)
+
+
+def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping():
+    for n, batch, world, split, even in SHAPES:
+        size = batch * world if split else batch
+        for dataset, drop_last in itertools.product((Numbers(n), Sized(n)), (False, True)):
+            for loader in ranks(
+                world,
+                lambda rank, d=dataset, s=size, drop=drop_last: DataLoader(d, batch_size=s, drop_last=drop),
+                split_batches=split,
+                even_batches=even,
+            ):
+                assert len(loader) == len(list(loader))
+                later = skip_first_batches(loader, 2)
+                assert len(later) == len(list(later))
+
+
+def test_a_distributed_sampler_is_refused_where_it_would_shard_twice():
+    # https://github.com/huggingface/accelerate/issues/3520
+    make = lambda rank: DataLoader(Numbers(8), sampler=DistributedSampler(Numbers(8), 2, rank))  # noqa: E731
+    with pytest.raises(ValueError, match="twice"):
+        ranks(2, make)
+    assert (
+        len(list(ranks(1, lambda rank: DataLoader(Numbers(8), sampler=DistributedSampler(Numbers(8), 1, 0)))[0])) == 8
+    )
+
+
+def test_what_is_out_of_scope_is_refused_by_name():
+    loader = DataLoader(Numbers(4))
+    for option in ("dispatch_batches", "slice_fn_for_dispatch", "torch_device_mesh"):
+        with pytest.raises(NotImplementedError, match=option):
+            prepare_data_loader(loader, **{option: True})
+    with pytest.raises(NotImplementedError, match="in_order"):
+        prepare_data_loader(DataLoader(Numbers(4), num_workers=1, in_order=False))
+
+
+# Order and epochs
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_whatever_the_generators_of_the_processes_did():
+    def make(rank):
+        torch.manual_seed(rank)  # what set_seed(…, device_specific=True) leads to
+        return DataLoader(Numbers(10), batch_size=2, shuffle=True)
+
+    loaders = ranks(2, make, data_seed=7)
+    for epoch in range(3):
+        torch.manual_seed(random.randrange(2**32))
+        assert gathered(loaders) == order(10, 7, epoch) + order(10, 7, epoch)[:0]
+    for loader in loaders:
+        loader.set_epoch(1)
+    assert gathered(loaders) == order(10, 7, 1)
+
+
+def test_without_a_data_seed_the_order_comes_from_the_sampler_generator_or_torchs_seed():
+    torch.manual_seed(5)
+    seeded = DataLoader(Numbers(10), shuffle=True, generator=torch.Generator().manual_seed(9))
+    assert gathered([prepare_data_loader(seeded)]) == order(10, 9)
+    assert gathered([prepare_data_loader(DataLoader(Numbers(10), shuffle=True))]) == order(10, 5)
+
+
+def test_the_order_equals_that_of_level_02s_distributed_sampler():
+    loaders = ranks(2, lambda rank: DataLoader(Numbers(12), batch_size=3, shuffle=True), data_seed=42)
+    for epoch in (0, 1):
+        peers = [DistributedSampler(range(12), 2, rank, shuffle=True, seed=42) for rank in range(2)]
+        for peer in peers:
+            peer.set_epoch(epoch)
+        for step, batches in enumerate(zip(*loaders, strict=True)):
+            shares = [list(peer)[step * 3 : (step + 1) * 3] for peer in peers]
+            assert sorted(torch.cat(batches).tolist()) == sorted(shares[0] + shares[1])
+
+
+def test_the_order_equals_that_of_accelerates_seedable_sampler():
+    theirs = pytest.importorskip("accelerate.data_loader")
+    from accelerate.state import PartialState as Theirs
+
+    Theirs(cpu=True)
+    torch.manual_seed(3)
+    for world, rank in ((1, 0), (2, 0), (2, 1)):
+        kwargs = {"num_processes": world, "process_index": rank, "use_seedable_sampler": True}
+        ours = prepare_data_loader(DataLoader(Numbers(11), batch_size=2, shuffle=True), **kwargs)
+        peer = theirs.prepare_data_loader(DataLoader(Numbers(11), batch_size=2, shuffle=True), **kwargs)
+        for _ in range(2):
+            assert [batch.tolist() for batch in ours] == [batch.tolist() for batch in peer]
+
+
+def test_iterating_does_not_advance_torchs_generator():
+    loader = prepare_data_loader(DataLoader(Numbers(6), shuffle=True))
+    before = torch.get_rng_state()
+    list(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_scripts_own_sampler_is_left_alone():
+    sampler = WeightedRandomSampler([1.0, 2.0], 4)
+    plain = DataLoader(Numbers(2), batch_size=2, sampler=sampler)
+    prepared = prepare_data_loader(plain, data_seed=1)
+    assert sampler.generator is None and plain.batch_sampler.sampler is sampler
+    assert isinstance(prepared.get_sampler(), WeightedRandomSampler)
+    shuffled = prepare_data_loader(DataLoader(Numbers(2), shuffle=True))
+    assert isinstance(shuffled.get_sampler(), SeedableRandomSampler)
+
+
+def test_a_samplers_own_order_survives():
+    class Reversed(RandomSampler):
+        def __iter__(self):
+            return reversed(range(len(self.data_source)))
+
+    data = Numbers(5)
+    assert gathered([prepare_data_loader(DataLoader(data, sampler=Reversed(data)))]) == [4, 3, 2, 1, 0]
+
+
+def test_epochs_reach_samplers_and_datasets_that_ask_for_them():
+    class Asking(Numbers):
+        epoch = None
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    data = Asking(4)
+    sampler = DistributedEvalSampler(data, 1, 0, shuffle=True, seed=6)
+    loader = prepare_data_loader(DataLoader(data, sampler=sampler))
+    assert gathered([loader]) == order(4, 6, 0) and data.epoch == 0
+    assert gathered([loader]) == order(4, 6, 1) and data.epoch == 1
+
+
+# Streams and workers
+
+
+@pytest.mark.parametrize("knows_workers", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_stream_with_workers_has_no_duplicates_and_keeps_its_order(workers, knows_workers):
+    # What plain torch does with a stream that is not told about workers: https://github.com/huggingface/datasets/issues/3423
+    for world, n in ((1, 7), (2, 13)):
+        loaders = ranks(
+            world, lambda rank, n=n: DataLoader(Stream(n, knows_workers), batch_size=2, num_workers=workers)
+        )
+        assert gathered(loaders) == list(range(n))
+
+
+def test_stream_shards_equal_those_of_accelerate():
+    theirs = pytest.importorskip("accelerate.data_loader")
+    for n, batch, world, split, drop_last in itertools.product(
+        (0, 1, 5, 12, 13), (1, 4), (1, 2, 3), (False, True), (False, True)
+    ):
+        size = batch * world if split else batch
+        for rank in range(world):
+            args = (Sized(n), size, drop_last, world, rank, split)
+            assert list(IterableDatasetShard(*args)) == list(theirs.IterableDatasetShard(*args))
+
+
+def test_a_stream_of_ready_batches_is_dealt_out_in_whole_batches():
+    class Batches(IterableDataset):
+        def __iter__(self):
+            return (torch.arange(3 * i, 3 * i + 3) for i in range(5))
+
+    loaders = ranks(2, lambda rank: DataLoader(Batches(), batch_size=None))
+    assert gathered(loaders) == list(range(15))
+    assert [len(list(loader)) for loader in loaders] == [3, 3]
+
+
+def test_a_streams_generator_is_seeded_by_epoch():
+    class Shuffled(IterableDataset):
+        def __init__(self):
+            self.generator = torch.Generator()
+
+        def __iter__(self):
+            return iter(torch.randperm(8, generator=self.generator).tolist())
+
+    loaders = ranks(2, lambda rank: DataLoader(Shuffled(), batch_size=2), data_seed=4)
+    assert gathered(loaders) == order(8, 4, 0)
+    assert gathered(loaders) == order(8, 4, 1)
+
+
+class Draws(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([torch.initial_seed(), random.getrandbits(40)])
+
+
+def test_workers_get_seeds_that_differ_per_rank_worker_and_epoch_and_repeat():
+    # https://github.com/huggingface/transformers/issues/37932: every rank had the same.
+    def seeds():
+        torch.manual_seed(1)
+        loaders = ranks(2, lambda rank: DataLoader(Draws(), num_workers=2, batch_size=1, shuffle=False))
+        return [[tuple(row) for batch in loader for row in batch.tolist()] for loader in loaders for _ in range(2)]
+
+    first = seeds()
+    assert len({seed for epoch in first for seed, _ in epoch}) == 2 * 2 * 2  # ranks, epochs, workers
+    assert len({drawn for epoch in first for _, drawn in epoch}) == 2 * 2 * 4  # Python's generator too
+    assert seeds() == first
+
+
+# Leaving early, nesting, resuming
+
+
+def test_break_exceptions_and_nesting_leave_no_stale_state():
+    # https://github.com/huggingface/accelerate/issues/1050 and /pull/4248
+    state = GradientState()
+    outer, inner = (prepare_data_loader(DataLoader(Numbers(3))) for _ in range(2))
+    assert not state.in_dataloader
+    ends = []
+    for _ in outer:
+        for _ in inner:
+            assert state.active_dataloader is inner
+            break
+        assert state.active_dataloader is outer
+        ends.append(state.end_of_dataloader)
+    assert ends == [False, False, True]
+    with pytest.raises(RuntimeError, match="oops"):
+        for step, _ in enumerate(outer):
+            if step == 2:
+                assert state.end_of_dataloader
+                raise RuntimeError("oops")
+    assert not state.in_dataloader and not state.end_of_dataloader and not outer.end_of_dataloader
+
+
+def test_leaving_early_does_not_count_as_an_epoch():
+    loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
+    for _ in loader:
+        break
+    assert loader.iteration == 0
+    assert gathered([loader]) == order(9, 2, 0)
+    assert loader.iteration == 1
+
+
+def test_a_loader_continues_with_the_next_batch_on_any_number_of_processes():
+    # https://github.com/huggingface/accelerate/issues/2823, /issues/3996 and /issues/4195
+    for (batch, world), (other_batch, other_world) in itertools.permutations([(6, 1), (3, 2), (2, 3), (1, 6)], 2):
+        make = lambda size: lambda rank: DataLoader(Numbers(25), batch_size=size, shuffle=True)  # noqa: E731
+        loaders = ranks(world, make(batch), data_seed=1)
+        gathered(loaders)  # epoch 0
+        states, seen = [], []
+        for loader in loaders:
+            for step, rows in enumerate(loader):
+                seen.append((step, rows.tolist()))
+                if step == 1:
+                    states.append(loader.state_dict())
+                    break
+        assert all(state == states[0] for state in states)
+        resumed = ranks(other_world, make(other_batch), data_seed=1)
+        for loader in resumed:
+            loader.load_state_dict(states[0])
+            loader.set_epoch(1)  # the epoch it is in: no change
+        assert gathered(resumed) == order(25, 1, 1)[12:]
+        assert gathered(resumed) == order(25, 1, 2)
+
+
+def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint():
+    state = {"epoch": 1, "step": 3, "step_size": 1}
+    for epoch, expected in ((1, order(6, 2, 1)[3:]), (2, order(6, 2, 2))):
+        loader = prepare_data_loader(DataLoader(Numbers(6), shuffle=True), data_seed=2)
+        loader.load_state_dict(state)
+        loader.set_epoch(epoch)
+        assert gathered([loader]) == expected
+    loader = prepare_data_loader(DataLoader(Numbers(6), shuffle=True), data_seed=2)
+    loader.load_state_dict(state)
+    assert gathered([skip_first_batches(loader, 4)]) == order(6, 2, 1)[4:]
+    assert gathered([loader]) == order(6, 2, 2)
+
+
+def test_a_position_that_is_no_whole_number_of_steps_is_refused():
+    loader = prepare_data_loader(DataLoader(Numbers(20), batch_size=4))
+    with pytest.raises(ValueError, match="6 samples of epoch 0"):
+        loader.load_state_dict({"epoch": 0, "step": 3, "step_size": 2})
+
+
+def test_skipping_works_on_loaders_that_were_not_prepared():
+    assert [b.tolist() for b in skip_first_batches(DataLoader(Numbers(5), batch_size=2), 1)] == [[2, 3], [4]]
+    assert [b.tolist() for b in skip_first_batches(DataLoader(Stream(5), batch_size=2), 1)] == [[2, 3], [4]]
+
+
+def test_a_loader_of_ones_own_making_knows_its_last_batch():
+    loader = DataLoaderShard(Numbers(3), device=torch.device("cpu"), batch_size=1)
+    assert [loader.end_of_dataloader for _ in loader] == [False, False, True]

@@ -1,0 +1,378 @@
+"""`python -m common.accelerator launch`: real launches of small scripts, and every refusal in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.accelerator.commands import launch
+from common.accelerator.commands.accelerate_cli import main
+from common.accelerator.commands.config import ClusterConfig, ConfigError
+from tests.workers import free_port
+
+ROOT = Path(__file__).parents[3]
+LEVEL = ROOT / "03_accelerate"
+NO_GPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="shows what a machine without GPUs says")
+
+# Each rank writes what it sees; RANK is absent in a world of one.
+SHOW = """
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+         "TORCHELASTIC_RESTART_COUNT")
+seen = {k: v for k, v in os.environ.items() if k in names or k.startswith("ACCELERATE_")}
+with open(f"{sys.argv[1]}/{os.environ.get('RANK', 'alone')}.json", "w") as file:
+    json.dump({**seen, "argv": sys.argv[2:], "main": __name__}, file)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_default_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)  # a launch that is refused has already set its variables
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def script(folder: Path, text: str = SHOW) -> str:
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def start(*arguments, **kwargs) -> subprocess.Popen:
+    command = [sys.executable, "-m", "common.accelerator", "launch", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True, start_new_session=True, **kwargs)
+
+
+def finish(process: subprocess.Popen, timeout: float = 60) -> subprocess.CompletedProcess:
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run(*arguments, **kwargs) -> subprocess.CompletedProcess:
+    return finish(start(*arguments, **kwargs))
+
+
+def seen(folder: Path) -> dict:
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def refused(capsys, *arguments) -> str:
+    """The one line on stderr of a launch that must not start."""
+    try:
+        code = main(["launch", *map(str, arguments)])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == "" and captured.err.count("\n") == 1, captured
+    return captured.err
+
+
+def test_two_processes_from_the_shipped_file(tmp_path):
+    result = run("--config_file", LEVEL / "two_processes.yaml", script(tmp_path), tmp_path, "--lr", "1", "--", "-x")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    ranks = seen(tmp_path)
+    assert sorted(ranks) == ["0", "1"]
+    assert {rank["WORLD_SIZE"] for rank in ranks.values()} == {"2"}
+    assert {rank["ACCELERATE_USE_CPU"] for rank in ranks.values()} == {"true"}
+    assert {rank["ACCELERATE_MIXED_PRECISION"] for rank in ranks.values()} == {"no"}
+    assert {rank["OMP_NUM_THREADS"] for rank in ranks.values()} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
+    assert ranks["1"]["argv"] == ["--lr", "1", "--", "-x"]
+
+
+@pytest.mark.slow
+def test_flags_win_over_the_file_and_reach_the_script(tmp_path):
+    flags = ["--num_processes", "3", "--mixed-precision", "bf16", "--gradient_accumulation_steps", "4", "--debug"]
+    flags += ["--num_cpu_threads_per_process", "2"]
+    result = run("--config_file", LEVEL / "two_processes.yaml", *flags, script(tmp_path), tmp_path)
+    assert result.returncode == 0, result.stderr
+    ranks = seen(tmp_path)
+    assert sorted(ranks) == ["0", "1", "2"]
+    for rank in ranks.values():
+        assert rank["ACCELERATE_MIXED_PRECISION"] == "bf16"
+        assert rank["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+        assert rank["ACCELERATE_DEBUG_MODE"] == "1"
+        assert rank["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_world_of_one_is_the_script_itself(tmp_path):
+    """Left-over ranks of an outer job are not taken for this one's, and the exit code is the script's."""
+    path = script(tmp_path, SHOW + "raise SystemExit(7)")
+    outer = {**os.environ, "WORLD_SIZE": "4", "RANK": "3", "OMP_NUM_THREADS": "1"}
+    result = run("--cpu", path, tmp_path, env=outer)
+    assert (result.returncode, result.stdout, result.stderr) == (7, "", "")
+    assert list(seen(tmp_path)) == ["alone"]
+    alone = seen(tmp_path)["alone"]
+    assert "WORLD_SIZE" not in alone and "TORCHELASTIC_RESTART_COUNT" not in alone
+    assert alone["ACCELERATE_USE_CPU"] == "true"
+
+
+@pytest.mark.slow
+def test_the_default_file_is_found(tmp_path):
+    folder = tmp_path / "hf" / "accelerate"
+    folder.mkdir(parents=True)
+    (folder / "default_config.yaml").write_text("num_processes: 2\nuse_cpu: true\ndistributed_type: MULTI_CPU\n")
+    assert run(script(tmp_path), tmp_path).returncode == 0
+    assert sorted(seen(tmp_path)) == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_a_module_and_a_program(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "tool.py").write_text(SHOW)
+    paths = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    flags = ["--cpu", "--num_processes", "2"]
+    assert run(*flags, "-m", "package.tool", tmp_path, "-m", env=paths).returncode == 0
+    assert seen(tmp_path)["1"]["argv"] == ["-m"]
+    result = run(*flags, "--no_python", "/bin/sh", "-c", "echo rank $RANK")
+    assert sorted(result.stdout.split("\n")) == ["", "rank 0", "rank 1"]
+
+
+@pytest.mark.slow
+def test_two_jobs_at_once_do_not_collide(tmp_path):
+    jobs = []
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        path = script(tmp_path / name, SHOW + "import time; time.sleep(1)")
+        jobs.append(start("--config_file", LEVEL / "two_processes.yaml", path, tmp_path / name))
+    results = [finish(job) for job in jobs]
+    assert [result.returncode for result in results] == [0, 0, 0], results
+    ports = {seen(tmp_path / name)["0"]["MASTER_PORT"] for name in ("a", "b", "c")}
+    assert len(ports) == 3
+
+
+@pytest.mark.slow
+def test_a_port_of_ones_own(tmp_path, capsys):
+    import socket
+
+    port = free_port()
+    flags = ["--cpu", "--num_processes", "2", "--main_process_port", port]
+    assert run(*flags, script(tmp_path), tmp_path).returncode == 0
+    assert seen(tmp_path)["0"]["MASTER_PORT"] == str(port)
+    with socket.socket() as other:
+        other.bind(("", port))
+        other.listen()
+        assert f"main_process_port {port} is in use" in refused(capsys, *flags, script(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_two_machines_meet(tmp_path, backend):
+    port = free_port()
+    flags = ["--cpu", "--num_machines", 2, "--num_processes", 4, "--main_process_ip", "127.0.0.1"]
+    flags += ["--main_process_port", port, "--rdzv_backend", backend]
+    machines = [start(*flags, "--machine_rank", rank, script(tmp_path), tmp_path) for rank in (1, 0)]
+    results = [finish(machine) for machine in machines]
+    assert [result.returncode for result in results] == [0, 0], results
+    assert sorted(seen(tmp_path)) == ["0", "1", "2", "3"]
+    assert {rank["WORLD_SIZE"] for rank in seen(tmp_path).values()} == {"4"}
+
+
+FAILS = """
+import os, sys, signal, time
+if os.environ["RANK"] == "1":
+    {}
+time.sleep(30)
+"""
+
+
+def test_a_failing_rank_shows_its_own_traceback_and_ends_the_job(tmp_path):
+    begun = time.monotonic()
+    path = script(tmp_path, FAILS.format("raise ValueError('the reason')"))
+    result = run("--cpu", "--num_processes", 2, path)
+    assert time.monotonic() - begun < 20
+    assert result.returncode == 1
+    assert result.stderr.count("ValueError: the reason") == 1
+    assert "launch: rank 1 failed: exit code 1 (local rank 1, pid " in result.stderr
+    assert "launch: rank 0" not in result.stderr, "it was only told to stop"
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_with_its_signal(tmp_path):
+    path = script(tmp_path, FAILS.format("os.kill(os.getpid(), signal.SIGKILL)"))
+    result = run("--cpu", "--num_processes", 2, path)
+    assert result.returncode == 1
+    assert "launch: rank 1 failed: ended by SIGKILL (local rank 1" in result.stderr
+
+
+@pytest.mark.slow
+def test_record_hands_the_error_on_to_an_outer_launcher(tmp_path):
+    path = script(
+        tmp_path,
+        """
+        from torch.distributed.elastic.multiprocessing.errors import record
+        @record
+        def main():
+            raise ValueError("the reason")
+        main()
+        """,
+    )
+    outer = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    assert run("--cpu", "--num_processes", 2, path, env=outer).returncode == 1
+    assert "the reason" in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+
+
+@pytest.mark.slow
+def test_restarts(tmp_path):
+    """The first attempt dies, the second runs through; also in a world of one."""
+    text = SHOW + 'raise SystemExit(int(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"))'
+    assert run("--cpu", "--max_restarts", 2, script(tmp_path, text), tmp_path).returncode == 0
+    assert {name: rank["TORCHELASTIC_RESTART_COUNT"] for name, rank in seen(tmp_path).items()} == {"0": "1"}
+
+
+@pytest.mark.slow
+def test_restarts_of_a_process_group(tmp_path):
+    """torchrun's store outlives an attempt; the second one is not misled by it, on a free port and on a fixed one."""
+    text = """
+    import os, torch, torch.distributed as dist
+    from common.accelerator import PartialState
+    state, ones = PartialState(), torch.ones(1)
+    dist.all_reduce(ones)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and state.process_index == 1:
+        os._exit(1)
+    dist.all_reduce(ones)
+    os.write(1, f"sum={ones.item()} ".encode())
+    state.destroy_process_group()
+    """
+    flags = ["--cpu", "--num_processes", 2, "--max_restarts", 1]
+    for port in (0, free_port()):
+        paths = {**os.environ, "PYTHONPATH": str(ROOT)}
+        result = run(*flags, "--main_process_port", port, script(tmp_path, text), env=paths)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.split() == ["sum=4.0", "sum=4.0"]
+
+
+@pytest.mark.slow
+def test_sigterm_reaches_the_ranks_and_ends_the_launcher(tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import os, pathlib, signal, sys, time
+        def leave(number, frame):
+            pathlib.Path(sys.argv[1], "left" + os.environ["RANK"]).touch()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        pathlib.Path(sys.argv[1], "ready" + os.environ["RANK"]).touch()
+        time.sleep(60)
+        """,
+    )
+    job = start("--cpu", "--num_processes", 2, path, tmp_path)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("ready*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.terminate()
+    result = finish(job, timeout=30)
+    assert result.returncode == 128 + signal.SIGTERM
+    assert len(list(tmp_path.glob("left*"))) == 2
+    assert "launch: stopped by SIGTERM" in result.stderr and "Traceback" not in result.stderr
+
+
+@NO_GPU
+def test_without_the_gpus_it_says_so_and_how_to_go_on(tmp_path, capsys):
+    message = refused(capsys, "--config_file", LEVEL / "multi_gpu_fp16.yaml", script(tmp_path))
+    assert "needs 2 GPUs on this machine, which has 0: add --cpu to run on the CPU" in message
+
+
+@pytest.mark.slow
+def test_the_multi_gpu_file_runs_on_the_cpu_when_told_to(tmp_path):
+    result = run("--config_file", LEVEL / "multi_gpu_fp16.yaml", "--cpu", script(tmp_path), tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert {rank["ACCELERATE_MIXED_PRECISION"] for rank in seen(tmp_path).values()} == {"fp16"}
+    assert len(seen(tmp_path)) == 2
+
+
+@NO_GPU
+def test_gpu_ids_and_affinity_need_gpus(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "among gpu_ids 0,1" in refused(capsys, "--num_processes", 2, "--gpu_ids", "0,1", script(tmp_path))
+    assert "needs 1 GPU " in refused(capsys, "--enable_cpu_affinity", script(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--num_proceses", "2", "x.py"], "unknown argument --num_proceses; did you mean '--num_processes'?"),
+        (["--use_deepspeed", "x.py"], "--use_deepspeed belongs to a part of Accelerate that is not supported"),
+        (["--fsdp_version=2", "x.py"], "--fsdp_version belongs to a part of Accelerate that is not supported"),
+        (["--num_processes", "two", "x.py"], "invalid int value: 'two'"),
+        (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
+        (["--mixed_precision", "fp8", "x.py"], "mixed_precision 'fp8' is not supported"),
+        (["--gradient_accumulation_steps", "0", "x.py"], "--gradient_accumulation_steps must be at least 1"),
+        (["--num_machines", "2", "x.py"], "2 machines need main_process_ip and main_process_port"),
+        (["--cpu", "--multi_gpu", "x.py"], "--cpu and --multi_gpu exclude each other"),
+        (["--gpu_ids", "a", "x.py"], "--gpu_ids must be 'all' or distinct device numbers"),
+        (["--cpu", "nowhere.py"], "no such script: nowhere.py"),
+        (["--cpu", "-m", "--no_python", "x"], "--module and --no_python exclude each other"),
+        (["--cpu", "--no_python", "/no/such/program"], "cannot execute /no/such/program"),
+        (["--config_file", "nowhere.yaml", "x.py"], "nowhere.yaml: no such file"),
+        ([], "the following arguments are required: training_script"),
+    ],
+)
+def test_refusals_are_one_line(capsys, arguments, message):
+    assert message in refused(capsys, *arguments)
+
+
+def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
+    path = tmp_path / "slurm.yaml"
+    path.write_text("num_processes: -1\ndistributed_type: MULTI_CPU\n")
+    assert "pass --num_processes" in refused(capsys, "--config_file", path, script(tmp_path))
+
+
+def arguments(*flags):
+    from common.accelerator.commands.accelerate_cli import CommandParser
+
+    parser = CommandParser()
+    launch.add_arguments(parser)
+    return parser.parse_args([*flags, "x.py"])
+
+
+def test_zero_on_the_command_line_wins_over_the_file():
+    file = ClusterConfig(num_machines=2, machine_rank=1, main_process_ip="h", main_process_port=5, num_processes=2)
+    assert launch.merge(file, arguments("--machine_rank", "0")).machine_rank == 0
+    with pytest.raises(ConfigError, match="need main_process_ip and main_process_port"):
+        launch.merge(file, arguments("--main_process_port", "0"))
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=2))
+    launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=4, num_machines=2))
+    launch.check_devices(ClusterConfig(num_processes=3))  # nobody asked for a GPU each: they share
+    with pytest.raises(ConfigError, match=r"needs 3 GPUs .* has 2: .* or --num_processes 2 for fewer"):
+        launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=3))
+    assert launch.count_processes(ClusterConfig(num_machines=3)) == 6
+    assert launch.count_processes(ClusterConfig(use_cpu=True)) == 1
+
+
+def test_what_torchrun_is_told():
+    config = ClusterConfig(
+        num_processes=8, num_machines=2, machine_rank=1, main_process_ip="10.0.0.1", main_process_port=29501,
+        rdzv_backend="c10d", enable_cpu_affinity=True,
+    )  # fmt: skip
+    told = launch.torchrun_arguments(config, arguments("--rdzv_conf", "timeout=5", "--max_restarts", "3"))
+    assert told[:2] == ["--nnodes=2", "--nproc-per-node=4"]
+    assert "--rdzv-endpoint=10.0.0.1:29501" in told and "--rdzv-conf=is_host=0,timeout=5" in told
+    assert "--numa-binding=node" in told and "--max_restarts=3" in told
+    assert "--node-rank=1" in launch.torchrun_arguments(
+        ClusterConfig(**{**vars(config), "rdzv_backend": "static"}), arguments()
+    )
+
+
+def test_the_dynamo_backend_travels_in_the_environment():
+    environment = launch.launch_environment(ClusterConfig(dynamo_config={"dynamo_backend": "INDUCTOR"}), arguments())
+    assert environment == {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}

@@ -1,0 +1,225 @@
+"""Processes from a notebook: forked, again and again, whatever the notebook did before."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.accelerator.launchers import debug_launcher, notebook_launcher
+from common.accelerator.state import AcceleratorState, GradientState, PartialState
+from tests.workers import free_port
+
+ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
+
+
+def environment() -> dict:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TORCHINDUCTOR"))}
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    states = PartialState._shared_state, GradientState._shared_state
+    PartialState._reset_state()
+    GradientState._reset_state()
+    before = environment()
+    yield
+    assert environment() == before
+    PartialState._shared_state, GradientState._shared_state = states
+
+
+def note(folder, text) -> None:
+    (folder / os.environ.get("RANK", "alone")).write_text(str(text))
+
+
+def notes(folder) -> dict:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_again_and_again_with_functions_no_module_knows(tmp_path):
+    """Closures, arguments that cannot be pickled, a result that cannot be pickled, three launches in one process."""
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+
+        def train(add, folder=folder):
+            state = PartialState()
+            total = torch.tensor(float(add(state.process_index)))
+            torch.distributed.all_reduce(total)
+            note(folder, f"{total.item()} {state.distributed_type} {state.device}")
+            state.destroy_process_group()
+            return lambda: None
+
+        debug_launcher(train, (lambda rank, attempt=attempt: rank + attempt,), num_processes=2)
+        assert notes(folder) == {rank: f"{1.0 + 2 * attempt} MULTI_CPU cpu" for rank in "01"}
+    assert not PartialState._shared_state, "the launching process takes no part"
+
+
+def test_fork_after_openmp_and_autograd_threads_does_not_hang(tmp_path):
+    """libgomp's pool does not survive a fork: a forked process that used two threads would wait for ever."""
+    script = tmp_path / "cell.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os
+            import torch
+            from common.accelerator.launchers import debug_launcher
+            from common.accelerator.state import PartialState
+
+            os.sched_getaffinity = lambda pid: set(range(16))  # as on a machine with many cores
+
+            def work():
+                weights = torch.randn(600, 600, requires_grad=True)
+                (weights @ weights).exp().sum().backward()
+                torch.nn.functional.conv2d(torch.randn(4, 8, 64, 64), torch.randn(8, 8, 3, 3)).sum()
+                return torch.get_num_threads()
+
+            def train():
+                PartialState()
+                torch.set_num_threads(4)
+                os.write(1, f"threads {work()}\\n".encode())
+
+            torch.set_num_threads(4)
+            print("before", work(), flush=True)
+            debug_launcher(train, num_processes=2)
+            print("after", work())
+            """
+        )
+    )
+    result = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["after 4", "before 4", "threads 1", "threads 1"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts what /proc shows")
+def test_twenty_launches_leave_nothing_behind():
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    def train():
+        state = PartialState()
+        torch.distributed.barrier()
+        state.destroy_process_group()
+
+    debug_launcher(train)
+    before = held()
+    for _ in range(20):
+        debug_launcher(train)
+    assert held() == before
+
+
+@ON_CPU
+def test_one_process_runs_right_here_with_its_precision_and_leaves_the_notebooks_state():
+    notebook = AcceleratorState(mixed_precision="bf16")
+    seen = []
+
+    def train(accelerator=None):
+        seen.append((os.getpid(), AcceleratorState().mixed_precision))
+
+    for precision in ("no", "fp16", "BF16"):
+        notebook_launcher(train, num_processes=1, mixed_precision=precision)
+    assert seen == [(os.getpid(), "no"), (os.getpid(), "fp16"), (os.getpid(), "bf16")]
+    assert AcceleratorState().mixed_precision == notebook.mixed_precision == "bf16"
+
+    def breaks():
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        notebook_launcher(breaks, num_processes=1)
+    assert AcceleratorState().mixed_precision == "bf16"
+
+
+@ON_CPU
+def test_an_accelerator_in_the_notebook_is_no_obstacle_and_precision_arrives(tmp_path):
+    """accelerate refuses to launch once an Accelerator exists, and drops mixed_precision on the way."""
+    AcceleratorState(mixed_precision="no")
+    port = str(free_port())
+
+    def train():
+        note(tmp_path, f"{AcceleratorState().mixed_precision} {os.environ['MASTER_PORT']}")
+
+    notebook_launcher(train, num_processes=2, mixed_precision="bf16", use_port=port)
+    assert notes(tmp_path) == {rank: f"bf16 {port}" for rank in "01"}
+
+
+def test_a_failing_rank_ends_the_launch_with_its_traceback():
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    def train():
+        if os.environ["RANK"] == "1":
+            raise ValueError("the reason")
+
+    with pytest.raises(ChildFailedError, match="ValueError: the reason") as error:
+        debug_launcher(train)
+    assert list(error.value.failures) == [1]
+    debug_launcher(lambda: None)
+
+
+@ON_CPU
+def test_restarts(tmp_path):
+    def train():
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        state = PartialState()
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        if attempt == "0" and state.process_index == 1:
+            os._exit(1)
+        torch.distributed.barrier()
+        note(tmp_path, f"{attempt} {total.item()}")
+
+    notebook_launcher(train, num_processes=2, max_restarts=1)
+    assert notes(tmp_path) == {"0": "1 2.0", "1": "1 2.0"}
+
+
+def test_signal_handlers_survive_a_launch(tmp_path):
+    def train():
+        note(tmp_path, signal.getsignal(signal.SIGINT) is mine)
+
+    def mine(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        debug_launcher(train)
+        assert signal.getsignal(signal.SIGINT) is mine
+        assert notes(tmp_path) == {"0": "True", "1": "True"}
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"num_processes": 0}, "must be positive"),
+        ({"num_processes": 2, "node_rank": 1}, "node_rank=1 between 0 and 0"),
+        ({"num_processes": 2, "num_nodes": 2}, "2 nodes need a use_port"),
+        ({"num_processes": 2, "mixed_precision": "fp8"}, "must be no, fp16 or bf16, not 'fp8'"),
+    ],
+)
+def test_impossible_launches(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        notebook_launcher(print, **arguments)
+
+
+def test_cuda_that_was_used_before_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="restart the kernel"):
+        notebook_launcher(print, num_processes=2)
+
+
+@ON_CPU
+def test_the_number_of_processes_must_be_known():
+    with pytest.raises(ValueError, match="pass num_processes"):
+        notebook_launcher(print)

@@ -1,0 +1,123 @@
+"""Loggers that speak once: who logs, in which order, with which file and line."""
+
+import logging
+import os
+
+import pytest
+
+from common.accelerator.logging import get_logger
+from common.accelerator.state import PartialState
+from tests.workers import ranks
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    shared, level = PartialState._shared_state, logging.getLogger().level
+    PartialState._reset_state()
+    monkeypatch.delenv("ACCELERATE_LOG_LEVEL", raising=False)
+    yield
+    PartialState._shared_state = shared
+    logging.getLogger().setLevel(level)
+
+
+def test_without_a_state_the_logger_says_what_is_missing():
+    logger = get_logger("early")
+    with pytest.raises(RuntimeError, match=r"create an Accelerator\(\) or PartialState\(\) before logging"):
+        logger.info("too early")
+
+
+def test_level_from_the_argument_or_the_environment(monkeypatch, caplog):
+    PartialState(cpu=True)
+    assert get_logger("a.level", "debug").logger.level == logging.DEBUG
+    assert logging.getLogger().level == logging.DEBUG
+    monkeypatch.setenv("ACCELERATE_LOG_LEVEL", "error")
+    logger = get_logger("b.level")
+    logger.warning("not this")
+    logger.error("but %s", "this")
+    assert caplog.messages == ["[RANK 0] but this"]
+    with pytest.raises(ValueError, match="LOUD"):
+        get_logger("c.level", "loud")
+
+
+def test_the_record_names_the_callers_line(caplog):
+    PartialState(cpu=True)
+    get_logger("d", "INFO").info("here", main_process_only=False)
+    get_logger("d", "INFO").info("here", in_order=True)
+    for record in caplog.records:
+        assert (record.filename, record.funcName) == ("test_logging.py", "test_the_record_names_the_callers_line")
+
+
+def test_warning_once(caplog):
+    PartialState(cpu=True)
+    logger = get_logger("e", "INFO")
+    for _ in range(3):
+        logger.warning_once("the same")
+        logger.warning_once("another")
+    assert caplog.messages == ["[RANK 0] the same", "[RANK 0] another"]
+
+
+def _logged(path) -> None:
+    """Every rank appends to one file, so that its lines show who logged and in which order."""
+    state = PartialState(cpu=True)
+    logger = get_logger("f", "INFO")
+    handler = logging.FileHandler(path)
+    logger.logger.addHandler(handler)
+    try:
+        logger.info("main only")
+        state.wait_for_everyone()
+        for _ in range(5):
+            logger.info("in turn", in_order=True)
+        logger.info("all", main_process_only=False)
+        logger.debug("nobody", in_order=True)
+    finally:
+        logger.logger.removeHandler(handler)
+        state.destroy_process_group()
+        PartialState._reset_state()
+
+
+def test_ranks_log_once_in_order_or_all(tmp_path):
+    ranks(2).run(_logged, str(tmp_path / "log"))
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines[:11] == ["[RANK 0] main only", *["[RANK 0] in turn", "[RANK 1] in turn"] * 5]
+    assert sorted(lines[11:]) == ["[RANK 0] all", "[RANK 1] all"]
+
+
+def _theirs(path) -> None:
+    from accelerate.logging import get_logger as theirs
+    from accelerate.state import PartialState as TheirState
+
+    logger = theirs("g", "INFO")
+    handler = logging.FileHandler(path)
+    logger.logger.addHandler(handler)
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    state = TheirState(cpu=True)
+    try:
+        logger.info("a")
+        logger.warning("b %d", 1, in_order=True)
+        logger.error("c", main_process_only=False, in_order=True)
+    finally:
+        logger.logger.removeHandler(handler)
+        state.destroy_process_group()
+        TheirState._reset_state()
+
+
+def _ours(path) -> None:
+    state = PartialState(cpu=True)
+    logger = get_logger("g", "INFO")
+    handler = logging.FileHandler(path)
+    logger.logger.addHandler(handler)
+    try:
+        logger.info("a")
+        logger.warning("b %d", 1, in_order=True)
+        logger.error("c", main_process_only=False, in_order=True)
+    finally:
+        logger.logger.removeHandler(handler)
+        state.destroy_process_group()
+        PartialState._reset_state()
+
+
+def test_the_same_lines_as_accelerate(tmp_path):
+    pytest.importorskip("accelerate")
+    ranks(2).run(_theirs, str(tmp_path / "theirs"))
+    ranks(2).run(_ours, str(tmp_path / "ours"))
+    assert (tmp_path / "ours").read_text() == (tmp_path / "theirs").read_text() != ""

@@ -1,0 +1,159 @@
+"""fp16 with its loss scaler and bf16 work on the CPU too."""
+
+import copy
+
+import pytest
+import torch
+
+from common.accelerator import Accelerator
+from common.accelerator.utils import AutocastKwargs, GradScalerKwargs
+
+
+class Recording(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        self.output = self.linear(x)
+        return {"logits": self.output, "index": torch.tensor([1])}
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_the_forward_runs_in_half_precision_and_gives_float32(precision, dtype):
+    accelerator = Accelerator(mixed_precision=precision, cpu=True)
+    model = accelerator.prepare(Recording())
+    outputs = model(torch.ones(2, 4))
+    assert model.output.dtype == dtype and outputs["logits"].dtype == torch.float32
+    assert outputs["index"].dtype == torch.int64
+    with accelerator.autocast():
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == dtype
+    with accelerator.autocast(AutocastKwargs(enabled=False)):
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_a_copy_of_a_prepared_model_runs_its_own_weights():
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare(Recording())
+    clone = copy.deepcopy(model)
+    torch.nn.init.zeros_(clone.linear.weight)
+    torch.nn.init.zeros_(clone.linear.bias)
+    assert clone(torch.ones(1, 4))["logits"].item() == 0 != model(torch.ones(1, 4))["logits"].item()
+
+
+def test_unwrapping_can_restore_the_scripts_forward():
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    model = accelerator.prepare(Recording())
+    assert accelerator.unwrap_model(model)(torch.ones(1, 4))["logits"].dtype == torch.float32
+    assert model.output.dtype == torch.bfloat16
+    plain = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    assert plain(torch.ones(1, 4))["logits"].dtype == torch.float32 and plain.output.dtype == torch.float32
+
+
+def fp16_parts(**scaler):
+    accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(**scaler)], cpu=True)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    reference = copy.deepcopy(model)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return accelerator, model, optimizer, reference
+
+
+def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
+    accelerator, model, optimizer, reference = fp16_parts(init_scale=2.0**10)
+    sgd = torch.optim.SGD(reference.parameters(), lr=0.1)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    for _ in range(5):
+        accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
+        assert model.weight.grad.abs().max() > 100  # the loss really is scaled
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(reference(x), y).backward()
+        sgd.step()
+        sgd.zero_grad()
+    torch.testing.assert_close(model.weight, reference.weight, rtol=0, atol=5e-3)
+    assert not accelerator.optimizer_step_was_skipped
+
+
+def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale():
+    accelerator, model, optimizer, _ = fp16_parts(init_scale=2.0**10)
+    scheduler = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1))
+    before = model.weight.detach().clone()
+    for factor, skipped in ((float("inf"), True), (1.0, False)):
+        accelerator.backward(factor * model(torch.ones(2, 4)).mean())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        assert accelerator.optimizer_step_was_skipped is skipped
+        assert torch.equal(model.weight, before) is skipped
+        assert scheduler.last_epoch == (0 if skipped else 1)
+    assert accelerator.scaler.get_scale() == 2.0**9
+
+
+@pytest.mark.parametrize("order", ["one after the other", "together"])
+def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(order):
+    # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
+    accelerator = Accelerator(
+        mixed_precision="fp16",
+        gradient_accumulation_steps=2,
+        kwargs_handlers=[GradScalerKwargs(init_scale=8.0)],
+        cpu=True,
+    )
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
+    idle = torch.nn.Linear(4, 1)  # its optimizer has no gradients, ever
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (*models, idle)]
+    references = copy.deepcopy(models)
+    prepared = accelerator.prepare(*models, idle, *optimizers)
+    models, optimizers = prepared[:2], prepared[3:]
+    x = torch.randn(6, 4)
+    for _ in range(2):
+        for _ in range(2):
+            with accelerator.accumulate(*models):
+                for model, optimizer in zip(models, optimizers, strict=False):
+                    accelerator.backward(100 * model(x).square().mean())
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                    if order == "one after the other":
+                        optimizer.step()
+                        optimizer.zero_grad()
+                if order == "together":
+                    for optimizer in optimizers:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        for reference in references:
+            (100 * reference(x).square().mean()).backward()
+            torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+            with torch.no_grad():
+                for parameter in reference.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    for model, reference in zip(models, references, strict=True):
+        torch.testing.assert_close(model.weight, reference.weight, rtol=0, atol=2e-3)
+
+
+def test_gradients_that_were_unscaled_but_not_stepped_do_not_confuse_the_next_window():
+    accelerator, model, optimizer, reference = fp16_parts()
+    x = torch.randn(3, 4)
+    for step in (False, True):
+        accelerator.backward(model(x).square().mean())
+        accelerator.unscale_gradients(optimizer)
+        if step:
+            optimizer.step()
+        optimizer.zero_grad()
+    reference(x).square().mean().backward()
+    expected = reference.weight - 0.1 * reference.weight.grad
+    torch.testing.assert_close(model.weight, expected, rtol=0, atol=2e-3)
+
+
+def test_a_few_steps_of_a_convolution_in_fp16():
+    accelerator = Accelerator(mixed_precision="fp16", cpu=True)
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 10))
+    net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
+    losses = []
+    for _ in range(3):
+        loss = torch.nn.functional.cross_entropy(net(torch.ones(2, 1, 8, 8)), torch.tensor([1, 2]))
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]

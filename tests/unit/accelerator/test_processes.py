@@ -1,0 +1,472 @@
+"""Several real processes: who they are, what the collectives do, and what is said when one does something else."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from common.accelerator import Accelerator, DistributedEvalSampler, PartialState
+from common.accelerator.operations import DistributedOperationException
+from common.accelerator.state import DistributedType
+from common.accelerator.utils import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    broadcast,
+    broadcast_object_list,
+    gather,
+    gather_object,
+    pad_across_processes,
+    reduce,
+    set_seed,
+    synchronize_rng_states,
+)
+from tests.workers import RankFailed, ranks
+
+ROOT = Path(__file__).parents[3]
+
+
+def ended(job):
+    """Run `job(accelerator)` and end the run whatever happens."""
+
+    def run(*args, **kwargs):
+        accelerator = Accelerator(cpu=True)
+        try:
+            return job(accelerator, *args, **kwargs)
+        finally:
+            accelerator.end_training()
+
+    return run
+
+
+def identity():
+    def job(accelerator):
+        first = []
+        with accelerator.main_process_first():
+            first.append(time.monotonic())
+        with accelerator.split_between_processes(list("abcde"), apply_padding=True) as share:
+            pass
+        with accelerator.split_between_processes({"x": torch.arange(5), "y": "abcde"}) as mapping:
+            pass
+        return {
+            "index": (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes),
+            "type": accelerator.distributed_type,
+            "backend": accelerator.state.backend,
+            "threads": torch.get_num_threads(),
+            "roles": (accelerator.is_main_process, accelerator.is_local_main_process, accelerator.is_last_process),
+            "ran": [
+                decorate(lambda: True)()
+                for decorate in (
+                    accelerator.on_main_process,
+                    accelerator.on_last_process,
+                    accelerator.on_process(process_index=1),
+                    accelerator.on_local_process(local_process_index=0),
+                )
+            ],
+            "first": first[0],
+            "share": share,
+            "mapping": (mapping["x"].tolist(), mapping["y"]),
+        }
+
+    return ended(job)()
+
+
+def test_world_size_in_the_environment_means_one_distributed_run_on_cpu_too():
+    # https://github.com/huggingface/accelerate/issues/2741: there, N lonely "main" processes.
+    one, two = ranks(2).run(identity)
+    assert (one["index"], two["index"]) == ((0, 0, 2), (1, 1, 2))
+    assert one["type"] == DistributedType.MULTI_CPU and one["backend"] == "gloo"
+    assert one["roles"] == (True, True, False) and two["roles"] == (False, False, True)
+    assert one["ran"] == [True, None, None, True] and two["ran"] == [None, True, True, None]
+    assert one["first"] < two["first"]
+    assert one["share"] == ["a", "b", "c"] and two["share"] == ["d", "e", "e"]
+    assert one["mapping"] == ([0, 1, 2], "abc") and two["mapping"] == ([3, 4], "de")
+    assert one["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def collectives():
+    def job(accelerator):
+        rank = accelerator.process_index
+        full = torch.full((2, rank + 1), rank)
+        return [
+            gather({"x": torch.tensor([rank, 10 + rank]), "y": (torch.tensor(rank), [torch.tensor([True])])}),
+            gather(torch.ones(2, 3, dtype=torch.bfloat16).T).shape,
+            gather_object([rank, str(rank)]),
+            reduce(torch.tensor([1.0, rank]), "sum"),
+            reduce(torch.tensor([1, rank]), "mean"),
+            reduce({"x": torch.tensor(rank)}, "max", scale=2.0),
+            reduce(torch.tensor(rank), "none"),
+            broadcast([torch.tensor([rank])], from_process=1),
+            broadcast_object_list([rank, "x"]),
+            pad_across_processes(full, dim=1, pad_index=9),
+            pad_across_processes(full, dim=-1, pad_index=9, pad_first=True),
+            pad_across_processes(torch.tensor(3), dim=0),
+        ]
+
+    return ended(job)()
+
+
+def test_collectives_work_through_nested_structures():
+    one, two = ranks(2).run(collectives)
+    for results in (one, two):
+        assert results[0]["x"].tolist() == [0, 10, 1, 11]
+        assert results[0]["y"][0].tolist() == [0, 1] and results[0]["y"][1][0].tolist() == [True, True]
+        assert results[1] == (6, 2) and results[2] == [0, "0", 1, "1"]
+        assert results[3].tolist() == [2.0, 1.0] and results[4].tolist() == [1.0, 0.5] and results[5]["x"] == 2
+        assert results[7][0].tolist() == [1] and results[8] == [0, "x"]
+        assert results[11] == 3
+    assert (one[6].item(), two[6].item()) == (0, 1)
+    assert one[9].tolist() == [[0, 9], [0, 9]] and one[10].tolist() == [[9, 0], [9, 0]]
+    assert two[9].tolist() == two[10].tolist() == [[1, 1], [1, 1]]
+
+
+def metrics(n, batch, kind):
+    def job(accelerator):
+        sampler = DistributedEvalSampler(range(n)) if kind == "eval" else None
+        loader = accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch, sampler=sampler))
+        model = accelerator.prepare(torch.nn.BatchNorm1d(1))  # its buffers make every forward a collective
+        model.eval()
+        rows, names, nested = [], [], []
+        for x in loader:
+            model(x[:, None].float())
+            rows += accelerator.gather_for_metrics(x).tolist()
+            names += accelerator.gather_for_metrics([f"sample {i}" for i in x.tolist()])
+            nested += accelerator.gather_for_metrics({"a": (x[:, None] * 2.0,), "b": x.tolist()})["a"][0].tolist()
+        return rows, names, nested
+
+    return ended(job)()
+
+
+@pytest.mark.parametrize("kind", ["even", "eval"])
+@pytest.mark.parametrize(("n", "batch"), [(11, 2), (1, 4), (5, 1), (8, 2)])
+def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(kind, n, batch):
+    # https://github.com/huggingface/accelerate/issues/1674
+    results = ranks(3).run(metrics, n, batch, kind)
+    for rows, names, nested in results:
+        assert sorted(rows) == list(range(n)) and names == [f"sample {i}" for i in rows]
+        assert nested == [[2.0 * i] for i in rows]
+        assert rows == results[0][0]
+        if kind == "even":
+            assert rows == list(range(n))
+
+
+def uneven_gather():
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False), cpu=True)
+    message = None
+    for x in accelerator.prepare(DataLoader(range(3), batch_size=1)):
+        try:
+            accelerator.gather_for_metrics(x)
+        except RuntimeError as error:
+            message = str(error)
+    accelerator.end_training()
+    return message
+
+
+def test_gathering_where_a_process_has_no_batch_is_an_error_not_a_hang():
+    one, two = ranks(2).run(uneven_gather)
+    assert "only ranks 0 to 0 have a batch" in one and two is None
+
+
+def training(sync_each_batch, accumulation=2):
+    handlers = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
+    accelerator = Accelerator(kwargs_handlers=handlers, gradient_accumulation_steps=accumulation, cpu=True)
+    torch.manual_seed(accelerator.process_index)
+    model = torch.nn.Linear(3, 1)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.arange(24.0).view(8, 3) / 24
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(x, batch_size=1))
+    accelerator.gradient_state.sync_each_batch = sync_each_batch
+    local = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).square().mean())
+            local.append((accelerator.sync_gradients, model.module.weight.grad.clone()))
+            optimizer.step()
+            optimizer.zero_grad()
+    with accelerator.no_sync(model):
+        output = model(x[accelerator.process_index :]).mean()
+    with accelerator.trigger_sync_in_backward(model):
+        accelerator.backward(output)
+    result = before, accelerator.get_state_dict(model)["weight"].clone(), local, model.module.weight.grad.clone()
+    assert accelerator.unwrap_model(model) is model.module
+    accelerator.end_training()
+    return result
+
+
+def test_gradients_stay_local_until_the_window_ends_and_agree_then():
+    one, two = ranks(2).run(training, False)
+    assert not torch.equal(one[0], two[0])  # unequal before DDP, equal after
+    assert torch.equal(one[1], two[1])
+    for (sync, mine), (_, other) in zip(one[2], two[2], strict=True):
+        assert torch.equal(mine, other) is sync
+    assert torch.equal(one[3], two[3])  # trigger_sync_in_backward
+
+
+def test_gradients_can_be_averaged_in_every_micro_batch():
+    one, two = ranks(2).run(training, True)
+    assert all(torch.equal(mine, other) for (_, mine), (_, other) in zip(one[2], two[2], strict=True))
+
+
+def joining(n):
+    def job(accelerator):
+        model = torch.nn.Linear(1, 1)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(torch.ones(n, 1), batch_size=1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        batches = 0
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            for x in loader:
+                accelerator.backward(model(x).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+                batches += 1
+        return batches, model.module.weight.item(), len(loader)
+
+    return ended(job)()
+
+
+def test_uneven_inputs_can_be_joined_on_gloo():
+    # https://github.com/huggingface/accelerate/pull/820: there it has no effect but on several GPUs.
+    one, two = ranks(2).run(joining, 5)
+    assert (one[0], two[0]) == (3, 2) and one[2] == two[2] == 3
+    assert one[1] == pytest.approx(two[1]) and one[1] == pytest.approx(-0.25)  # the last step counts half
+
+
+def seeds():
+    def job(accelerator):
+        set_seed(3, device_specific=True)
+        drawn = torch.rand(1).item(), random.random()
+        loader = accelerator.prepare(DataLoader(range(12), batch_size=2, shuffle=True))
+        order = [row for batch in loader for row in accelerator.gather(batch).tolist()]
+        synchronize_rng_states(["torch"])
+        return drawn, order, torch.rand(1).item()
+
+    return ended(job)()
+
+
+def test_seeds_that_differ_by_process_do_not_break_sharding():
+    one, two = ranks(2).run(seeds)
+    assert one[0] != two[0] and one[2] == two[2]
+    assert one[1] == two[1] == torch.randperm(12, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def triggering():
+    def job(accelerator):
+        if accelerator.process_index == 1:
+            accelerator.set_trigger()
+        return accelerator.check_trigger(), accelerator.check_trigger()
+
+    return ended(job)()
+
+
+def test_a_trigger_on_one_process_is_seen_by_all_once():
+    assert ranks(2).run(triggering) == [(True, False)] * 2
+
+
+def starting_twice():
+    for _ in range(2):
+        accelerator = Accelerator(cpu=True)
+        total = int(accelerator.reduce(torch.tensor(accelerator.process_index + 1)))
+        accelerator.end_training()
+        assert not torch.distributed.is_initialized() and accelerator.num_processes == 2
+    torch.distributed.init_process_group("gloo")  # by the script itself
+    accelerator = Accelerator(cpu=True)
+    total += int(accelerator.reduce(torch.tensor(1)))
+    accelerator.end_training()
+    assert torch.distributed.is_initialized()  # and so it is the script's to end
+    torch.distributed.destroy_process_group()
+    return total
+
+
+def test_an_accelerator_after_end_training_joins_a_new_group():
+    assert ranks(2).run(starting_twice) == [5, 5]
+
+
+# Errors instead of hangs
+
+
+def mismatch(kind):
+    accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=20))], cpu=True)
+    rank = accelerator.process_index
+    try:
+        if kind == "shape":
+            accelerator.gather(torch.ones(2 + rank))
+        elif kind == "dtype":
+            accelerator.reduce(torch.ones(2, dtype=(torch.float32, torch.int32)[rank]))
+        else:
+            accelerator.gather(torch.ones(2)) if rank else accelerator.reduce(torch.ones(2))
+    except DistributedOperationException as error:
+        return str(error)
+    finally:
+        accelerator.end_training()
+
+
+@pytest.mark.parametrize("kind", ["shape", "dtype", "order"])
+def test_in_debug_mode_a_collective_that_differs_on_some_rank_raises_naming_operation_and_ranks(kind):
+    messages = ranks(2).run(mismatch, kind, environment={"ACCELERATE_DEBUG_MODE": "1"})
+    operation = {"shape": "gather", "dtype": "reduce"}.get(kind)
+    for rank, message in enumerate(messages):
+        name = operation or ("reduce", "gather")[rank]
+        assert f"`{name}` failed on rank {rank} of 2" in message and "mismatch" in message
+
+
+def missing_rank():
+    accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=1))], cpu=True)
+    message = None
+    try:
+        if accelerator.is_main_process:
+            accelerator.gather(torch.ones(1))
+        else:
+            time.sleep(2)
+    except DistributedOperationException as error:
+        message = str(error)
+    accelerator.end_training()
+    return message
+
+
+def test_in_debug_mode_a_missing_rank_is_named_with_the_operation_that_waits():
+    message, _ = ranks(2).run(missing_rank, environment={"ACCELERATE_DEBUG_MODE": "1"})
+    assert "`gather` failed on rank 0" in message and "1" in message.split("failed on rank 0 of 2")[1]
+
+
+# The environment
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"WORLD_SIZE": "2"}, "needs RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT too"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}, "needs MASTER_PORT too"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "RANK=2 of WORLD_SIZE=2",
+        ),
+        (
+            {
+                "WORLD_SIZE": "4",
+                "RANK": "1",
+                "LOCAL_RANK": "3",
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": "1",
+            },
+            "LOCAL_RANK=3 of 2 ",
+        ),
+    ],
+)
+def test_a_half_set_environment_says_what_is_missing(environment, said, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):  # and leaves nothing half made behind
+        with pytest.raises(ValueError, match=said):
+            PartialState(cpu=True)
+
+
+def test_a_process_started_as_plain_python_needs_no_group():
+    state = PartialState(cpu=True)
+    assert (state.num_processes, state.backend, state.distributed_type) == (1, None, DistributedType.NO)
+    state.wait_for_everyone()
+    assert state.on_process(lambda: 1, process_index=3)() == 1
+    assert "Num processes: 1" in repr(state)
+
+
+def late(seconds):
+    if os.environ["RANK"] == "1":
+        time.sleep(seconds)
+        return None
+    try:
+        Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=2))], cpu=True)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_joins_is_named():
+    message, _ = ranks(2).run(late, 6)
+    assert "ranks [1] of 2 did not join" in message or "1/2" in message
+
+
+RESTARTING = """
+import os, signal, time
+from common.accelerator import PartialState
+import torch, torch.distributed as dist
+state = PartialState(cpu=True)
+total = torch.ones(1)
+dist.all_reduce(total)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if state.process_index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+state.wait_for_everyone()
+state.print("joined again:", int(total))
+state.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_restarted_processes_do_not_meet_the_addresses_of_the_dead(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTING)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "joined again: 2" in done.stdout, done.stderr
+
+
+def test_importing_the_core_imports_only_torch_and_the_standard_library():
+    code = (
+        "import sys, torch; before = set(sys.modules); import common.accelerator;"
+        "print(sorted({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() in ("['common']", "['common', 'torch']"), done.stdout + done.stderr
+
+
+def test_an_exception_in_the_first_process_does_not_leave_the_others_waiting():
+    with pytest.raises(RankFailed, match="rank 0: RuntimeError: oops"):
+        ranks(2).run(failing_first, timeout=20)
+
+
+def failing_first():
+    def job(accelerator):
+        with accelerator.main_process_first():
+            if accelerator.is_main_process:
+                raise RuntimeError("oops")
+        return True
+
+    return ended(job)()
+
+
+def threads():
+    PartialState(cpu=True)
+    try:
+        return torch.get_num_threads()
+    finally:
+        PartialState().destroy_process_group()
+        PartialState._reset_state()
+
+
+def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():
+    """torchrun would leave every process one thread, whatever the number of cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert ranks(2).run(threads) == [max(1, cores // 2)] * 2
+    assert ranks(2).run(threads, environment={"ACCELERATE_CPU_THREADS": "3"}) == [3, 3]
+    ranks(2).stop()  # their threads are set
