@@ -1,0 +1,144 @@
+"""Callbacks: which events come when, what they get, and how they steer."""
+
+import json
+
+import pytest
+import torch
+
+from common.trainer import EarlyStoppingCallback, TrainerCallback, TrainerState
+from common.trainer.callbacks import EVENTS
+from tests.unit.trainer.toy import Points, accuracy, make_trainer
+
+
+class Recorder(TrainerCallback):
+    def __init__(self) -> None:
+        self.events = []
+
+    def record(self, event, args, state, control, **kwargs):
+        assert kwargs.keys() >= {"model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}
+        self.events.append(event)
+
+
+for _event in EVENTS:
+    setattr(Recorder, _event, lambda self, *args, event=_event, **kwargs: self.record(event, *args, **kwargs))
+
+
+def test_the_events_of_a_run(tmp_path):
+    recorder = Recorder()
+    settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "logging_steps": 2, "save_strategy": "steps"}
+    trainer = make_trainer(
+        tmp_path, train=20, evaluate=10, eval_strategy="epoch", extra={"callbacks": [recorder]}, **settings
+    )
+    trainer.train()
+    trainer.predict(Points(3))
+    step = ["on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end"]
+    last_step = [event for event in step if event != "on_substep_end"]  # 20 = 2 · 8 + 4
+    assert recorder.events == [
+        "on_init_end",
+        "on_train_begin",
+        "on_epoch_begin",
+        *step,
+        *last_step,
+        "on_log",
+        "on_save",
+        "on_epoch_end",
+        "on_prediction_step",
+        "on_prediction_step",
+        "on_log",
+        "on_evaluate",
+        "on_log",
+        "on_train_end",
+        "on_prediction_step",
+        "on_predict",
+    ]
+
+
+def test_only_overridden_events_are_dispatched(tmp_path):
+    class OneEvent(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            pass
+
+    trainer = make_trainer(tmp_path, extra={"callbacks": [OneEvent]})
+    listeners = trainer.callback_handler.listeners
+    assert [type(listener.__self__).__name__ for listener in listeners["on_save"]] == ["OneEvent"]
+    assert listeners["on_step_begin"] == listeners["on_pre_optimizer_step"] == []
+
+
+@pytest.mark.parametrize("switch", ["should_log", "should_evaluate", "should_save"])
+def test_callbacks_can_ask_for_it(switch, tmp_path):
+    class Ask(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                setattr(control, switch, True)
+                return control
+
+    trainer = make_trainer(tmp_path, evaluate=8, extra={"callbacks": [Ask()]}, logging_strategy="no")
+    trainer.train()
+    logged = [entry.keys() & {"loss", "eval_loss"} for entry in trainer.state.log_history[:-1]]
+    saved = [path.name for path in tmp_path.iterdir()]
+    expected = {
+        "should_log": ([{"loss"}], []),
+        "should_evaluate": ([{"eval_loss"}], []),
+        "should_save": ([], ["checkpoint-3"]),
+    }
+    assert (logged, saved) == expected[switch]
+
+
+def test_callbacks_can_stop_the_training_or_the_epoch(tmp_path):
+    class Stop(TrainerCallback):
+        def __init__(self, switch):
+            self.switch = switch
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                setattr(control, self.switch, True)
+
+    for switch, steps in (("should_training_stop", 3), ("should_epoch_stop", 8)):
+        trainer = make_trainer(tmp_path, num_train_epochs=2, extra={"callbacks": [Stop(switch)]})
+        assert trainer.train().global_step == steps
+
+
+def test_early_stopping(tmp_path):
+    def steps(*scores, **options):
+        settings = {"eval_strategy": "epoch", "metric_for_best_model": "score", "num_train_epochs": len(scores)}
+        extra = {"callbacks": [EarlyStoppingCallback(2, **options)]}
+        trainer = make_trainer(tmp_path, evaluate=8, extra=extra, **settings)
+        trainer.compute_metrics = lambda prediction: {"score": scores[trainer.state.global_step // 5 - 1]}
+        return trainer.train().global_step // 5
+
+    assert steps(1, 2, 3, 4) == 4
+    assert steps(1, 3, 2, 2, 9) == 4
+    assert steps(1, 3, 2, 4, 1, 1, 9) == 6
+    assert steps(1.0, 1.1, 1.2, 9, early_stopping_threshold=0.5) == 3
+    with pytest.raises(ValueError, match="metric_for_best_model"):
+        make_trainer(tmp_path, extra={"callbacks": [EarlyStoppingCallback]}).train()
+
+
+def test_callbacks_come_and_go(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.add_callback(EarlyStoppingCallback)
+    assert isinstance(trainer.pop_callback(EarlyStoppingCallback), EarlyStoppingCallback)
+    assert trainer.pop_callback(EarlyStoppingCallback) is None
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    trainer.remove_callback(recorder)
+    trainer.train()
+    assert recorder.events == []
+
+
+def test_the_state_survives_its_file(tmp_path):
+    trainer = make_trainer(tmp_path, evaluate=8, eval_strategy="epoch", extra={"compute_metrics": accuracy})
+    trainer.train()
+    trainer.save_state()
+    assert TrainerState.load_from_json(tmp_path / "trainer_state.json") == trainer.state
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 5
+
+
+def test_gradients_are_there_for_those_who_look(tmp_path):
+    class Look(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            self.norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
+
+    look = Look()
+    make_trainer(tmp_path, max_grad_norm=0.01, extra={"callbacks": [look]}).train()
+    assert look.norm == pytest.approx(0.01, rel=1e-3)

@@ -1,0 +1,177 @@
+"""The same training on several processes: same weights, same logs, same decisions, exact resumption."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from common.accelerator import PartialState
+from common.trainer import TrainerCallback, get_last_checkpoint
+from tests.unit.trainer.toy import Points, accuracy, make_trainer, seeded_net, weights, without_timings
+from tests.workers import ranks
+
+ROOT = Path(__file__).parents[3]
+# 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
+GLOBAL_BATCH = 12
+
+
+class RankNoise(TrainerCallback):
+    """Remembers what each rank would draw next."""
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.drawn = torch.rand(1).item()
+
+
+class Stop(TrainerCallback):
+    """Saves and stops after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            control.should_save = control.should_training_stop = True
+
+
+def run(folder, accumulation=1, world_size=1, resume=None, stop_at=None, dropout=0.0, **arguments):
+    torch.set_num_threads(1)
+    try:
+        settings = {"gradient_accumulation_steps": accumulation, "dataloader_drop_last": True, "num_train_epochs": 2}
+        settings |= {"per_device_train_batch_size": GLOBAL_BATCH // accumulation // world_size, "logging_steps": 3}
+        noise = RankNoise()
+        extra = {"train_dataset": Points(100, torch.float64), "compute_metrics": accuracy, "callbacks": [noise]}
+        extra |= {"eval_dataset": Points(31, torch.float64)}
+        model = seeded_net(dtype=torch.float64, dropout=dropout)
+        settings |= {"eval_strategy": "epoch"} | arguments
+        trainer = make_trainer(folder, model=model, extra=extra, **settings)
+        if stop_at is not None:
+            trainer.add_callback(Stop(stop_at))
+        trainer.train(resume_from_checkpoint=resume)
+        return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
+    finally:
+        PartialState().destroy_process_group()
+        PartialState._reset_state()
+
+
+def assert_same(outcomes, expected) -> None:
+    for got, log_history, _ in outcomes:
+        torch.testing.assert_close(got, expected[0], atol=1e-12, rtol=0)
+        for entry, other in zip(log_history, expected[1], strict=True):
+            assert entry == pytest.approx(other, rel=1e-9)
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(2, 1), (3, 1), (3, 2)])
+def test_processes_and_accumulation_do_not_change_the_training(world_size, accumulation, tmp_path):
+    outcomes = ranks(world_size).run(run, tmp_path, accumulation, world_size)
+    assert_same(outcomes, run(tmp_path))
+    assert len({drawn for *_, drawn in outcomes}) == world_size  # the ranks were free to differ
+
+
+def test_the_scheduler_is_not_multiplied_by_the_processes(tmp_path):
+    outcomes = ranks(2).run(run, tmp_path, 1, 2, lr_scheduler_type="linear", logging_steps=1)
+    rates = [entry["learning_rate"] for entry in outcomes[0][1] if "learning_rate" in entry]
+    assert rates == pytest.approx([0.05 * (1 - step / 16) for step in range(16)])
+
+
+def test_two_processes_resume_in_the_middle_of_an_epoch(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 5, "dropout": 0.3, "max_steps": 14}
+    straight = ranks(2).run(run, tmp_path / "straight", 2, 2, **saving)
+    killed = tmp_path / "killed"
+    ranks(2).run(run, killed, 2, 2, stop_at=10, **saving)
+    resumed = ranks(2).run(run, killed, 2, 2, resume=str(killed / "checkpoint-5"), **saving)
+    for got, expected in zip(resumed, straight, strict=True):
+        assert torch.equal(got[0], expected[0])
+        assert got[1] == expected[1]
+    assert {path.name for path in (killed / "checkpoint-5").iterdir()} >= {"random_states_0.pkl", "random_states_1.pkl"}
+
+
+def test_another_number_of_processes_goes_on_in_the_same_order(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "no"}
+    expected = run(tmp_path / "straight", **saving)
+    run(tmp_path, stop_at=10, **saving)
+    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    assert_same(ranks(3).run(run, tmp_path, 1, 3, resume=str(tmp_path / "checkpoint-10"), **saving), expected)
+
+
+def token_loss(outputs, labels, num_items_in_batch=None):
+    return F.cross_entropy(outputs["logits"], labels, reduction="sum", ignore_index=-100) / num_items_in_batch
+
+
+def run_with_ignored_labels(folder, world_size: int, accumulation: int):
+    torch.set_num_threads(1)
+    try:
+        points = Points(48, torch.float64)
+        points.labels[::5] = -100
+        points.labels[7:19] = -100
+        settings = {"gradient_accumulation_steps": accumulation, "optim": "sgd", "learning_rate": 0.3}
+        settings |= {"per_device_train_batch_size": 24 // world_size // accumulation, "logging_steps": 1}
+        extra = {"train_dataset": points, "compute_loss_func": token_loss}
+        trainer = make_trainer(folder, model=seeded_net(dtype=torch.float64), extra=extra, **settings)
+        trainer.train()
+        return weights(trainer), without_timings(trainer.state.log_history), None
+    finally:
+        PartialState().destroy_process_group()
+        PartialState._reset_state()
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(2, 3), (3, 2)])
+def test_items_are_counted_over_all_ranks_and_micro_batches(world_size, accumulation, tmp_path):
+    expected = run_with_ignored_labels(tmp_path, 1, 1)
+    assert_same(ranks(world_size).run(run_with_ignored_labels, tmp_path, world_size, accumulation), expected)
+
+
+def report_on_rank(folder):
+    import contextlib
+    import io
+
+    torch.set_num_threads(1)
+    try:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            make_trainer(folder, evaluate=9, eval_strategy="epoch", logging_steps=2).train()
+        return out.getvalue()
+    finally:
+        PartialState().destroy_process_group()
+        PartialState._reset_state()
+
+
+def test_only_rank_0_speaks(tmp_path):
+    first, second = ranks(2).run(report_on_rank, tmp_path)
+    assert "Running training" in first and "Validation Loss" in first
+    assert second == ""
+
+
+NOTEBOOK = """
+import sys
+from common.accelerator import notebook_launcher
+from common.trainer import TrainingArguments
+from tests.unit.trainer.toy import Points, Trainer, seeded_net
+
+args = TrainingArguments(sys.argv[1], max_steps=3, save_strategy="no", disable_tqdm=True, use_cpu=True)
+
+def train(args):
+    trainer = Trainer(seeded_net(), args, train_dataset=Points(40), eval_dataset=Points(9))
+    trainer.train()
+    loss = trainer.evaluate()["eval_loss"]
+    it = trainer.accelerator
+    # In one write, on a line of its own: the processes share their output.
+    sys.stdout.write(f"\\nrank {it.process_index} of {it.num_processes} loss {loss}\\n")
+    trainer.end()
+
+for processes in (2, 2, 1):
+    notebook_launcher(train, (args,), num_processes=processes)
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_can_launch_it_again_and_again(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, str(tmp_path)], capture_output=True, text=True, timeout=100, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.partition(" loss ") for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert [rank.removeprefix("rank ") for rank, *_ in lines] == ["0 of 1", "0 of 2", "0 of 2", "1 of 2", "1 of 2"]
+    assert len({loss for *_, loss in lines[1:]}) == 1

@@ -1,0 +1,312 @@
+"""Interrupted anywhere and resumed, a training ends as if it had not been: same weights, same log history."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
+from common.trainer.callbacks import EVENTS
+from tests.unit.trainer.toy import Net, accuracy, make_trainer, seeded_net, weights, without_timings
+
+
+class Killed(BaseException):
+    """Not an Exception, so that nothing takes it for an error to handle."""
+
+
+class Killer(TrainerCallback):
+    """Ends the run the `count`-th time that `event` happens."""
+
+    def __init__(self, event: str, count: int) -> None:
+        self.left = count
+        setattr(type(self), event, Killer.strike)
+
+    def strike(self, args, state, control, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+
+def killer(event: str, count: int) -> Killer:
+    return type("Killer", (Killer,), {})(event, count)
+
+
+def busy_trainer(folder, callbacks=(), **arguments):
+    """Dropout, metrics, accumulation and a tail: whatever resuming may lose is here."""
+    busy = {"num_train_epochs": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    busy |= {"logging_steps": 4, "lr_scheduler_type": "cosine", "warmup_steps": 2, "seed": 5}
+    extra = {"compute_metrics": accuracy, "callbacks": list(callbacks)}
+    model = seeded_net(dropout=0.3)
+    return make_trainer(folder, model=model, train=23, evaluate=11, extra=extra, **(busy | arguments))
+
+
+def interrupted_and_resumed(folder, event: str, count: int, **arguments):
+    """Kill a run, resume it until it ends; returns the Trainer that ended it and the number of runs."""
+    runs = 0
+    callbacks = [killer(event, count)]
+    while True:
+        runs += 1
+        found = folder.is_dir() and get_last_checkpoint(str(folder)) is not None
+        trainer = busy_trainer(folder, callbacks, **arguments)
+        try:
+            trainer.train(resume_from_checkpoint=found)
+            return trainer, runs
+        except Killed:
+            torch.rand(13)  # another process would have other random numbers
+            callbacks = []
+
+
+def assert_same_end(trainer, straight) -> None:
+    assert torch.equal(weights(trainer), weights(straight))
+    assert without_timings(trainer.state.log_history) == without_timings(straight.state.log_history)
+    assert trainer.state.global_step == straight.state.global_step
+    assert trainer.state.best_metric == straight.state.best_metric
+
+
+SETTINGS = {
+    "steps": {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 2},
+    "epochs": {"save_strategy": "epoch", "eval_strategy": "epoch", "logging_strategy": "epoch"},
+    "steps, evaluated by epoch": {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "epoch"},
+    "max_steps": {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "eval_strategy": "epoch"},
+}
+
+
+def test_killed_at_any_event_and_resumed_it_ends_the_same(tmp_path):
+    straight, killed = {}, []
+    for name, arguments in SETTINGS.items():
+        straight[name] = busy_trainer(tmp_path / "straight", **arguments)
+        straight[name].train()
+        shutil.rmtree(tmp_path / "straight")
+
+    @given(
+        name=st.sampled_from(sorted(SETTINGS)),
+        event=st.sampled_from(sorted(set(EVENTS) - {"on_init_end", "on_predict"})),
+        count=st.integers(1, 9),
+    )
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    def check(name, event, count):
+        trainer, runs = interrupted_and_resumed(tmp_path / "killed", event, count, **SETTINGS[name])
+        assert_same_end(trainer, straight[name])
+        shutil.rmtree(tmp_path / "killed")
+        killed.append(runs - 1)
+
+    check()
+    assert sum(killed) > 12
+
+
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_killed_after_any_step_with_loader_workers(step, tmp_path):
+    arguments = SETTINGS["steps"] | {"dataloader_num_workers": 1}
+    trainer, runs = interrupted_and_resumed(tmp_path / "killed", "on_step_end", step, **arguments)
+    assert runs == 2
+    straight = busy_trainer(tmp_path / "straight", **SETTINGS["steps"])
+    straight.train()
+    assert_same_end(trainer, straight)
+
+
+def test_the_comparison_would_notice_another_dropout(tmp_path):
+    ends = []
+    for seed in (5, 6):
+        trainer = busy_trainer(tmp_path, seed=seed, data_seed=5)
+        trainer.train()
+        ends.append(weights(trainer))
+    assert not torch.equal(*ends)
+
+
+def test_what_a_checkpoint_holds(tmp_path):
+    busy_trainer(tmp_path, save_strategy="epoch").train()
+    names = {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
+    assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "trainer_state.json"} <= names
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
+
+
+def test_an_incomplete_save_is_never_taken_for_a_checkpoint(tmp_path, monkeypatch):
+    trainer = busy_trainer(tmp_path, **SETTINGS["steps"], save_total_limit=1)
+    save, saves = trainer.accelerator.save_state, []
+
+    def dies_the_second_time(folder):
+        saves.append(folder)
+        save(folder)
+        if len(saves) == 2:
+            os.unlink(os.path.join(folder, "optimizer.bin"))
+            raise Killed
+
+    monkeypatch.setattr(trainer.accelerator, "save_state", dies_the_second_time)
+    with pytest.raises(Killed):
+        trainer.train()
+    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-3")  # not deleted before its successor
+    resumed = busy_trainer(tmp_path, **SETTINGS["steps"], save_total_limit=1)
+    resumed.train(resume_from_checkpoint=True)
+    straight = busy_trainer(tmp_path / "straight", **SETTINGS["steps"])
+    straight.train()
+    assert_same_end(resumed, straight)
+
+
+def test_rotation_spares_the_best_and_the_newest_whatever_lies_around(tmp_path):
+    stale = tmp_path / "checkpoint-900"
+    stale.mkdir()
+    os.utime(stale, (0, 0))
+    (tmp_path / "checkpoint-notes").mkdir()
+    found = []
+
+    class Look(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            found.append(sorted(path.name for path in tmp_path.iterdir()))
+
+    best = {"metric_for_best_model": "score", "save_total_limit": 2, "per_device_train_batch_size": 12}
+    settings = SETTINGS["epochs"] | best | {"num_train_epochs": 4, "gradient_accumulation_steps": 1}
+    trainer = busy_trainer(tmp_path, [Look], **settings)
+    trainer.compute_metrics = lambda prediction: {"score": {2: 1, 4: 5, 6: 2, 8: 3}[trainer.state.global_step]}
+    trainer.train()
+    assert found == [
+        ["checkpoint-2", "checkpoint-900", "checkpoint-notes"],
+        ["checkpoint-2", "checkpoint-4", "checkpoint-notes"],
+        ["checkpoint-4", "checkpoint-6", "checkpoint-notes"],
+        ["checkpoint-4", "checkpoint-8", "checkpoint-notes"],
+    ]
+
+
+def test_with_a_limit_of_one_the_best_and_the_newest_stay(tmp_path):
+    settings = SETTINGS["epochs"] | {"save_total_limit": 1, "metric_for_best_model": "score", "num_train_epochs": 3}
+    trainer = busy_trainer(tmp_path, **settings)
+    trainer.compute_metrics = lambda prediction: {"score": {4: 9, 8: 1, 12: 2}[trainer.state.global_step]}
+    trainer.train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-12", "checkpoint-4"]
+
+
+def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
+    scores = {4: 1.0, 8: 3.0, 12: 2.0, 16: 2.5, 20: 9.0}
+    settings = SETTINGS["epochs"] | {"num_train_epochs": 5, "metric_for_best_model": "score"}
+
+    def run(folder, resume, *callbacks):
+        trainer = busy_trainer(folder, [EarlyStoppingCallback(2), *callbacks], **settings)
+        trainer.compute_metrics = lambda prediction: {"score": scores[trainer.state.global_step]}
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = run(tmp_path / "straight", False)
+    assert straight.state.global_step == 16
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", False, killer("on_save", 3))
+    assert_same_end(run(tmp_path / "killed", True), straight)
+    assert_same_end(run(tmp_path / "killed", True), straight)
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_a_run_that_a_callback_saved_and_stopped_goes_on(name, tmp_path):
+    class TimeIsUp(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                control.should_save = control.should_training_stop = True
+
+    busy_trainer(tmp_path, [TimeIsUp], **SETTINGS[name]).train()
+    trainer, straight = busy_trainer(tmp_path, **SETTINGS[name]), busy_trainer(tmp_path / "straight", **SETTINGS[name])
+    trainer.train(resume_from_checkpoint=True)
+    straight.train()
+    assert torch.equal(weights(trainer), weights(straight))
+
+
+def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path):
+    settings = SETTINGS["steps"] | {"lr_scheduler_type": "constant"}
+    busy_trainer(tmp_path, **settings, num_train_epochs=1).train()
+    longer = busy_trainer(tmp_path, **settings, num_train_epochs=2)
+    longer.train(resume_from_checkpoint=True)
+    straight = busy_trainer(tmp_path / "straight", **settings, num_train_epochs=2)
+    straight.train()
+    assert torch.equal(weights(longer), weights(straight))
+
+
+def test_a_callback_that_cuts_epochs_short_survives_a_restart(tmp_path):
+    class ThreeSteps(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step % 3 == 0
+
+    def run(folder, resume, *callbacks):
+        trainer = busy_trainer(folder, [ThreeSteps, *callbacks], **SETTINGS["steps"] | {"num_train_epochs": 3})
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = run(tmp_path / "straight", False)
+    assert straight.state.global_step == 9
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", False, killer("on_save", 1))
+    assert_same_end(run(tmp_path / "killed", True), straight)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 10)
+        self.twin = nn.Linear(16, 10)
+        self.twin.weight = self.linear.weight
+
+    def forward(self, x, labels):
+        return nn.functional.cross_entropy(self.linear(x) + self.twin(x), labels), self.linear(x)
+
+
+def test_tied_weights_and_the_best_model_are_loaded(tmp_path):
+    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2, "train": 8, "evaluate": 8}
+    trainer = make_trainer(tmp_path, model=Tied(), load_best_model_at_end=True, **settings)
+    kept = []
+    trainer.compute_metrics = lambda prediction: kept.append(weights(trainer).clone()) or {"loss": len(kept)}
+    trainer.train()
+    assert torch.equal(weights(trainer), kept[0]) and not torch.equal(*kept)
+    assert trainer.model.twin.weight is trainer.model.linear.weight
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        busy_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        busy_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "nowhere"))
+
+
+SCRIPT = """
+import sys, torch
+from tests.unit.trainer.test_resume import SETTINGS, busy_trainer
+from tests.unit.trainer.toy import weights
+torch.set_num_threads(1)
+trainer = busy_trainer(sys.argv[1], **SETTINGS["steps"] | {"num_train_epochs": 200})
+trainer.train(resume_from_checkpoint=len(sys.argv) > 2)
+torch.save(weights(trainer), sys.argv[1] + "/end.pt")
+"""
+
+
+@pytest.mark.slow
+def test_processes_killed_for_real_end_the_same(tmp_path):
+    command = [sys.executable, "-c", SCRIPT]
+    root = Path(__file__).parents[3]
+    subprocess.run([*command, str(tmp_path / "straight")], check=True, cwd=root, stdout=subprocess.DEVNULL)
+    folder, kills = tmp_path / "killed", 0
+    while not (folder / "end.pt").exists():
+        resume = ["resume"] if folder.is_dir() and get_last_checkpoint(str(folder)) else []
+        process = subprocess.Popen([*command, str(folder), *resume], cwd=root, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=7 + kills)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    assert kills
+    ends = [torch.load(path / "end.pt", weights_only=True) for path in (folder, tmp_path / "straight")]
+    assert torch.equal(*ends)
+
+
+def test_resuming_restores_what_a_new_model_init_would_draw(tmp_path):
+    def run(folder, **arguments):
+        extra = {"model_init": lambda: Net(dropout=0.2)}
+        trainer = make_trainer(folder, extra=extra, save_strategy="steps", save_steps=2, **arguments)
+        trainer.train()
+        return weights(trainer)
+
+    straight = run(tmp_path)
+    assert torch.equal(run(tmp_path / "more", resume_from_checkpoint=str(tmp_path / "checkpoint-2")), straight)

@@ -1,0 +1,284 @@
+"""The training loop: the same steps as by hand, each sample with its weight, whatever shape batches have."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from common.trainer import Trainer, default_data_collator
+from tests.unit.trainer.toy import Net, Points, make_trainer, seeded_net, trained, weights
+
+
+def by_hand(steps: list[list[int]], optimizer_class=torch.optim.SGD, **options) -> torch.Tensor:
+    """The weights after one optimizer step on the mean loss over each list of samples."""
+    points, net = Points(40, torch.float64), seeded_net(dtype=torch.float64)
+    optimizer = optimizer_class(net.parameters(), **options)
+    for indices in steps:
+        optimizer.zero_grad()
+        net(points.x[indices], points.labels[indices])["loss"].backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def orders(n: int, epochs: int, seed: int = 42) -> list[list[int]]:
+    return [torch.randperm(n, generator=torch.Generator().manual_seed(seed + e)).tolist() for e in range(epochs)]
+
+
+PLAIN = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0}
+
+
+def test_the_steps_are_those_of_a_raw_loop(tmp_path):
+    steps = [order[i : i + 8] for order in orders(40, 2) for i in range(0, 40, 8)]
+    extra = {"train_dataset": Points(40, torch.float64)}
+    got = trained(tmp_path, model=seeded_net(dtype=torch.float64), num_train_epochs=2, extra=extra, **PLAIN)
+    torch.testing.assert_close(got, by_hand(steps, lr=0.5), atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("batch", "accumulation"), [(1, 12), (3, 4), (4, 3), (6, 2), (12, 1)])
+def test_accumulation_k_on_batch_b_is_batch_k_times_b(batch, accumulation, drop_last, tmp_path):
+    # 40 = 3 · 12 + 4: the last step has fewer micro-batches, and with batch 3 a smaller one among them.
+    got = trained(
+        tmp_path,
+        model=seeded_net(dtype=torch.float64),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+        dataloader_drop_last=drop_last,
+        extra={"train_dataset": Points(40, torch.float64)},
+        **PLAIN,
+    )
+    order = orders(40, 1)[0]
+    steps = [order[i : i + 12] for i in range(0, 36 if drop_last else 40, 12)]
+    torch.testing.assert_close(got, by_hand(steps, lr=0.5), atol=1e-13, rtol=0)
+
+
+def test_logged_losses_are_means_over_samples(tmp_path):
+    frozen = {"learning_rate": 0.0, "num_train_epochs": 1, "logging_steps": 100, "logging_strategy": "epoch"}
+    for batch in (7, 40):
+        trainer = make_trainer(tmp_path, per_device_train_batch_size=batch, **frozen)
+        output = trainer.train()
+        points = Points(40)
+        expected = trainer.model(points.x, points.labels)["loss"].item()
+        assert output.training_loss == pytest.approx(expected, rel=1e-6)
+        assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_gradient_norm_is_logged_with_and_without_clipping(tmp_path):
+    points, net = Points(8), seeded_net()
+    net(points.x, points.labels)["loss"].backward()
+    expected = torch.cat([p.grad.flatten() for p in net.parameters()]).norm().item()
+    for max_grad_norm in (0, 1e-3, 1e3):
+        trainer = make_trainer(tmp_path, train=8, logging_steps=1, max_grad_norm=max_grad_norm)
+        trainer.train()
+        assert trainer.state.log_history[0]["grad_norm"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_training_twice_goes_on_and_a_model_init_begins_anew(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.train()
+    first = weights(trainer)
+    trainer.train()
+    assert not torch.equal(weights(trainer), first)
+    assert trainer.state.global_step == 5
+
+    trainer = make_trainer(tmp_path, extra={"model_init": Net})
+    trainer.train()
+    first, model = weights(trainer), trainer.model
+    trainer.train()
+    assert torch.equal(weights(trainer), first) and trainer.model is not model
+
+
+def test_optimizers_of_the_users_are_used(tmp_path):
+    model = seeded_net(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+    extra = {"optimizers": (optimizer, schedule), "train_dataset": Points(40, torch.float64)}
+    trainer = make_trainer(tmp_path, model=model, logging_steps=1, max_grad_norm=0, extra=extra)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005])
+
+
+class TutorialTrainer(Trainer):
+    """As well-known tutorials write it: without `num_items_in_batch`."""
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        outputs = model(inputs["x"])
+        loss = F.cross_entropy(outputs["logits"], inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
+
+
+class NewTutorialTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        assert num_items_in_batch is None
+        outputs = model(inputs["x"])["logits"]
+        loss = F.cross_entropy(outputs, inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
+
+
+def summed_loss(outputs, labels, num_items_in_batch=None):
+    return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+
+def test_every_way_to_a_loss_trains_the_same(tmp_path):
+    settings = {"gradient_accumulation_steps": 2, "train": 28}
+    expected = trained(tmp_path, **settings)
+    for trainer_class in (TutorialTrainer, NewTutorialTrainer):
+        torch.testing.assert_close(trained(tmp_path, trainer_class=trainer_class, **settings), expected)
+    by_function = trained(tmp_path, extra={"compute_loss_func": summed_loss}, **settings)
+    torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
+
+
+def test_a_loss_function_counts_the_labels_of_the_whole_step(tmp_path):
+    counts = []
+
+    def loss_function(outputs, labels, num_items_in_batch=None):
+        counts.append(int(num_items_in_batch))
+        return summed_loss(outputs, labels, num_items_in_batch)
+
+    trainer = make_trainer(
+        tmp_path, train=28, gradient_accumulation_steps=2, extra={"compute_loss_func": loss_function}
+    )
+    trainer.train_dataset.labels[:3] = -100
+    trainer.train()
+    assert counts[0] == counts[1] and counts[2] == counts[3]
+    assert counts[0] + counts[2] == 25
+
+
+def test_outputs_may_be_dicts_tuples_objects_or_the_loss(tmp_path):
+    @dataclass
+    class Output:
+        loss: torch.Tensor
+        logits: torch.Tensor
+
+    shapes = {
+        "dict": dict,
+        "tuple": lambda **named: (named["loss"], named["logits"]),
+        "object": Output,
+        "bare loss": lambda loss, logits: loss,
+    }
+    expected = trained(tmp_path)
+    for name, shape in shapes.items():
+
+        class Shaped(Net):
+            def forward(self, x, labels, shape=shape):
+                return shape(**super().forward(x, labels))
+
+        torch.manual_seed(3)
+        trainer = make_trainer(tmp_path, model=Shaped(), evaluate=11)
+        trainer.train()
+        assert torch.equal(weights(trainer), expected), name
+        assert trainer.evaluate()["eval_loss"] > 0
+        if name != "bare loss":
+            assert trainer.predict(Points(11)).predictions.shape == (11, 10), name
+
+
+def test_tuples_and_tensors_are_batches_too(tmp_path):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = seeded_net()
+
+        def forward(self, x, labels):
+            return self.net(x, labels)
+
+    points = Points(40)
+    pairs = TensorDataset(points.x, points.labels)
+    assert torch.equal(trained(tmp_path, model=Pair(), extra={"train_dataset": pairs}), trained(tmp_path))
+
+    def loss_function(outputs, labels, num_items_in_batch=None):
+        return F.cross_entropy(outputs, labels, reduction="sum") / num_items_in_batch
+
+    bare = seeded_net().linear
+    trainer = make_trainer(tmp_path, model=bare, extra={"train_dataset": pairs, "compute_loss_func": loss_function})
+    trainer.train()
+    torch.testing.assert_close(weights(trainer), trained(tmp_path), atol=1e-5, rtol=0)
+    assert trainer.predict(pairs).label_ids.shape == (40,)
+
+
+class Stream(IterableDataset):
+    def __init__(self, n: int) -> None:
+        self.points = Points(n)
+
+    def __iter__(self):
+        return (self.points[i] for i in range(len(self.points)))
+
+
+def test_a_stream_is_trained_on_for_max_steps(tmp_path):
+    with pytest.raises(ValueError, match="max_steps"):
+        make_trainer(tmp_path, extra={"train_dataset": Stream(40)}).train()
+    trainer = make_trainer(tmp_path, max_steps=7, extra={"train_dataset": Stream(20)})
+    assert trainer.train().global_step == 7
+    assert trainer.predict(Stream(13)).predictions.shape == (13, 10)
+    with pytest.raises(ValueError, match="had no batch"):
+        make_trainer(tmp_path, max_steps=7, extra={"train_dataset": Stream(0)}).train()
+
+
+def test_overridden_loaders_may_be_plain(tmp_path):
+    class Own(Trainer):
+        def get_train_dataloader(self):
+            return DataLoader(self.train_dataset, batch_size=8, shuffle=True)
+
+        def get_eval_dataloader(self, eval_dataset=None):
+            return DataLoader(Points(11), batch_size=4)
+
+    trainer = make_trainer(tmp_path, trainer_class=Own, evaluate=11)
+    trainer.train()
+    assert torch.equal(weights(trainer), trained(tmp_path))
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_the_default_collator():
+    batch = default_data_collator(
+        [{"label": i, "x": np.ones(2), "y": torch.zeros(3), "name": "text", "none": None, "r": 0.5} for i in range(4)]
+    )
+    assert batch.keys() == {"labels", "x", "y", "r"}
+    assert batch["labels"].tolist() == [0, 1, 2, 3] and batch["labels"].dtype == torch.int64
+    assert batch["x"].shape == (4, 2) and batch["y"].shape == (4, 3)
+    assert batch["r"].dtype == torch.float32
+    assert [part.shape for part in default_data_collator([(torch.ones(2), 1)] * 3)] == [(3, 2), (3,)]
+    assert default_data_collator([1.0, 2.0]).tolist() == [1.0, 2.0]
+
+
+def test_columns_that_nothing_takes_are_an_error(tmp_path):
+    class Alien(Points):
+        def __getitem__(self, index):
+            return {"y": self.x[index]}
+
+    with pytest.raises(ValueError, match="no column in common"):
+        make_trainer(tmp_path, extra={"train_dataset": Alien(8)}).train()
+
+
+def test_several_gpus_in_one_process_are_pointed_out_and_not_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    trainer = make_trainer(tmp_path)
+    trainer.train()
+    assert "Number of processes = 1 (2 GPUs visible)" in capsys.readouterr().out
+    assert not isinstance(trainer.model_wrapped, nn.DataParallel)
+
+
+def test_fp16_logs_the_norm_of_the_true_gradients(tmp_path):
+    for clip in (0, 1e6):
+        for optim in ("adamw_torch", "adamw_torch_fused"):
+            trainer = make_trainer(tmp_path, train=8, fp16=True, logging_steps=1, max_grad_norm=clip, optim=optim)
+            trainer.train()
+            plain = make_trainer(tmp_path, train=8, logging_steps=1)
+            plain.train()
+            norms = [t.state.log_history[0]["grad_norm"] for t in (trainer, plain)]
+            assert norms[0] == pytest.approx(norms[1], rel=1e-2), (clip, optim)
+
+
+def test_save_model_and_save_state(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "out"))
+    trainer.save_state()
+    assert (tmp_path / "trainer_state.json").exists()
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(tensors["linear.weight"], trainer.model.linear.weight)
