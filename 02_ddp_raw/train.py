@@ -1,0 +1,95 @@
+"""Level 02: DistributedDataParallel by hand. One process per device; their gradients meet, nothing else does.
+
+Two processes on this machine, or four on two machines (the same command on both, HOST being one of them):
+
+    torchrun --standalone --nproc-per-node 2 02_ddp_raw/train.py
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-id ladder --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        02_ddp_raw/train.py
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from common.accelerator.sampler import DistributedEvalSampler
+from common.accelerator.state import available_cores
+from common.args import parse_args
+from common.data import collate, load_data
+from common.model import build_model
+from common.report import Run
+
+
+def train(args):
+    # torchrun tells each process who it is; without torchrun there is one.
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = args.device, "gloo"
+    if device.type == "cuda":
+        # Local rank, not rank: on the second machine rank 2 is the first process and takes the first GPU.
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        if local_world_size <= torch.cuda.device_count():
+            backend = "nccl"  # faster, but wants a GPU for each process
+    torch.set_num_threads(max(1, available_cores() // local_world_size))
+    store = None if "RANK" in os.environ else dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    try:
+        return train_rank(args, device, rank, world_size)
+    finally:
+        dist.destroy_process_group()
+
+
+def train_rank(args, device, rank, world_size):
+    train_set, test_set = load_data(args)
+    sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # rank r: every world_size-th sample
+    eval_sampler = DistributedEvalSampler(test_set)  # the same, but nothing dropped or repeated
+    loading = {"batch_size": args.batch_size // world_size, "collate_fn": collate, "num_workers": args.num_workers}
+    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)
+    test_loader = DataLoader(test_set, sampler=eval_sampler, **loading)
+
+    # On the device first: DDP registers the gradients of the parameters that it is given.
+    model = DistributedDataParallel(build_model(args).to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    torch.manual_seed(args.seed + rank)  # for dropout
+
+    run = Run(args, train_set, test_set, device)
+    for epoch in run.epochs():
+        sampler.set_epoch(epoch)  # another order for each epoch
+        model.train()
+        for images, targets in run.batches(train_loader):
+            images, targets = images.to(device), targets.to(device)
+            loss = F.nll_loss(model(images), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.count(loss)  # not loss.item(): the CPU would wait for the GPU at every step
+        train_loss = run.mean_loss()
+        dist.all_reduce(train_loss)
+        train_loss /= world_size
+
+        model.eval()
+        # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
+        totals = torch.zeros(3, dtype=torch.float64, device=device)
+        with torch.no_grad():
+            for images, targets in test_loader:
+                images, targets = images.to(device), targets.to(device)
+                log_probs = model.module(images)  # the bare network: shards may differ in length
+                totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
+                totals[1] += (log_probs.argmax(dim=1) == targets).sum()
+                totals[2] += len(targets)
+        dist.all_reduce(totals)  # every rank has the sums over all samples, each counted once
+    return run.result(model.module, train_loss, totals)
+
+
+@record  # torchrun then shows the traceback of the rank that failed first
+def main():
+    train(parse_args(__file__))
+
+
+if __name__ == "__main__":
+    main()
