@@ -1,0 +1,56 @@
+"""Running levels in tests: in this process, on the reused ranks, or as the scripts that users start."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from common import ladder
+from common.args import parse_args
+from tests.workers import ranks
+
+# Two epochs with a tail that is dropped: 250 = 2 × 96 + 58.
+SHORT = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
+EXACT = [*SHORT, "--epochs", "2", "--dtype", "float64", "--no-dropout"]
+
+
+def run_level(level: str, argv: list[str], path: Path | None = None) -> tuple[dict, dict]:
+    """Train in this process. Returns the result, and on rank 0 the final weights (elsewhere an empty dict).
+
+    `path` is of another version of the level, in a folder of the level's name.
+    """
+    module = ladder.load(level, path)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.pt"
+        result = module.train(parse_args(module.__file__, [*argv, "--save", str(path)]))
+        return result, torch.load(path, weights_only=True) if path.exists() else {}
+
+
+def run_on_ranks(level: str, world_size: int, argv: list[str], path: Path | None = None) -> tuple[list[dict], dict]:
+    """Train on `world_size` processes. Returns every rank's result, and the final weights."""
+    outcomes = ranks(world_size).run(run_level, level, argv, path)
+    return [result for result, _ in outcomes], outcomes[0][1]
+
+
+def farthest(weights: dict, others: dict) -> float:
+    """The largest absolute difference between two state dicts with the same keys."""
+    assert weights.keys() == others.keys()
+    return max((weights[name] - others[name]).abs().max().item() for name in weights)
+
+
+def run_script(level: str, argv: list[str], processes: int | None = None, timeout: float = 240, **environment: str):
+    """The level as its user starts it, under torchrun if `processes` is given. Returns the completed process."""
+    launcher = [sys.executable]
+    if processes:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run(
+        [*launcher, str(ladder.script(level)), *argv],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ladder.ROOT,
+        env=os.environ | environment,
+    )

@@ -1,0 +1,79 @@
+"""Every level, at every world size, is the same training run."""
+
+from functools import cache
+
+import pytest
+
+from common import ladder
+from tests.levels import EXACT, farthest, run_level, run_on_ranks
+
+TOLERANCE = 1e-9
+
+
+@cache
+def baseline() -> tuple[dict, dict]:
+    return run_level("00_single_gpu", EXACT)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_data_parallel_trains_the_weights_of_one_device(replicas):
+    result, weights = run_level("01_data_parallel", [*EXACT, "--replicas", str(replicas)])
+    assert farthest(weights, baseline()[1]) <= TOLERANCE
+    _assert_same_numbers(result, baseline()[0])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_distributed_levels_train_the_weights_of_one_device(world_size):
+    for level in ladder.DISTRIBUTED:
+        if level in ladder.levels():
+            results, weights = run_on_ranks(level, world_size, EXACT)
+            assert farthest(weights, baseline()[1]) <= TOLERANCE, level
+            for result in results:
+                _assert_same_numbers(result, baseline()[0])
+
+
+@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4)), 3])
+def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size):
+    """144 samples a step in three micro-batches on every rank; 250 samples are one step and a tail."""
+    larger = [*EXACT[: EXACT.index("96")], "144", *EXACT[EXACT.index("96") + 1 :]]
+    whole, expected = run_level("00_single_gpu", larger)
+    for level in ladder.DISTRIBUTED[1:]:
+        if level in ladder.levels():
+            results, weights = run_on_ranks(level, world_size, [*larger, "--gradient-accumulation-steps", "3"])
+            assert farthest(weights, expected) <= TOLERANCE, level
+            assert results[0]["steps"] == whole["steps"] == 2
+
+
+def test_the_weights_have_moved_and_hang_on_every_sample(monkeypatch):
+    _, start = run_level("00_single_gpu", [*EXACT, "--lr", "1e-12"])
+    assert farthest(start, baseline()[1]) > 1e-3
+
+    swapped, weights = _run_with_one_sample_swapped(monkeypatch)
+    assert swapped["steps"] == baseline()[0]["steps"]
+    assert farthest(weights, baseline()[1]) > 1e-6 > TOLERANCE
+
+
+def _run_with_one_sample_swapped(monkeypatch) -> tuple[dict, dict]:
+    original = ladder.load
+
+    def load(level, path=None):
+        module = original(level, path)
+        honest = module.load_data
+
+        def load_data(args):
+            train_set, test_set = honest(args)
+            train_set.images[17] = test_set.images[0]
+            return train_set, test_set
+
+        module.load_data = load_data
+        return module
+
+    monkeypatch.setattr(ladder, "load", load)
+    return run_level("00_single_gpu", EXACT)
+
+
+def _assert_same_numbers(result: dict, expected: dict) -> None:
+    for key in ("steps", "evaluated", "accuracy", "dataset", "global_batch_size"):
+        assert result[key] == expected[key], key
+    for key in ("loss", "eval_loss"):
+        assert result[key] == pytest.approx(expected[key], abs=1e-9), key

@@ -1,0 +1,72 @@
+"""Each level started as its user starts it: a plan, a result, exact evaluation, and errors said once."""
+
+import json
+
+import pytest
+import torch
+
+from common import ladder
+from tests.levels import run_on_ranks, run_script
+
+QUICK = ["--max-steps", "3", "--eval-samples", "500"]
+QUICKLY = {("00_single_gpu", None), ("01_data_parallel", None), ("02_ddp_raw", 2), ("04_trainer", 2)}
+HOW = [
+    pytest.param(level, processes, marks=[] if (level, processes) in QUICKLY else pytest.mark.slow)
+    for level in ladder.levels()
+    for processes in ((None, 2) if level in ladder.DISTRIBUTED else (None,))
+]
+
+
+@pytest.mark.parametrize("level, processes", HOW)
+def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
+    argv = [*QUICK, "--dataset", "synthetic", "--json", str(tmp_path / "r.json"), "--save", str(tmp_path / "w.pt")]
+    done = run_script(level, argv, processes)
+    assert done.returncode == 0, done.stderr
+    plan, *between, result_line = done.stdout.splitlines()
+    assert not between or level == "04_trainer"  # a Trainer says more: its summary, its logs, its table
+    assert plan.startswith(f"{level}: ") and "synthetic 60000 + 500" in plan
+    assert result_line.startswith(f"{level}: synthetic accuracy ")
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert (result["level"], result["steps"], result["evaluated"]) == (level, 3, 500)
+    assert result["world_size"] == (processes or (2 if level == "01_data_parallel" else 1))
+    weights = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert sum(weight.numel() for weight in weights.values()) == 1_199_882
+
+
+@pytest.mark.parametrize(
+    "level", ["00_single_gpu", *(pytest.param(level, marks=pytest.mark.slow) for level in ladder.levels()[1:])]
+)
+def test_real_mnist_is_said_to_be_mnist(level, mnist, tmp_path):
+    done = run_script(level, [*QUICK, "--data-dir", mnist, "--json", str(tmp_path / "r.json")])
+    assert done.returncode == 0, done.stderr
+    assert "mnist 60000 + 500" in done.stdout and done.stderr == ""
+    assert json.loads((tmp_path / "r.json").read_text())["dataset"] == "mnist"
+
+
+@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 7)), 3])
+def test_exactly_the_test_set_is_evaluated_on_any_number_of_ranks(world_size):
+    batch = str(world_size * 32)
+    for level in ladder.levels():
+        if level in ladder.DISTRIBUTED:
+            argv = ["--dataset", "synthetic", "--max-steps", "1", "--batch-size", batch]
+            results, _ = run_on_ranks(level, world_size, argv)
+            assert [result["evaluated"] for result in results] == [10_000] * world_size
+            assert len({result["accuracy"] for result in results}) == 1
+
+
+def test_a_batch_that_three_processes_cannot_share_is_one_line():
+    done = run_script("02_ddp_raw", ["--batch-size", "64"], processes=3)
+    assert done.returncode != 0 and done.stdout == ""
+    said = [line for line in done.stderr.splitlines() if "does not divide" in line]
+    assert said == ["error: --batch-size 64 does not divide by 3 (3 processes): use 63 or 66"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ladder.levels())
+def test_a_full_epoch_of_mnist_is_98_percent_accurate(level, mnist, tmp_path):
+    processes = 2 if level in ladder.DISTRIBUTED else None
+    done = run_script(level, ["--data-dir", mnist, "--json", str(tmp_path / "r.json")], processes, timeout=500)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["accuracy"] >= 0.98
+    assert (result["evaluated"], result["steps"]) == (10_000, 937)

@@ -1,0 +1,156 @@
+"""The memory accounting on cases whose every byte can be counted by hand, and on the levels."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from common import ladder
+from common.accounting import accounting, copy_to, inherited
+from common.args import parse_args
+from tests.levels import SHORT
+from tests.workers import ranks
+
+DEVICE = torch.device("cpu")
+FLOAT = 4
+
+
+def test_a_tensor_is_charged_when_it_moves_and_released_when_it_dies():
+    with accounting() as ledger:
+        on_host = torch.ones(1000)
+        assert ledger.current() == 0
+        on_device = on_host.to(DEVICE)
+        assert ledger.current() == 4096  # 4000 bytes in blocks of 512
+        view = on_device[10:].view(-1, 10)
+        assert ledger.current() == 4096
+        del on_device
+        assert ledger.current() == 4096
+        del view
+        assert ledger.current() == 0
+    assert sum(ledger.peaks()[0].values()) == 4096
+
+
+def test_moving_twice_costs_once_and_results_live_where_their_inputs_live():
+    with accounting() as ledger:
+        tensor = torch.ones(128).to(DEVICE)
+        assert tensor.to(DEVICE) is tensor
+        doubled = tensor * 2
+        assert ledger.device_of(doubled) == 0 and ledger.current() == 1024
+        tensor.add_(1)
+        assert ledger.current() == 1024
+        elsewhere = copy_to(doubled, 0, 3)
+        assert ledger.device_of(elsewhere + 1) == 3
+        assert (ledger.current(0), ledger.current(3)) == (1024, 512)
+
+
+def test_a_batch_used_without_a_move_is_taken_to_have_moved():
+    with accounting() as ledger:
+        batch, weight = torch.ones(256), torch.ones(256).to(DEVICE)
+        assert ledger.current() == 1024
+        total = (batch * weight).sum()
+        # The batch, the weight and the sum; the product was released.
+        assert ledger.current() == 2 * 1024 + 512
+        del total
+
+
+def test_a_storage_that_grows_is_charged_for_its_new_size():
+    with accounting() as ledger:
+        tensor = torch.ones(128).to(DEVICE)
+        tensor.resize_(1280)
+        assert ledger.current() == 5120
+
+
+def test_a_linear_layer_is_counted_to_the_byte():
+    """One step of AdamW on Linear(128 → 64) without bias, batch 32: everything is a multiple of 512 bytes."""
+    inputs, outputs, batch = 128, 64, 32
+    with accounting() as ledger:
+        model = nn.Linear(inputs, outputs, bias=False).to(DEVICE)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        images = torch.ones(batch, inputs).to(DEVICE)
+        weights = inputs * outputs * FLOAT
+        assert ledger.current() == weights + batch * inputs * FLOAT
+        result = model(images)
+        after_forward = weights + batch * inputs * FLOAT + batch * outputs * FLOAT
+        assert ledger.current() == after_forward
+        result.backward(torch.ones_like(result))
+        assert ledger.current() == after_forward + weights
+        optimizer.step()
+        assert ledger.current() == after_forward + 3 * weights
+    peak = ledger.peaks()[0]
+    # At the peak AdamW holds two temporaries: the root of the second moment, and that divided by its bias correction.
+    assert peak == {
+        "parameters": weights,
+        "gradients": weights,
+        "optimizer state": 2 * weights,
+        "activations": batch * inputs * FLOAT,
+        "other": batch * outputs * FLOAT + 2 * weights,
+    }
+
+
+def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
+    with accounting() as ledger:
+        weight = torch.ones(512).to(DEVICE).requires_grad_()
+        replica = copy_to(weight, 0, 1, "parameters")
+        (replica * 2).sum().backward()
+        assert ledger.device_of(weight.grad) == 0
+        del replica
+        assert ledger.current(1) == 0
+    assert ledger.peaks()[1]["parameters"] == 2048 and ledger.peaks()[1]["gradients"] >= 2048
+
+
+def test_threads_are_accounted_for_when_they_inherit():
+    with accounting() as ledger:
+        weight, kept = torch.ones(128).to(DEVICE), []
+
+        def work():
+            with inherited():
+                kept.append(weight + 1)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert ledger.current() == 1024
+
+
+def test_only_one_accounting_at_a_time_and_none_after_an_error():
+    with pytest.raises(ZeroDivisionError), accounting():
+        with pytest.raises(RuntimeError, match="active already"), accounting():
+            pass
+        _ = 1 / 0
+    with accounting() as ledger:
+        assert ledger.peaks() == {}
+
+
+def _peaks(level: str, argv: list[str]) -> list[dict]:
+    module = ladder.load(level)
+    args = parse_args(module.__file__, [*argv, "--max-steps", "2"])
+    with accounting() as ledger:
+        module.train(args)
+    return list(ledger.peaks().values())
+
+
+BATCH_64 = [*SHORT[:-1], "64"]
+
+
+def totals(peaks: list[dict]) -> list[int]:
+    return [sum(peak.values()) for peak in peaks]
+
+
+@pytest.mark.parametrize("replicas, least", [(2, 1.5), (4, 2.0), (8, 2.0)])
+def test_the_first_device_of_data_parallel_holds_more_than_the_others(replicas, least):
+    peaks = _peaks("01_data_parallel", [*BATCH_64, "--replicas", str(replicas)])
+    first, *others = totals(peaks)
+    assert len(others) == replicas - 1
+    assert first >= least * max(others)
+    assert peaks[0]["optimizer state"] > 9e6 and all(peak["optimizer state"] == 0 for peak in peaks[1:])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_ranks_of_ddp_hold_the_same(world_size):
+    peaks = [peak for (peak,) in ranks(world_size).run(_peaks, "02_ddp_raw", BATCH_64)]
+    assert max(totals(peaks)) <= 1.01 * min(totals(peaks))
+    # 1,199,882 float32 parameters, twice as much for AdamW, and the bucket that carries the gradients.
+    assert all(peak["parameters"] == pytest.approx(4_799_528, abs=8 * 512) for peak in peaks)
+    assert all(peak["optimizer state"] == pytest.approx(2 * 4_799_528, abs=16 * 512) for peak in peaks)
+    assert all(peak["other"] >= 4_799_528 for peak in peaks)

@@ -1,0 +1,271 @@
+"""MNIST as tensors: the same numbers as torchvision's, faster, verified, fetched once."""
+
+import contextlib
+import gzip
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
+from torchvision import transforms
+from torchvision.datasets import MNIST
+
+from common.data import MNIST_FILES, collate, load_data
+from common.errors import UserError
+from common.synthetic import synthetic_folder
+from tests.workers import ranks
+
+# A mirror that refuses the connection: no network, without taking the machine's away.
+NO_MIRROR = ["http://127.0.0.1:9/"]
+
+
+def flags(**changes) -> Namespace:
+    defaults = {"dataset": "synthetic", "data_dir": "data", "dtype": torch.float32}
+    return Namespace(**(defaults | {"train_samples": None, "eval_samples": None} | changes))
+
+
+@pytest.fixture(scope="module")
+def torchvision_sets():
+    """The synthetic digits as torchvision reads, converts and normalises them."""
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    root = synthetic_folder().parent.parent
+    return [MNIST(str(root), train=train, transform=transform) for train in (True, False)]
+
+
+def test_every_pixel_equals_torchvisions(torchvision_sets):
+    """Bit for bit, on every tenth sample of both sets; the labels are ints there and int64 here."""
+    for ours, theirs in zip(load_data(flags()), torchvision_sets, strict=True):
+        assert len(ours) == len(theirs)
+        for index in range(0, len(ours), 10 if len(ours) == 10_000 else 100):
+            image, label = theirs[index]
+            assert torch.equal(ours[index][0], image) and ours[index][1] == label
+
+
+def test_a_batch_is_its_samples(torchvision_sets):
+    train_set, _ = load_data(flags())
+    indices = [59_999, 0, 7, 7]
+    images, labels = train_set.__getitems__(indices)
+    assert images.shape == (4, 1, 28, 28) and images.dtype == torch.float32
+    assert labels.tolist() == [int(train_set[i][1]) for i in indices]
+    assert torch.equal(images, torch.stack([train_set[i][0] for i in indices]))
+    before = train_set.images.clone()
+    images.zero_()
+    assert torch.equal(train_set.images, before)
+
+
+def test_float64_normalises_in_float64():
+    images, _ = load_data(flags(dtype=torch.float64))[0].__getitems__([0])
+    assert images.dtype == torch.float64
+    single, _ = load_data(flags())[0].__getitems__([0])
+    assert 0 < (images - single).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", ["batch_size", "sampler", "batch_sampler", "subset"])
+def test_loaders_and_samplers_accept_it(how, workers):
+    _, test_set = load_data(flags(eval_samples=100))
+    options = {
+        "batch_size": {"batch_size": 32},
+        "sampler": {"batch_size": 32, "sampler": RandomSampler(test_set)},
+        "batch_sampler": {"batch_sampler": BatchSampler(SequentialSampler(test_set), 32, drop_last=False)},
+        "subset": {"batch_size": 32},
+    }[how]
+    dataset = Subset(test_set, range(100)) if how == "subset" else test_set
+    batches = list(DataLoader(dataset, collate_fn=collate, num_workers=workers, **options))
+    assert [len(labels) for _, labels in batches] == [32, 32, 32, 4]
+    seen = torch.cat([labels for _, labels in batches])
+    assert seen.bincount(minlength=10).tolist() == test_set.labels.bincount(minlength=10).tolist()
+
+
+def test_a_list_of_samples_is_collated_too():
+    _, test_set = load_data(flags())
+    images, labels = collate([test_set[0], test_set[1]])
+    assert images.shape == (2, 1, 28, 28) and labels.shape == (2,)
+
+
+def test_samples_can_be_limited():
+    train_set, test_set = load_data(flags(train_samples=70, eval_samples=11))
+    assert (len(train_set), len(test_set)) == (70, 11)
+
+
+def test_real_mnist_is_found(mnist):
+    train_set, test_set = load_data(flags(dataset="auto", data_dir=mnist))
+    assert (train_set.name, len(train_set), len(test_set)) == ("mnist", 60_000, 10_000)
+    assert train_set.labels.bincount().tolist()[:3] == [5923, 6742, 5958]  # as published
+
+
+def test_loading_is_20_times_faster_than_pil_and_transforms(torchvision_sets):
+    """Batch 64, no workers, shuffled: medians of rounds that take turns."""
+    ours, _ = load_data(flags())
+
+    def seconds(loader, batches: int) -> float:
+        iterator = iter(loader)
+        next(iterator)
+        began = time.perf_counter()
+        for _ in range(batches):
+            next(iterator)
+        return (time.perf_counter() - began) / batches
+
+    fast = DataLoader(ours, 64, shuffle=True, collate_fn=collate)
+    slow = DataLoader(torchvision_sets[0], 64, shuffle=True)
+    ratios = [seconds(slow, 10) / seconds(fast, 100) for _ in range(5)]
+    assert statistics.median(ratios) >= 20, ratios
+
+
+def _fake_mnist(folder: Path, source: Path) -> Path:
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in MNIST_FILES:
+        shutil.copy(source / name, raw / name)
+    return raw
+
+
+@pytest.mark.parametrize("dataset", ["auto", "mnist"])
+def test_other_digits_in_mnists_place_are_refused(tmp_path, dataset, capsys):
+    _fake_mnist(tmp_path, synthetic_folder())
+    with pytest.raises(UserError, match="train-images-idx3-ubyte is damaged: its checksum is not the one of mnist"):
+        load_data(flags(dataset=dataset, data_dir=tmp_path))
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _change_magic(path: Path) -> None:
+    path.write_bytes(b"\0\0\x0d\x03" + path.read_bytes()[4:])
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage, message", [(_truncate, "truncated"), (_change_magic, "magic number"), (_flip_a_bit, "damaged")]
+)
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mnist, damage, message, name):
+    damage(_fake_mnist(tmp_path, Path(mnist) / "MNIST" / "raw") / name)
+    with pytest.raises(UserError, match=rf"{name} .*{message}.*Remove .* to have it made again"):
+        load_data(flags(dataset="auto", data_dir=tmp_path))
+
+
+def test_without_mnist_and_network_auto_says_loudly_what_it_takes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(MNIST, "mirrors", NO_MIRROR)
+    train_set, _ = load_data(flags(dataset="auto", data_dir=tmp_path / "empty"))
+    assert train_set.name == "synthetic"
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("NOT MNIST")]
+    assert len(warnings) == 1 and "Training on the synthetic digits instead" in warnings[0]
+
+
+def test_without_mnist_and_network_mnist_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(MNIST, "mirrors", NO_MIRROR)
+    with pytest.raises(UserError, match="cannot be downloaded: "):
+        load_data(flags(dataset="mnist", data_dir=tmp_path / "empty"))
+    assert not list((tmp_path / "empty" / "MNIST" / "raw").iterdir())
+
+
+def test_a_data_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="Not a directory"):
+        load_data(flags(dataset="mnist", data_dir=tmp_path / "file"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root")
+@pytest.mark.slow
+def test_a_read_only_data_folder_is_an_error_or_synthetic(tmp_path):
+    """A real read-only file system, in a mount namespace of its own."""
+    program = (
+        "from argparse import Namespace\nimport torch, sys\nfrom common.data import load_data\n"
+        f"args = Namespace(dataset=sys.argv[1], data_dir={str(tmp_path)!r}, dtype=torch.float32,"
+        " train_samples=1, eval_samples=1)\nprint(load_data(args)[0].name)"
+    )
+    mounted = f'mount -t tmpfs -o ro none {tmp_path} && exec {sys.executable} -c "$0" "$1"'
+    for dataset, code, said in (("mnist", 2, "error: "), ("auto", 0, "NOT MNIST: ")):
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", mounted, program, dataset],
+            capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        if "unshare" in done.stderr or "mount" in done.stderr.splitlines()[0]:
+            pytest.skip(f"this system does not let us mount: {done.stderr.strip()}")
+        assert done.returncode == code and said in done.stderr and "Read-only file system" in done.stderr
+
+
+class _CountingServer(http.server.ThreadingHTTPServer):
+    """Serves MNIST's four files, gzipped, and counts the requests for each."""
+
+    def __init__(self, raw: Path) -> None:
+        self.files = {f"/{name}.gz": gzip.compress((raw / name).read_bytes(), 1) for name in MNIST_FILES}
+        self.requests: list[str] = []
+        super().__init__(("127.0.0.1", 0), self._Handler)
+
+    class _Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = self.server.files[self.path]
+            self.server.requests.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            with contextlib.suppress(ConnectionResetError):
+                self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+
+def _load_from(port: int, checksums: dict[str, str], data_dir: str) -> str:
+    MNIST.mirrors = [f"http://127.0.0.1:{port}/"]
+    MNIST.resources = [(name[1:], checksum) for name, checksum in checksums.items()]
+    return load_data(flags(dataset="mnist", data_dir=data_dir))[0].name
+
+
+def test_ranks_that_start_at_once_download_once(tmp_path, mnist):
+    server = _CountingServer(Path(mnist) / "MNIST" / "raw")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    checksums = {name: hashlib.md5(content).hexdigest() for name, content in server.files.items()}
+    try:
+        loaded = ranks(4).run(_load_from, server.server_port, checksums, str(tmp_path))
+    finally:
+        server.shutdown()
+        ranks(4).stop()  # they have another MNIST class now
+    assert loaded == ["mnist"] * 4
+    # torchvision asks for a file twice, first to follow redirects.
+    assert Counter(server.requests) == dict.fromkeys(server.files, 2)
+    assert sorted(path.name for path in (tmp_path / "MNIST" / "raw").iterdir()) == sorted(MNIST_FILES)
+
+
+def _fail_to_load(data_dir: str) -> tuple[str, float]:
+    MNIST.mirrors = NO_MIRROR
+    began = time.perf_counter()
+    return load_data(flags(dataset="auto", data_dir=data_dir))[0].name, time.perf_counter() - began
+
+
+def test_ranks_without_a_network_all_take_the_synthetic_digits(tmp_path):
+    names = [name for name, _ in ranks(4).run(_fail_to_load, str(tmp_path))]
+    ranks(4).stop()
+    assert names == ["synthetic"] * 4
+
+
+def test_the_synthetic_cache_is_verified(tmp_path, monkeypatch):
+    cached = tmp_path / "parallelism-ladder" / synthetic_folder().parent.parent.name
+    shutil.copytree(synthetic_folder().parent.parent, cached)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert len(load_data(flags())[0]) == 60_000
+    assert set(json.loads((cached / "MNIST/raw/md5.json").read_text())) == set(MNIST_FILES)
+    _flip_a_bit(cached / "MNIST" / "raw" / "t10k-images-idx3-ubyte")
+    with pytest.raises(UserError, match="is not the one of synthetic"):
+        load_data(flags())

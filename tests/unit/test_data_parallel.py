@@ -1,0 +1,116 @@
+"""The emulated DataParallel computes what the bare module computes, and runs repeat."""
+
+import pytest
+import torch
+from torch import nn
+
+from common.data_parallel import EmulatedDataParallel, data_parallel, gather, replicate, scatter
+from common.model import BasicNet
+from tests.levels import SHORT, farthest, run_level
+
+
+def _pair(replicas: int):
+    torch.manual_seed(0)
+    bare = BasicNet(dropout=False).double()
+    same = BasicNet(dropout=False).double()
+    same.load_state_dict(bare.state_dict())
+    return bare, EmulatedDataParallel(same, replicas)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch", [1, 3, 10])
+def test_outputs_and_gradients_equal_the_bare_modules(replicas, batch):
+    bare, parallel = _pair(replicas)
+    images = torch.randn(batch, 1, 28, 28, dtype=torch.float64)
+    expected, outputs = bare(images), parallel(images)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-12)
+    assert all(p.grad is None for p in parallel.parameters())
+    (expected**2).mean().backward()
+    (outputs**2).mean().backward()
+    for (name, ours), theirs in zip(parallel.module.named_parameters(), bare.parameters(), strict=True):
+        assert ours.grad.abs().max() > 0
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12, msg=name)
+
+
+def test_without_gradients_no_graph_is_built():
+    _, parallel = _pair(2)
+    with torch.no_grad():
+        assert parallel(torch.randn(4, 1, 28, 28, dtype=torch.float64)).grad_fn is None
+    assert parallel(torch.randn(4, 1, 28, 28, dtype=torch.float64)).grad_fn is not None
+
+
+def test_each_replica_is_a_network_of_its_own_on_the_first_ones_gradients():
+    module = nn.Linear(3, 2)
+    first, second = replicate(module, 2)
+    assert first.weight.data_ptr() == module.weight.data_ptr() != second.weight.data_ptr()
+    (first.weight.sum() + 10 * second.weight.sum()).backward()
+    assert module.weight.grad.eq(11).all()
+
+
+def test_shards_are_what_scatter_cuts_and_gather_joins():
+    batch = torch.arange(64)
+    shards = scatter(batch, 3)
+    assert [len(shard) for shard in shards] == [22, 22, 20]
+    assert torch.equal(gather(shards), batch)
+    assert len(scatter(batch[:2], 3)) == 2
+
+
+def test_buffers_follow_the_first_replica():
+    """As in torch's DataParallel, where only the first device's running statistics survive the forward."""
+    module = EmulatedDataParallel(nn.BatchNorm1d(1, momentum=1.0), 2)
+    module(torch.tensor([[1.0], [3.0], [100.0], [200.0]]))
+    assert module.module.running_mean.item() == 2.0
+
+
+class _Noise(nn.Module):
+    def forward(self, inputs):
+        return nn.functional.dropout(inputs, 0.5) + torch.rand_like(inputs) + torch.randn(inputs.shape)
+
+
+def test_replicas_draw_from_generators_of_their_own_and_repeat():
+    def draw(seed: int):
+        torch.manual_seed(seed)
+        model = EmulatedDataParallel(_Noise().requires_grad_(False), 3)
+        return torch.stack([model(torch.ones(300)) for _ in range(5)])
+
+    first = draw(1)
+    assert torch.equal(first, draw(1)) and not torch.equal(first, draw(2))
+    shards = first.view(5, 3, 100).transpose(0, 1).reshape(3, -1)
+    assert not torch.equal(shards[0], shards[1]) and not torch.equal(shards[1], shards[2])
+
+
+def test_the_default_generator_is_used_for_the_seed_only():
+    torch.manual_seed(1)
+    model = EmulatedDataParallel(_Noise(), 2)
+    model(torch.ones(10))
+    after_first = torch.random.get_rng_state()
+    model(torch.ones(10))
+    assert torch.equal(after_first, torch.random.get_rng_state())
+
+
+def test_two_runs_with_dropout_and_one_seed_end_with_the_same_bits():
+    argv = [*SHORT, "--replicas", "3"]
+    (first, weights), (second, others) = run_level("01_data_parallel", argv), run_level("01_data_parallel", argv)
+    assert farthest(weights, others) == 0.0 and first["eval_loss"] == second["eval_loss"]
+    _, other_seed = run_level("01_data_parallel", [*argv, "--seed", "43"])
+    assert farthest(weights, other_seed) > 0
+
+
+class _Fails(nn.Module):
+    def forward(self, inputs):
+        raise RuntimeError(f"no forward for {len(inputs)} samples")
+
+
+def test_an_error_in_a_replica_reaches_the_caller():
+    with pytest.raises(RuntimeError, match="no forward for 2 samples"):
+        EmulatedDataParallel(_Fails(), 2)(torch.ones(4))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="with two GPUs it is nn.DataParallel")
+def test_the_emulation_stands_in_where_there_are_no_two_gpus():
+    assert isinstance(data_parallel(nn.Linear(1, 1), 2), EmulatedDataParallel)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_get_the_real_one():
+    assert isinstance(data_parallel(nn.Linear(1, 1).cuda(), 2), nn.DataParallel)

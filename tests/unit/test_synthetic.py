@@ -1,0 +1,70 @@
+"""The synthetic digits: deterministic, balanced, cached whole, and hard enough."""
+
+import json
+import time
+
+import pytest
+import torch
+from torchvision.datasets import MNIST
+
+from common.synthetic import SIZES, draw_sets, synthetic_folder
+from tests.levels import run_script
+
+
+def test_a_seed_draws_the_same_digits_again():
+    first, second = (draw_sets(3, {"train": 300, "t10k": 50}) for _ in range(2))
+    other = draw_sets(4, {"train": 300, "t10k": 50})
+    for part in first:
+        assert torch.equal(first[part][0], second[part][0]) and torch.equal(first[part][1], second[part][1])
+        assert not torch.equal(first[part][0], other[part][0])
+
+
+def test_digits_have_mnists_format():
+    images, labels = draw_sets(3, {"train": 2000})["train"]
+    assert images.shape == (2000, 28, 28) and images.dtype == labels.dtype == torch.uint8
+    assert labels.bincount(minlength=10).min() > 150 and labels.max() == 9
+    ink = images.float().mean(dim=(1, 2)) / 255
+    assert 0.05 < ink.mean() < 0.3 and ink.min() > 0.005
+
+
+def test_torchvision_reads_the_cache():
+    root = synthetic_folder().parent.parent
+    for train, part in ((True, "train"), (False, "t10k")):
+        assert len(MNIST(str(root), train=train)) == SIZES[part]
+
+
+def test_a_draft_that_was_abandoned_is_not_taken_for_the_cache(tmp_path, monkeypatch):
+    import common.synthetic as synthetic
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(synthetic, "SIZES", {"train": 20, "t10k": 10})
+
+    def interrupted(path, values):
+        if "labels" in path.name:
+            raise KeyboardInterrupt
+        write(path, values)
+
+    write = synthetic.write_idx
+    monkeypatch.setattr(synthetic, "write_idx", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        synthetic_folder()
+    assert not list((tmp_path / "parallelism-ladder").glob("*synthetic*"))
+    monkeypatch.setattr(synthetic, "write_idx", write)
+    assert len(MNIST(str(synthetic_folder().parent.parent), train=False)) == 10
+
+
+@pytest.mark.slow
+def test_drawing_all_takes_less_than_10_seconds():
+    began = time.perf_counter()
+    draw_sets(1, SIZES)
+    assert time.perf_counter() - began < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [42, 43, 44])
+def test_one_epoch_ends_between_97_and_99_5_percent(tmp_path, seed):
+    done = run_script(
+        "00_single_gpu", ["--dataset", "synthetic", "--seed", str(seed), "--json", str(tmp_path / "r.json")]
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0.97 <= json.loads((tmp_path / "r.json").read_text())["accuracy"] <= 0.995
