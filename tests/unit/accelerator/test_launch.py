@@ -195,7 +195,7 @@ def test_a_failing_rank_shows_its_own_traceback_and_ends_the_job(tmp_path):
     begun = time.monotonic()
     path = script(tmp_path, FAILS.format("raise ValueError('the reason')"))
     result = run("--cpu", "--num_processes", 2, path)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 28
     assert result.returncode == 1
     assert result.stderr.count("ValueError: the reason") == 1
     assert "launch: rank 1 failed: exit code 1 (local rank 1, pid " in result.stderr

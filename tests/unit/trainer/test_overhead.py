@@ -1,4 +1,7 @@
-"""What the Trainer costs: at most 100 µs a step more than a loop by hand that does the same work."""
+"""What the Trainer costs: at most half of what a tiny step costs in a loop by hand that does the same work.
+
+Microseconds are `benchmarks/overhead.py`'s to measure; a share of the machine's own step holds on a slow machine too.
+"""
 
 import time
 
@@ -81,11 +84,11 @@ def by_trainer(clip: float, folder, trainer_class=LossTrainer, arguments=Trainin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_a_step_costs_at_most_100_microseconds_more_than_by_hand(clip, tmp_path):
+def test_a_step_costs_at_most_half_as_much_again_as_by_hand(clip, tmp_path):
     rounds = [(by_hand(clip), by_trainer(clip, tmp_path)) for _ in range(12)]
     # The quickest round of each is the one that the rest of the machine disturbed least.
-    added = min(ours for _, ours in rounds) - min(hand for hand, _ in rounds)
-    assert added <= 100e-6, f"{added * 1e6:.0f} µs"
+    hand, ours = (min(times) for times in zip(*rounds, strict=True))
+    assert ours <= 1.5 * hand, f"{ours * 1e6:.0f} µs against {hand * 1e6:.0f} µs"
 
 
 def test_no_step_reads_from_the_device(tmp_path, monkeypatch):
