@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-LEVELS = ("03_accelerate", "04_trainer")
+LEVELS = ("03_accelerate",)
 WORLD_SIZE = 2
 MICRO_BATCHES = torch.ones(8, 2, 4)
 PER_STEP = 4

@@ -29,7 +29,7 @@ def prepare():
             return torch.cuda.synchronize
 
         return launch
-    tensor = torch.ones(8_000_000)
+    tensor = torch.ones(16_000_000)
     dist.barrier()
     return lambda: dist.all_reduce(tensor, async_op=True).wait
 

@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler
 
 from common.pitfalls.stage import from_all_ranks
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
+LEVELS = ("02_ddp_raw",)
 WORLD_SIZE = 2
 TRAIN_SET = range(1_000)
 

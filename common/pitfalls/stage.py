@@ -15,6 +15,8 @@ from torch.nn.utils import parameters_to_vector
 from common.accelerator.state import GradientState, PartialState
 
 PATIENCE = timedelta(seconds=120)
+# gloo's words on the rank whose patience ends first, and then on the others.
+GIVEN_UP = ("Timed out", "timeout caused", "Connection closed by peer")
 _store: dist.Store | None = None
 _folder: Path | None = None
 
@@ -59,7 +61,7 @@ def play(
         try:
             outcome = getattr(pitfall, version)()
         except RuntimeError as error:
-            if not timeout or "Timed out" not in str(error):
+            if not timeout or not any(sign in str(error) for sign in GIVEN_UP):
                 raise
             outcome = error
         finding = pitfall.detect(outcome)  # at once: it may be about time

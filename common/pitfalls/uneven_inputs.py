@@ -3,8 +3,8 @@
 Backward through DDP is a collective: every rank must take part as often as
 every other. The rank that runs out of batches leaves the loop, and the others
 wait in their all-reduce; only a time-out ends that (by default 30 minutes with
-gloo, 10 with nccl). Give all ranks equally many batches, or let `Join` answer
-for those that have finished.
+gloo, 10 with nccl). Give all ranks equally many batches, or let `Join` (on an
+Accelerator `join_uneven_inputs`) answer for those that have finished.
 """
 
 import torch
@@ -47,15 +47,13 @@ def right():
 
 def detect(outcome):
     if isinstance(outcome, RuntimeError):
-        ranks = (
-            f"rank {r} waits in {place}" for r, place in enumerate(places())
-        )
-        return "; ".join(ranks)
+        waiting = (f"rank {r} in {place}" for r, place in enumerate(places()))
+        return f"no end: {', '.join(waiting)}"
 
 
 def measure(outcome):
     if isinstance(outcome, RuntimeError):
-        return "hangs"
+        return f"hangs, ended after {TIMEOUT} s"
     batches = torch.tensor(outcome)
     dist.all_reduce(batches)
     return f"{batches} batches"

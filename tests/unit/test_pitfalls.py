@@ -45,7 +45,7 @@ def test_the_detector_fires_on_the_mistake_and_is_silent_without_it(name, verdic
         ("batch_size_per_process", "50 steps an epoch", "100 steps an epoch"),
         ("set_epoch_forgotten", "orders: 1 in 3 epochs", "orders: 3 in 3 epochs"),
         ("schedule_too_fast", "lr 0.00 at half time", "lr 0.05 at half time"),
-        ("uneven_inputs", "hangs", "7 batches"),
+        ("uneven_inputs", "hangs, ended after 2 s", "7 batches"),
         ("collective_on_rank_0", "hangs / 300.25 correct", "600 correct"),
         ("padded_evaluation", "10002 of 10000", "10000 of 10000"),
         ("every_rank_saves", "holds rank 1's mean", "holds rank 0's mean"),
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_that_one_expects(name, wrong, right, verdict):
 
 
 def test_a_hang_is_told_rank_by_rank(verdict):
-    assert verdict("uneven_inputs").finding == "rank 0 waits in step 4; rank 1 waits in the barrier after the loop"
+    assert verdict("uneven_inputs").finding == "no end: rank 0 in step 4, rank 1 in the barrier after the loop"
 
 
 class Exchanged(Ranks):
