@@ -3,7 +3,7 @@
 `number % 4 == 0` is true for micro-batch 0. The windows are then 1, 4, 4 … with
 an incomplete rest whose gradients are thrown away or leak into the next epoch.
 Count from 1, and close the last window where the data end.
-`accelerator.accumulate` does both.
+`accelerator.accumulate` does both, and so does the Trainer.
 """
 
 from contextlib import nullcontext

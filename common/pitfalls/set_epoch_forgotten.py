@@ -2,7 +2,7 @@
 
 DistributedSampler cannot draw from a generator that advances, because all ranks
 must draw the same order. It seeds one with seed + epoch instead, and learns the
-epoch from `set_epoch` only.
+epoch from `set_epoch` only. A loader that `prepare` returns counts its epochs.
 """
 
 from torch.utils.data import DistributedSampler

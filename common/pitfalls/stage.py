@@ -49,7 +49,7 @@ def play(
     torch.manual_seed(0)
     for state in (PartialState, GradientState):
         state._reset_state()
-    _wait_for_all("begin", rank, world_size)
+    _wait_for_all("join", rank, world_size)
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore("group", _store),
@@ -58,6 +58,8 @@ def play(
         timeout=timedelta(seconds=timeout) if timeout else PATIENCE,
     )
     try:
+        # Who has joined and fails at once would take those down who still join.
+        _wait_for_all("start", rank, world_size)
         try:
             outcome = getattr(pitfall, version)()
         except RuntimeError as error:
