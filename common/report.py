@@ -194,6 +194,8 @@ class Run:
                 fail(f"the checkpoint in {self.args.checkpoint_dir} is of {theirs}")
         self.epoch = state["epoch"]
         self.meter.resume(state["steps"], state["seconds"])
+        if self.rank == 0:
+            print(f"{self.args.level}: resumed at step {self.meter.steps}", flush=True)
         self._losses = round(state["losses"] * self.accumulation)
         self._loss.fill_(state["loss"] / max(state["losses"], 1) * self._losses / self.accumulation)
 
