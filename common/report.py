@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from common.claim import claim
 from common.errors import fail
 
 WARM_UP_STEPS = 10
@@ -112,6 +113,8 @@ class Run:
             self.total_steps = min(self.total_steps, args.max_steps)
         self.meter = Meter(device, args.batch_size)
         self.epoch = 0
+        if getattr(args, "checkpoint_dir", None):
+            self._claim = claim(args.checkpoint_dir, self.rank)
         self._loss, self._losses = torch.zeros((), dtype=torch.float64, device=device), 0
         if device.type == "cuda":
             for index in self._cuda_devices():
