@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -34,14 +36,18 @@ class Job:
     process: subprocess.Popen
     mark: str
     folder: Path
+    said: dict[str, str] = field(default_factory=dict)
 
     @property
     def out(self) -> str:
-        return (self.folder / "out").read_text(errors="replace")
+        return self._heard("out")
 
     @property
     def err(self) -> str:
-        return (self.folder / "err").read_text(errors="replace")
+        return self._heard("err")
+
+    def _heard(self, stream: str) -> str:
+        return self.said[stream] if self.said else (self.folder / stream).read_text(errors="replace")
 
     def environments(self) -> dict[int, dict[str, str]]:
         """The environment of each living process of the job, by its pid."""
@@ -113,6 +119,7 @@ def job(command: list[str], **environment: str) -> Iterator[Job]:
             yield started
         finally:
             started.kill()
+            started.said = {"out": started.out, "err": started.err}
 
 
 def torchrun(*argv: str, processes: int = 2, restarts: int = 0) -> list[str]:
@@ -134,3 +141,24 @@ def run_to_end(command: list[str], seconds: float = PATIENCE, **environment: str
     with job(command, **environment) as started:
         code = started.end(seconds)
         return subprocess.CompletedProcess(command, code, started.out, started.err)
+
+
+def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:
+    """A command that runs `commands` one after another, whatever their exit codes, on a small disk at `folder`.
+
+    The disk lives in a mount namespace of its own and goes with the last process in it. The exit code is the last
+    command's; after each command its code is on stdout as "code N".
+    """
+    program = " ; ".join(f"{shlex.join(command)} ; code=$? ; echo code $code" for command in commands)
+    mount = f"mount -t tmpfs -o {options} none {shlex.quote(str(folder))}"
+    return ["unshare", "--mount", "sh", "-c", f"{mount} && {{ {program} ; exit $code ; }}"]
+
+
+def can_mount() -> bool:
+    if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"):
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run(on_tmpfs(Path(folder), "ro", ["true"]), capture_output=True).returncode == 0
+
+
+MOUNTED = pytest.mark.skipif(not can_mount(), reason="mounting a small disk needs root on Linux")
