@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -75,6 +76,7 @@ class Trainer:
         if args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {str(args.eval_strategy)!r}, but there is no eval_dataset")
         ddp = {"find_unused_parameters": bool(args.ddp_find_unused_parameters)}
+        timeout = timedelta(seconds=args.ddp_timeout)
         # In one notebook after another Trainer: let this one choose its own precision.
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(
@@ -85,7 +87,7 @@ class Trainer:
             dataloader_config=utils.DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.data_seed),
             # Else the scheduler would be stepped once for every process.
             step_scheduler_with_optimizer=False,
-            kwargs_handlers=[utils.DistributedDataParallelKwargs(**ddp)],
+            kwargs_handlers=[utils.DistributedDataParallelKwargs(**ddp), utils.InitProcessGroupKwargs(timeout=timeout)],
             dynamo_backend="inductor" if args.torch_compile else None,
             log_with=args.report_to or None,
             project_dir=args.output_dir,
