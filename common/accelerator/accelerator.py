@@ -10,6 +10,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms import Join
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
@@ -29,6 +30,22 @@ _OUT_OF_SCOPE = (
     "deepspeed_plugin deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin parallelism_config dynamo_plugin"
 )
 _NO_CONTEXT = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """DDP made in here does not log how it was made: torch 2.15 then takes a group that checks its collectives for a
+    bare gloo group, reads beside it, and crashes."""
+
+    class Silent(dist.Logger):
+        def set_construction_data_and_log(self, *_) -> None:
+            pass
+
+    logger, dist.Logger = dist.Logger, Silent
+    try:
+        yield
+    finally:
+        dist.Logger = logger
 
 
 def _linked(part: str, name: str) -> property:
@@ -195,7 +212,8 @@ class Accelerator:
             model.compile(backend=self.dynamo_backend)
         if self.use_distributed and not evaluation_mode and any(p.requires_grad for p in model.parameters()):
             devices = None if self.device.type == "cpu" else [self.device.index]
-            model = DistributedDataParallel(model, device_ids=devices, **self.ddp_handler.to_kwargs())
+            with _unlogged() if self.debug else _NO_CONTEXT:
+                model = DistributedDataParallel(model, device_ids=devices, **self.ddp_handler.to_kwargs())
         model._is_accelerate_prepared = True
         return self._keep(model, self._models)
 
