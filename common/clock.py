@@ -1,6 +1,6 @@
 """Between a Trainer, whichever library it is from, and the report of a run: what to count, and what to read off.
 
-Only measuring needs this; a script that has no result to report does without."""
+A script that has no result to report, and no ranks to stop together, does without."""
 
 import contextlib
 
