@@ -32,7 +32,7 @@ class Clock:
         self.meter.step()
         control.should_save |= args.save_strategy == "steps" and self.run.stop.here(state.global_step)
         if control.should_save:
-            self.run.losses.settle()
+            self.run.demand_finite()
 
     def on_save(self, args, state, control, **kwargs) -> None:
         if self.run.stop.agreed:

@@ -23,6 +23,16 @@ class Later:
         return self._copy.tolist()
 
 
+def demand_finite_weights(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Raise UserError if what `optimizer` updates is lost. It waits for the device; every rank finds the same.
+
+    A gradient can be lost though its loss was finite: a checkpoint of this step would be of no use.
+    """
+    weights = (weight for group in optimizer.param_groups for weight in group["params"])
+    if not all(weight.isfinite().all() for weight in weights):
+        fail(f"the weights are not finite after step {step}, though the loss was: no checkpoint is made of them")
+
+
 class LossWatch:
     """Raises UserError for the first loss that is not finite: "loss is not finite (nan) at step N on rank R".
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common.data import agree
 from common.errors import fail
-from common.finite import LossWatch
+from common.finite import LossWatch, demand_finite_weights
 from common.stopping import Stop
 
 WARM_UP_STEPS = 10
@@ -119,6 +120,7 @@ class Run:
             self.total_steps = min(self.total_steps, args.max_steps)
         self.meter = Meter(device, args.batch_size)
         self.losses = LossWatch(device, self.rank)
+        self._optimizer: torch.optim.Optimizer | None = None  # that steps, where checkpoints are made
         self.stop = Stop(device, self.rank, distributed=dist.is_available() and dist.is_initialized())
         self.epoch = 0
         self._loss, self._losses = torch.zeros((), dtype=torch.float64, device=device), 0
@@ -142,10 +144,27 @@ class Run:
                 self._loss.zero_()
                 self._losses = 0
 
-    def listening(self) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
         """Within it SIGTERM and Ctrl-C lead to a checkpoint, if there is a folder for it, before they end the run."""
-        with_checkpoints = getattr(self.args, "checkpoint_dir", None)
-        return self.stop.listening() if with_checkpoints else contextlib.nullcontext()
+        if not getattr(self.args, "checkpoint_dir", None):
+            yield
+            return
+        noting = register_optimizer_step_post_hook(self._note_optimizer)
+        try:
+            with self.stop.listening():
+                yield
+        finally:
+            noting.remove()
+
+    def _note_optimizer(self, optimizer: torch.optim.Optimizer, *_) -> None:
+        self._optimizer = optimizer
+
+    def demand_finite(self) -> None:
+        """Raise UserError unless the losses so far and the weights are finite: before a checkpoint."""
+        self.losses.settle()
+        if self._optimizer is not None:
+            demand_finite_weights(self._optimizer, self.meter.steps)
 
     def batches(self, loader: Iterable) -> Iterator:
         """The batches of one epoch's training, timed and shown on a terminal; ends early at `--max-steps`."""
@@ -190,7 +209,7 @@ class Run:
             return False
         if not self.stop.here(steps) and steps % args.checkpoint_every:
             return False
-        self.losses.settle()
+        self.demand_finite()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self._loss)
             self._loss /= self.world_size

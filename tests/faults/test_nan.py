@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common import ladder
 from common.args import parse_args
@@ -52,6 +53,26 @@ def test_no_checkpoint_holds_weights_that_are_lost(level, tmp_path):
     saved = list(tmp_path.rglob("model.safetensors"))
     assert len(saved) == 1
     assert all(tensor.isfinite().all() for tensor in load_file(saved[0]).values())
+
+
+@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+def test_weights_that_are_lost_though_the_loss_was_finite_are_not_saved_either(level, tmp_path):
+    steps = []
+
+    def lose_the_third(optimizer, *_):
+        steps.append(len(steps) + 1)
+        if len(steps) == 3:
+            optimizer.param_groups[0]["params"][-1].data[0] = float("nan")
+
+    losing = register_optimizer_step_post_hook(lose_the_third)
+    try:
+        said = failure(level, [*SHORT, "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1"])
+    finally:
+        losing.remove()
+    assert said.startswith("the weights are not finite after step 3") and steps == [1, 2, 3]
+    saved = list(tmp_path.rglob("model.safetensors"))
+    assert len(saved) == 2
+    assert all(tensor.isfinite().all() for path in saved for tensor in load_file(path).values())
 
 
 def test_one_lost_loss_among_many_is_found_with_its_step_without_a_look_at_every_step(monkeypatch):
