@@ -1,6 +1,8 @@
 """One clear line for the user, said once however many processes run."""
 
+import contextlib
 import os
+import signal
 import sys
 import time
 from typing import NoReturn
@@ -24,6 +26,8 @@ def fail(message: str) -> NoReturn:
     to do so and to be ended by the launcher, and speak for themselves only if that has not happened.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":
+        with contextlib.suppress(ValueError):  # of a thread: only the main one can
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a level that saves on SIGTERM would stay
         time.sleep(5)
     print(f"error: {message}", file=sys.stderr, flush=True)
     raise UserError(message)
