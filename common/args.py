@@ -151,6 +151,10 @@ def _check_world(args) -> None:
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
     if given and missing:
         fail(f"{', '.join(given)} is set but {', '.join(missing)} is not: start the ranks with torchrun, or set all")
+    for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        number, total = os.environ.get(name, "0"), os.environ.get(of, "1")
+        if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
+            fail(f"{name}={number} does not fit {of}={total}: ranks are numbered from 0")
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if args.level in _ONE_PROCESS:
         if world_size > 1:

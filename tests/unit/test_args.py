@@ -129,6 +129,14 @@ def test_half_an_environment_says_what_is_missing(missing, capsys, monkeypatch):
     assert f"is set but {missing} is not: start the ranks with torchrun" in refusal(capsys, "02_ddp_raw")
 
 
+@pytest.mark.parametrize("name, value", [("RANK", "3"), ("RANK", "-1"), ("LOCAL_RANK", "3"), ("WORLD_SIZE", "two")])
+def test_an_impossible_environment_is_one_line(name, value, capsys, monkeypatch):
+    monkeypatch.setattr("common.errors.time.sleep", lambda seconds: None)
+    for each, usual in (RANKED | {name: value}).items():
+        monkeypatch.setenv(each, usual)
+    assert f"{name}={value}" in refusal(capsys, "02_ddp_raw", "--batch-size", "66")
+
+
 def test_the_second_local_rank_leaves_the_word_to_the_first(capsys, monkeypatch):
     import common.errors
 
