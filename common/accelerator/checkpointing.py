@@ -312,7 +312,12 @@ def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwar
     for name, obj in _stateful(accelerator):
         obj.load_state_dict(load(name))
     rank, ranks = accelerator.process_index, len(list(folder.glob(RANDOM_STATES.format("*"))))
-    _restore_random(accelerator, load(RANDOM_STATES.format(min(rank, ranks - 1))), rank < ranks)
+    name = RANDOM_STATES.format(min(rank, ranks - 1))
+    states = load(name)
+    try:
+        _restore_random(accelerator, states, rank < ranks)
+    except Exception as error:
+        raise CheckpointError(f"{folder / name} does not fit: {type(error).__name__}: {error}") from error
     gradients = [load(GRADIENTS.format(r)) for r in range(ranks) if (folder / GRADIENTS.format(r)).exists()]
     gradients = gradients if ranks != accelerator.num_processes else gradients[rank : rank + 1]
     for index, model in enumerate(accelerator._models):
