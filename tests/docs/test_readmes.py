@@ -59,3 +59,16 @@ def test_the_table_of_the_readme_is_the_recorded_one():
     lines = (ladder.ROOT / "README.md").read_text().splitlines()
     for line in (*table(report).splitlines(), *notes(report).splitlines()):
         assert f"    {line}".rstrip() in lines and len(line) <= 80, line
+
+
+def _unknown_tests(text: str) -> list[str]:
+    """The tests that `text` names in backticks and that there are not."""
+    sources = "\n".join(path.read_text() for path in (ladder.ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+    return [name for name in named if not re.search(rf"^def {name}\(", sources, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("path", READMES, ids=_name)
+def test_the_tests_that_are_named_exist(path):
+    assert _unknown_tests(path.read_text()) == []
+    assert _unknown_tests("`test_the_tests_that_are_named_exist`, `test_of_nothing`") == ["test_of_nothing"]
