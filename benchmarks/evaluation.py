@@ -48,9 +48,8 @@ def evaluate(way: str, flags: tuple[str, ...], counting: bool = False) -> dict:
     """
     torch.set_num_threads(max(1, available_cores() // RANKS))
     with contextlib.redirect_stdout(io.StringIO()):
-        _, test_set = load_data(
-            parse_args(str(script("02_ddp_raw")), ["--batch-size", str(BATCH_SIZE * RANKS), *flags])
-        )
+        argv = ["--batch-size", str(BATCH_SIZE * RANKS), *flags]
+        _, test_set = load_data(parse_args(str(script("02_ddp_raw")), argv))
     accelerator = Accelerator(cpu=True)
     try:
         torch.manual_seed(0)

@@ -15,7 +15,8 @@
         {"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio",
          "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02}, …
       ],
-      "notes": ["…", …]
+      "notes": ["…", …],
+      "skipped": ["…", …]                     where something could not be measured here: what and why
     }
 
 `low` and `high` are quartiles (error bars); spread and noisy are defined in `benchmarks.paired`. A pair compares two
@@ -84,13 +85,13 @@ def table(record: dict) -> str:
     """The group in at most 80 columns: rows with median, quartiles and spread, then pairs, then notes."""
     lines = [record["group"]]
     if record["rows"]:
-        lines.append(f"  {record['unit'] + ', medians of ' + str(record['rounds']) + ' rounds':<40}{'median':>10}")
-        lines[-1] += f"{'quartiles':>17}{'spread':>8}"
+        rounds = f"medians of {record['rounds']} rounds" if record["rounds"] > 1 else "a single round"
+        lines.append(f"  {record['unit'] + ', ' + rounds:<40}{'median':>10}{'quartiles':>17}{'spread':>8}")
     for name, row in record["rows"].items():
-        quartiles = f"{number(row['low'])} – {number(row['high'])}"
-        lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}")
-        if row["noisy"]:
-            lines[-1] += " *"
+        lines.append(f"  {name:<40}{number(row['median']):>10}")
+        if record["rounds"] > 1:
+            quartiles = f"{number(row['low'])} – {number(row['high'])}"
+            lines[-1] += f"{quartiles:>17}{row['spread']:>8.1%}{' *' if row['noisy'] else ''}"
     lines += [_pair_line(pair) for pair in record["pairs"]]
     if any(row["noisy"] for row in record["rows"].values()):
         lines.append("  * noisy: a spread over 15 %")
@@ -99,7 +100,7 @@ def table(record: dict) -> str:
 
 def _pair_line(pair: dict) -> str:
     ratio = pair["kind"] == "ratio"
-    middle, low, high = (f"{pair[key]:.3f}" if ratio else f"{pair[key]:.1f}" for key in ("median", "low", "high"))
+    middle, low, high = (f"{pair[key]:.3f}" if ratio else number(pair[key]) for key in ("median", "low", "high"))
     return f"  {pair['of']} {'/' if ratio else '−'} {pair['to']}".ljust(58) + f" {middle} ({low} to {high})"
 
 
