@@ -99,7 +99,8 @@ def keep(request, benchmark, capsys):
     """`keep(record)`: print the group's table and leave its record in `extra_info` and for --record."""
 
     def run(record):
-        benchmark.group = record["group"]
+        if benchmark.stats:  # not with --benchmark-disable
+            benchmark.stats.group = record["group"]
         benchmark.extra_info.update(record)
         suite = request.path.stem.removeprefix("test_")
         request.config.stash[RECORDS].setdefault(suite, []).append(record)
