@@ -1,5 +1,6 @@
-"""The list of levels, how to load them, and what changes between them.
+"""The list of levels, how to load them, what changes between them, and, without a command, a tour of them.
 
+python -m common.ladder
 python -m common.ladder diff 01 02
 python -m common.ladder diff 01 02 --html
 """
@@ -109,7 +110,7 @@ def unified(before: str, after: str) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     command = commands.add_parser("diff", help="what changes from one level to another")
     command.add_argument("before", metavar="LEVEL", help="such as 01")
     command.add_argument("after", metavar="LEVEL", help="such as 02")
@@ -120,6 +121,11 @@ def main(argv: list[str] | None = None) -> None:
     )
     form.add_argument("--markdown", action="store_true", help="as a block for a README")
     options = parser.parse_args(argv)
+    if options.command is None:
+        from common import tour
+
+        sys.stdout.write(tour.text(tour.look()))
+        return
     from common import diffs  # which shows what this module finds
 
     try:
