@@ -26,10 +26,10 @@ CONTEXT = 1  # equal lines shown before and after a change
 # What each level takes over from its reader, in the README's table.
 HANDED_OVER = {
     "00_single_gpu": "–",
-    "01_data_parallel": "copying, cutting and joining",
-    "02_ddp_raw": "when gradients are averaged",
-    "03_accelerate": "ranks, shards and collectives",
-    "04_trainer": "the loop itself",
+    "01_data_parallel": "how a batch is cut and joined",
+    "02_ddp_raw": "how gradients are averaged",
+    "03_accelerate": "ranks, shards, collectives",
+    "04_trainer": "the loop",
 }
 
 
@@ -124,7 +124,7 @@ def signed(hunk: ladder.Hunk) -> Iterator[tuple[str, str]]:
 
 def lines() -> str:
     """How much each level's reader writes and knows, as a table."""
-    rows = ["| level | lines | new | gone | what the library now does |", "|---|--:|--:|--:|---|"]
+    rows = ["| level | lines | new | gone | what you no longer have to know |", "|---|--:|--:|--:|---|"]
     before = None
     for level in ladder.levels():
         added, removed = ladder.changed_lines(before, level) if before else ("–", "–")
@@ -140,15 +140,13 @@ def recorded(name: str) -> dict:
 def comparison() -> str:
     """The table of `python -m benchmarks.compare` as it was recorded."""
     report = recorded("compare")
-    return "\n".join(
-        f"    {line}".rstrip() for line in f"{compare.table(report)}\n\n{compare.notes(report)}".splitlines()
-    )
+    return f"```text\n{compare.table(report)}\n\n{compare.notes(report)}\n```"
 
 
 def epoch(level: str) -> str:
     """The result that one epoch at this level printed, folded to the width of a terminal."""
     fields = result_line(recorded("one_epoch")["levels"][ladder.named(level)]).split(" | ")
-    return "\n".join(["    " + " | ".join(fields[:2]), "        " + " | ".join(fields[2:])])
+    return f"    {fields[0]}\n        " + " | ".join(fields[1:])
 
 
 def numbers(level: str) -> str:
@@ -174,7 +172,7 @@ def devices() -> str:
     ):
         first, *others = (size / 2**20 for size in memory.totals(ours))
         each = max(memory.totals(theirs)) / 2**20
-        cells = [ours["devices"], f"{first:.1f}", f"{others[0]:.1f}", f"{first / others[0]:.1f}", f"{each:.1f}"]
+        cells = [ours["devices"], f"{first:.1f}", f"{max(others):.1f}", f"{first / max(others):.1f}", f"{each:.1f}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -204,7 +202,8 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{name} has drifted" if options.check else f"{name} is written anew")
             if not options.check:
                 path.write_text(new)
-    sys.exit(1 if drifted and options.check else 0)
+    if drifted and options.check:
+        sys.exit("python -m benchmarks.readmes writes them anew")
 
 
 if __name__ == "__main__":
