@@ -34,7 +34,7 @@ def commands(path: Path) -> list[list[str]]:
     return [
         words
         for command in dict.fromkeys([*found, *(" ".join(command.split()) for command in inline)])
-        if (words := shlex.split(command.removeprefix("srun "), comments=True))[1:] and "…" not in command
+        if (words := shlex.split(command.removeprefix("srun "), comments=True))[1:] and not re.search(r"[…<|]", command)
     ]
 
 
