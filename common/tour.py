@@ -178,5 +178,7 @@ def _wrap(paragraph: str, prefix: str = "") -> list[str]:
 
 def _fold(command: str) -> list[str]:
     """A command that a shell takes as it stands, on as many lines as it needs."""
+    if len(command) <= WIDTH:
+        return [command]
     lines = textwrap.wrap(command, WIDTH - 2, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
