@@ -170,7 +170,9 @@ def weak_scaling_record(batch_per_worker: int, samples: Samples, facts: dict[str
 
 def environment(facts: dict[str, dict]) -> list[str]:
     """What the rows of a group have in common."""
-    threads = {row["processes"]: row["threads_per_process"] for row in facts.values() if row["level"] != "00_single_gpu"}
+    threads = {
+        row["processes"]: row["threads_per_process"] for row in facts.values() if row["level"] != "00_single_gpu"
+    }
     shares = ", ".join(f"{count} × {share}" for count, share in sorted(threads.items()))
     row = next(iter(facts.values()))
     backends = ", ".join(sorted({row["backend"] for row in facts.values() if row["backend"]}))
@@ -200,7 +202,9 @@ def why_no_faster(record: dict, worth_it: float = 1.1) -> list[str]:
     rows = record["rows"]
     one, two = rows["00_single_gpu"], rows[named("02_ddp_raw", 2)]
     share = next(row for name, row in rows.items() if "of the cores" in name)
-    ratio = next(p["median"] for p in record["pairs"] if (p["of"], p["to"]) == (named("02_ddp_raw", 2), "00_single_gpu"))
+    ratio = next(
+        p["median"] for p in record["pairs"] if (p["of"], p["to"]) == (named("02_ddp_raw", 2), "00_single_gpu")
+    )
     if ratio >= worth_it:
         return []
     whole, half, both = (1000 * row["global_batch_size"] / row["median"] for row in (one, share, two))
