@@ -10,9 +10,7 @@ so many GPUs, the same steps run on them too, and CUDA's allocator says what it 
 
 import argparse
 import json
-import multiprocessing
-import tempfile
-from concurrent.futures import ProcessPoolExecutor
+import os
 from pathlib import Path
 
 import torch
@@ -21,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from benchmarks.networks import NETWORKS, Network
+from benchmarks.workers import ranks
 from common.accounting import CATEGORIES, accounting
 from common.data_parallel import data_parallel
 
@@ -71,26 +70,21 @@ def allocated(names: list[str], wrapper: str, devices: int) -> list[list[int]]:
     return result
 
 
-def on_ranks(function, names: list[str], world_size: int, backend: str) -> list[list]:
-    """`function` on `world_size` processes: for each network the ranks' results in one list, in rank order."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", __name__])  # imported once, not once per rank
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(world_size, context) as pool:
-        meeting = f"file://{folder}/store"
-        jobs = [pool.submit(_rank, function, names, rank, world_size, backend, meeting) for rank in range(world_size)]
-        by_rank = [job.result(TIMEOUT) for job in jobs]
-    return [[device for own in of_network for device in own] for of_network in zip(*by_rank, strict=True)]
-
-
-def _rank(function, names: list[str], rank: int, world_size: int, backend: str, meeting: str) -> list:
-    torch.set_num_threads(1)
+def as_rank(function, names: list[str], world_size: int, backend: str) -> list:
+    """A job for one of `world_size` ranks: `function` within a process group of theirs."""
     if backend == "nccl":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=world_size)
+        torch.cuda.set_device(int(os.environ["RANK"]))
+    dist.init_process_group(backend)
     try:
         return function(names, "DDP", world_size)
     finally:
         dist.destroy_process_group()
+
+
+def on_ranks(function, names: list[str], world_size: int, backend: str) -> list[list]:
+    """`function` on `world_size` processes: for each network the ranks' results in one list, in rank order."""
+    by_rank = ranks(world_size).run(as_rank, function, names, world_size, backend, timeout=TIMEOUT)
+    return [[device for own in of_network for device in own] for of_network in zip(*by_rank, strict=True)]
 
 
 def measure(names: list[str], counts: list[int], bar: tqdm | None = None) -> list[dict]:
@@ -138,10 +132,12 @@ def spread(row: dict) -> float:
 
 
 def table(rows: list[dict]) -> str:
-    """The rows in 80 columns, MiB: what device 0 holds, by category, and the others' totals."""
-    head = ("network", "wrapper", "dev.", "param.", "grad.", "optim.", "activ.", "other", "dev. 0", "least", "spread")
-    form = "{:<14} {:<12} {:>4}" + " {:>6}" * 8
-    lines = [form.format(*head)]
+    """The rows in 80 columns, MiB: device 0 by category and as a whole, the emptiest device, and the spread."""
+    form = "{:<14} {:<12} {:>2}" + " {:>5}" * 5 + " {:>6} {:>5} {:>5}"
+    lines = [
+        form.format("", "", "", "para-", "grad-", "", "acti-", "", "device", "", ""),
+        form.format("network", "wrapper", "n", "mtrs", "ients", "optim", "vat.", "other", "0", "least", "ratio"),
+    ]
     for row in rows:
         split = [f"{row['peaks'][0][name] / 2**20:.1f}" for name in CATEGORIES]
         sizes = totals(row)

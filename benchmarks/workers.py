@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import os
+import signal
 import socket
 import traceback
 
@@ -20,6 +21,7 @@ def free_port() -> int:
 def _serve(pipe, rank: int, world_size: int) -> None:
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
     torch.set_num_threads(1)
     while True:
         job = pipe.recv()
