@@ -10,14 +10,17 @@ So every sentence beside a part stays with the lines that it is about, and no ch
 """
 
 import argparse
+import importlib
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import compare, memory
-from common import ladder
+from benchmarks import memory, report
+from benchmarks.verdicts import peaks
+from common import ladder, pitfalls
 from common.report import result_line
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
@@ -139,8 +142,8 @@ def recorded(name: str) -> dict:
 
 def comparison() -> str:
     """The table of `python -m benchmarks.compare` as it was recorded."""
-    report = recorded("compare")
-    return f"```text\n{compare.table(report)}\n\n{compare.notes(report)}\n```"
+    record = recorded("results")
+    return f"```text\n{report.table(record)}\n\n{report.notes(record)}\n```"
 
 
 def epoch(level: str) -> str:
@@ -151,12 +154,10 @@ def epoch(level: str) -> str:
 
 def numbers(level: str) -> str:
     """What the level gave and what it cost in the recorded comparison, in a line."""
-    levels, name = recorded("compare")["levels"], ladder.named(level)
-    result, first = levels[name], levels["00_single_gpu"]
-    speed = result["run"]["images_per_sec"] / first["run"]["images_per_sec"]
-    sizes = " and ".join(f"{size / 2**20:.0f}" for size in compare.peaks(result))
-    fields = [f"{result['run']['images_per_sec']:.0f} images/s, {speed:.2f} of level 00", f"peak {sizes} MiB"]
-    names = ladder.levels()
+    record, name, names = recorded("results"), ladder.named(level), ladder.levels()
+    speeds = {level: row["median"] for level, row in report.timed(record).items()}
+    fields = [f"{speeds[name]:.0f} images/s, {speeds[name] / speeds[names[0]]:.2f} of level 00"]
+    fields.append(f"peak {' and '.join(f'{size / 2**20:.0f}' for size in peaks(record['levels'][name]))} MiB")
     if name != names[0]:
         added, removed = ladder.changed_lines(names[names.index(name) - 1], name)
         fields.append(f"{added} lines new, {removed} gone")
@@ -165,16 +166,23 @@ def numbers(level: str) -> str:
 
 def devices() -> str:
     """Peak MiB of BasicNet's training on several devices, as a table."""
-    rows = [row for row in recorded("memory")["memory"] if row["network"] == "basic_net" and row["devices"] > 1]
+    rows = [row for row in recorded("results")["memory"] if row["network"] == "basic_net" and row["devices"] > 1]
+    pairs = zip(*([row for row in rows if row["wrapper"] == wrapper] for wrapper in memory.WRAPPERS), strict=True)
     lines = ["| devices | first | each other | ratio | DDP, each |", "|--:|--:|--:|--:|--:|"]
-    for ours, theirs in zip(
-        *([row for row in rows if row["wrapper"] == w] for w in ("DataParallel", "DDP")), strict=True
-    ):
+    for ours, theirs in pairs:
         first, *others = (size / 2**20 for size in memory.totals(ours))
         each = max(memory.totals(theirs)) / 2**20
         cells = [ours["devices"], f"{first:.1f}", f"{max(others):.1f}", f"{first / max(others):.1f}", f"{each:.1f}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def mistakes(level: str) -> str:
+    """The pitfalls that belong to a level, each with what it is."""
+    modules = {name: importlib.import_module(pitfalls.module_name(name)) for name in pitfalls.NAMES}
+    own = [name for name, module in modules.items() if ladder.named(level) in module.LEVELS]
+    items = [f"- [`{name}`](../common/pitfalls/{name}.py): {pitfalls.title(name)}" for name in own]
+    return "\n".join(textwrap.fill(item, 80, subsequent_indent="  ", break_on_hyphens=False) for item in items)
 
 
 PARTS: dict[str, Callable[..., str]] = {
@@ -183,6 +191,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "epoch": epoch,
     "numbers": numbers,
     "devices": devices,
+    "mistakes": mistakes,
 }
 
 

@@ -1,6 +1,7 @@
 """The notebook runs from top to bottom, shows its plots, and is kept without outputs."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_it_is_kept_without_outputs():
 
 def test_a_text_stands_above_every_cell_of_code():
     kinds = [cell["cell_type"] for cell in json.loads(NOTEBOOK.read_text())["cells"]]
-    assert kinds[0] == "markdown" and all(pair != ("code", "code") for pair in zip(kinds, kinds[1:], strict=False))
+    assert kinds[0] == "markdown" and all(pair != ("code", "code") for pair in pairwise(kinds))
 
 
 @pytest.mark.slow
