@@ -155,13 +155,21 @@ def epoch(level: str) -> str:
 def numbers(level: str) -> str:
     """What the level gave and what it cost in the recorded comparison, in a line."""
     record, name, names = recorded("results"), ladder.named(level), ladder.levels()
-    speeds = {level: row["median"] for level, row in report.timed(record).items()}
-    fields = [f"{speeds[name]:.0f} images/s, {speeds[name] / speeds[names[0]]:.2f} of level 00"]
+    fields = [f"{report.timed(record)[name]['median']:.0f} images/s"]
+    if name != names[0]:
+        fields[0] += f", {paired(record, name):.2f} of level 00"
     fields.append(f"peak {' and '.join(f'{size / 2**20:.0f}' for size in peaks(record['levels'][name]))} MiB")
     if name != names[0]:
         added, removed = ladder.changed_lines(names[names.index(name) - 1], name)
         fields.append(f"{added} lines new, {removed} gone")
     return "    " + " | ".join(fields)
+
+
+def paired(record: dict, level: str) -> float:
+    """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
+    group = record["throughput"][0]
+    (ratio,) = [pair for pair in group["pairs"] if group["rows"][pair["of"]]["level"] == level]
+    return ratio["median"]
 
 
 def devices() -> str:
