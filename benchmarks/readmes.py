@@ -155,9 +155,11 @@ def epoch(level: str) -> str:
 def numbers(level: str) -> str:
     """What the level gave and what it cost in the recorded comparison, in a line."""
     record, name, names = recorded("results"), ladder.named(level), ladder.levels()
-    fields = [f"{report.timed(record)[name]['median']:.0f} images/s"]
-    if name != names[0]:
-        fields[0] += f", {paired(record, name):.2f} of level 00"
+    fields = []
+    if name in report.timed(record):
+        fields.append(f"{report.timed(record)[name]['median']:.0f} images/s")
+        if name != names[0]:
+            fields[0] += f", {paired(record, name):.2f} of level 00"
     fields.append(f"peak {' and '.join(f'{size / 2**20:.0f}' for size in peaks(record['levels'][name]))} MiB")
     if name != names[0]:
         added, removed = ladder.changed_lines(names[names.index(name) - 1], name)
