@@ -10,6 +10,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms import Join
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,28 +22,30 @@ from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batche
 from .optimizer import AcceleratedOptimizer, LossScaler
 from .scheduler import AcceleratedScheduler
 from .state import AcceleratorState, GradientState, PartialState, parse_flag_from_env
-from .utils.dataclasses import (
-    AutocastKwargs,
-    DataLoaderConfiguration,
-    DistributedDataParallelKwargs,
-    GradientAccumulationPlugin,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-    KwargsHandler,
-    ProjectConfiguration,
-)
+from .tracking import GeneralTracker, select_trackers
+from .utils import dataclasses as settings
 from .utils.memory import release_memory
 
-_HANDLERS = {
-    AutocastKwargs: "autocast_handler",
-    DistributedDataParallelKwargs: "ddp_handler",
-    GradScalerKwargs: "scaler_handler",
-    InitProcessGroupKwargs: "init_handler",
-}
 _OUT_OF_SCOPE = (
     "deepspeed_plugin deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin parallelism_config dynamo_plugin"
 )
 _NO_CONTEXT = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """DDP made in here does not log how it was made: torch 2.15 then takes a group that checks its collectives for a
+    bare gloo group, reads beside it, and crashes."""
+
+    class Silent(dist.Logger):
+        def set_construction_data_and_log(self, *_) -> None:
+            pass
+
+    logger, dist.Logger = dist.Logger, Silent
+    try:
+        yield
+    finally:
+        dist.Logger = logger
 
 
 def _linked(part: str, name: str) -> property:
@@ -86,13 +89,13 @@ class Accelerator:
         mixed_precision: str | None = None,
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
-        dataloader_config: DataLoaderConfiguration | None = None,
+        dataloader_config: settings.DataLoaderConfiguration | None = None,
         *,
         rng_types: list[str] | None = None,
         log_with: Any = None,
         project_dir: str | os.PathLike | None = None,
-        project_config: ProjectConfiguration | None = None,
-        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        project_config: settings.ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: settings.GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: list | None = None,
         dynamo_backend: str | None = None,
@@ -107,35 +110,34 @@ class Accelerator:
                 raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
         if gradient_accumulation_plugin is not None and gradient_accumulation_steps != 1:
             raise ValueError("pass either gradient_accumulation_steps or gradient_accumulation_plugin")
-        self.autocast_handler = self.ddp_handler = self.scaler_handler = self.init_handler = None
-        for handler in kwargs_handlers or ():
-            if type(handler) not in _HANDLERS:
-                raise NotImplementedError(f"{type(handler).__name__} is no kwargs handler of this core")
-            if getattr(self, _HANDLERS[type(handler)]) is not None:
-                raise ValueError(f"You can only pass one {type(handler).__name__} in `kwargs_handlers`.")
-            setattr(self, _HANDLERS[type(handler)], handler)
+        handlers = {type(handler): handler for handler in kwargs_handlers or ()}
+        if len(handlers) < len(kwargs_handlers or ()):
+            raise ValueError("You can only pass one of each kind in `kwargs_handlers`.")
+        self.autocast_handler = handlers.pop(settings.AutocastKwargs, None) or settings.AutocastKwargs()
+        ddp = settings.DistributedDataParallelKwargs
+        self.ddp_handler = handlers.pop(ddp, None) or ddp()
+        self.scaler_handler = handlers.pop(settings.GradScalerKwargs, None) or settings.GradScalerKwargs()
+        self.init_handler = handlers.pop(settings.InitProcessGroupKwargs, None) or settings.InitProcessGroupKwargs()
+        if handlers:
+            raise NotImplementedError(f"no kwargs handlers of this core: {', '.join(map(str, handlers))}")
         if PartialState._shared_state.get("ended"):
             PartialState._reset_state()
             GradientState._reset_state()
         steps = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", gradient_accumulation_steps))
-        self.gradient_state = GradientState(gradient_accumulation_plugin or GradientAccumulationPlugin(steps))
-        self.state = AcceleratorState(mixed_precision, cpu, **_kwargs(self.init_handler))
-        self.project_configuration = project_config or ProjectConfiguration(project_dir)
+        self.gradient_state = GradientState(gradient_accumulation_plugin or settings.GradientAccumulationPlugin(steps))
+        self.state = AcceleratorState(mixed_precision, cpu, **self.init_handler.to_kwargs())
+        self.project_configuration = project_config or settings.ProjectConfiguration(project_dir)
         if project_dir is not None and self.project_configuration.project_dir is None:
             self.project_configuration.set_directories(project_dir)
-        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        self.dataloader_config = dataloader_config or settings.DataLoaderConfiguration()
         if split_batches is not None:
             self.dataloader_config = replace(self.dataloader_config, split_batches=split_batches)
         self.device_placement, self.rng_types = device_placement, rng_types or []
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.dynamo_backend = str(dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")).lower()
-        self.trackers, self.log_with = [], []
-        if log_with is not None:
-            from .tracking import select_trackers
-
-            self.log_with = select_trackers(log_with, self.project_configuration.logging_dir)
+        self.trackers, self.log_with = [], select_trackers(log_with, self.project_configuration.logging_dir)
         fp16 = self.state.mixed_precision == "fp16"
-        self.scaler = LossScaler(self.state.device.type, **_kwargs(self.scaler_handler)) if fp16 else None
+        self.scaler = LossScaler(self.state.device.type, **self.scaler_handler.to_kwargs()) if fp16 else None
         # Micro-batches since a loader's end last closed a window, and how many the one has that is being closed so.
         self.step, self._short_window = 0, 0
         self._loss_was_divided = False
@@ -210,7 +212,8 @@ class Accelerator:
             model.compile(backend=self.dynamo_backend)
         if self.use_distributed and not evaluation_mode and any(p.requires_grad for p in model.parameters()):
             devices = None if self.device.type == "cpu" else [self.device.index]
-            model = DistributedDataParallel(model, device_ids=devices, **_kwargs(self.ddp_handler))
+            with _unlogged() if self.debug else _NO_CONTEXT:
+                model = DistributedDataParallel(model, device_ids=devices, **self.ddp_handler.to_kwargs())
         model._is_accelerate_prepared = True
         return self._keep(model, self._models)
 
@@ -305,13 +308,12 @@ class Accelerator:
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
 
-    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> contextlib.AbstractContextManager:
+    def autocast(self, autocast_handler: settings.AutocastKwargs | None = None) -> contextlib.AbstractContextManager:
         """A context with the run's mixed precision; prepared models enter it by themselves in their forward."""
         if self.mixed_precision == "no":
             return _NO_CONTEXT
         dtype = torch.float16 if self.mixed_precision == "fp16" else torch.bfloat16
-        handler = autocast_handler or self.autocast_handler or AutocastKwargs()
-        return torch.autocast(self.device.type, dtype, **vars(handler))
+        return torch.autocast(self.device.type, dtype, **vars(autocast_handler or self.autocast_handler))
 
     def unscale_gradients(self, optimizer=None) -> None:
         """Divide the scale of the loss (fp16) out of the gradients of `optimizer`, one, several, or all prepared."""
@@ -322,7 +324,7 @@ class Accelerator:
     def _unscaled(self, parameters) -> list[torch.Tensor]:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         chosen = set(map(id, parameters))
-        for optimizer in self._optimizers:
+        for optimizer in self._optimizers if self.sync_gradients else ():
             if not chosen.isdisjoint(map(id, optimizer.parameters())):
                 optimizer.unscale()
         return parameters
@@ -333,11 +335,9 @@ class Accelerator:
         Returns:
             The norm before; before the window's end that of what is there so far.
         """
-        if self.sync_gradients:
-            return torch.nn.utils.clip_grad_norm_(self._unscaled(parameters), max_norm, norm_type)
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], norm_type)
-        return norm / self.scaler.get_scale() if self.scaler else norm
+        limit = max_norm if self.sync_gradients else float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._unscaled(parameters), limit, norm_type)
+        return norm if self.sync_gradients or not self.scaler else norm / self.scaler.get_scale()
 
     def clip_grad_value_(self, parameters, clip_value: float) -> None:
         """Cut the gradients to [-clip_value, clip_value]; nothing before the window's end."""
@@ -370,17 +370,8 @@ class Accelerator:
     save_state, load_state = checkpointing.save_state, checkpointing.load_state
     save, save_model = checkpointing.save, checkpointing.save_model
 
-    def skip_first_batches(self, dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
-        """See `data_loader.skip_first_batches`."""
-        return skip_first_batches(dataloader, num_batches)
-
-    def gather(self, tensor: Any) -> Any:
-        """See `operations.gather`."""
-        return operations.gather(tensor)
-
-    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
-        """See `operations.pad_across_processes`."""
-        return operations.pad_across_processes(tensor, dim, pad_index, pad_first)
+    skip_first_batches = staticmethod(skip_first_batches)
+    gather, pad_across_processes = staticmethod(operations.gather), staticmethod(operations.pad_across_processes)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """What all processes computed for the batch at hand, each real sample once: `operations.gather_for_metrics`."""
@@ -467,8 +458,6 @@ class Accelerator:
             ValueError: on the main process, if there is no such tracker.
         """
         if not self.is_main_process:
-            from .tracking import GeneralTracker
-
             return GeneralTracker(_blank=True)
         for tracker in self.trackers:
             if tracker.name == name:
@@ -487,7 +476,3 @@ class Accelerator:
         self.trackers = []
         self.state.destroy_process_group()
         self.state.ended = True
-
-
-def _kwargs(handler: KwargsHandler | None) -> dict[str, Any]:
-    return handler.to_kwargs() if handler else {}

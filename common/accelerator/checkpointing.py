@@ -5,6 +5,8 @@ All files are written under a temporary name in that folder; renaming it to `.co
 checkpoint comes to be. They are then moved to their places, which a load finishes if the save was interrupted.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -12,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -55,7 +58,7 @@ def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_se
     elif output_dir is None:
         raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
     folder = Path(os.path.abspath(output_dir))
-    building = folder / broadcast_object_list([f".{uuid.uuid4().hex}.tmp"])[0]
+    building = Path(broadcast_object_list([str(draft(folder)) if accelerator.is_main_process else ""])[0])
 
     def start() -> None:
         if config.automatic_checkpoint_naming and _contents(folder) is not None:
@@ -83,16 +86,41 @@ def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_se
             _seal(building)
             os.rename(building, folder / COMPLETE)
         except BaseException:
+            full = shutil.disk_usage(building).free < 2**16
             shutil.rmtree(building, ignore_errors=True)
+            if full:  # of which torch.save says "unexpected pos 576 vs 534"
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
             raise
         _settle(folder)
         if config.automatic_checkpoint_naming and config.total_limit is not None:
-            for old in _numbered(folder.parent)[config.total_limit :]:
+            complete = [each for each in _numbered(folder.parent) if (each / MANIFEST).exists()]
+            for old in complete[config.total_limit :]:
                 shutil.rmtree(old)
 
     _together(write, _writes(config.save_on_each_node))
     config.iteration += 1
     return str(folder)
+
+
+def draft(folder: Path) -> Path:
+    """A name in `folder` for work in progress; what dead processes of this machine left under such names is dropped.
+
+    What belongs to a living process, or to another machine, may be the work of another job and stays.
+    """
+    host, pid = socket.gethostname(), os.getpid()
+    for left in folder.glob(f".*@*@{host}.tmp"):
+        owner = int(left.name.split("@")[1])
+        if owner == pid or not _is_alive(owner):
+            shutil.rmtree(left, ignore_errors=True)
+    return folder / f".{uuid.uuid4().hex}@{pid}@{host}.tmp"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
 
 
 def _writes(on_each_node: bool) -> bool:
@@ -225,13 +253,19 @@ def _numbered(parent: Path) -> list[Path]:
 
 
 def _newest(parent: Path) -> Path:
+    damaged = []
     for folder in _numbered(parent):
         try:
             _verify(folder)
             logger.info("resuming from %s", folder)
-            return folder
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
+            damaged += [folder] if (folder / MANIFEST).exists() else []
+            continue
+        for other in damaged:  # the run will come to their numbers again
+            with contextlib.suppress(OSError):
+                other.rename(f"{other}.damaged-{uuid.uuid4().hex[:8]}")
+        return folder
     raise FileNotFoundError(f"there is no complete checkpoint in {parent}")
 
 
@@ -250,7 +284,7 @@ def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **l
 
     Raises:
         CheckpointError: naming the file that is missing, damaged or foreign.
-        ValueError: for a folder that does not exist, or none given.
+        ValueError: if no folder is given.
         FileNotFoundError: under automatic naming, if no checkpoint is complete.
         RuntimeError: if other objects were registered than are here now.
     """
@@ -261,8 +295,6 @@ def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **l
     def choose() -> Path:
         if input_dir is None:
             return _newest(Path(accelerator.project_dir, "checkpoints"))
-        if not Path(input_dir).expanduser().is_dir():
-            raise ValueError(f"Tried to find {input_dir} but folder does not exist")
         _verify(Path(input_dir).expanduser())
         return Path(input_dir).expanduser()
 
@@ -364,11 +396,8 @@ def save_model(accelerator, model, save_directory, max_shard_size="10GB", safe_s
 
     Raises:
         NotImplementedError: for a model larger than `max_shard_size`, in bytes or like "10GB".
-        RuntimeError: for a model whose parameters are on the meta device.
     """
     tensors = accelerator.get_state_dict(model)
-    if any(tensor.is_meta for tensor in tensors.values()):
-        raise RuntimeError("You can't save the model since some parameters are on the meta device.")
     number, unit = re.fullmatch(r"(\d+)([KMG]?I?B)", f"{max_shard_size}B".upper().replace("BB", "B")).groups()
     limit = int(number) * (1024 if "I" in unit else 1000) ** "BKMG".index(unit[0])
     size = sum(tensor.nbytes for tensor in tensors.values())

@@ -111,8 +111,8 @@ class PartialState:
         self._owns_group = True
 
     def __repr__(self) -> str:
-        names = ["distributed_type", "backend", "num_processes", "process_index", "local_process_index", "device"]
-        return "\n".join(f"{name.replace('_', ' ').capitalize()}: {getattr(self, name)}" for name in names)
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return "\n".join(f"{name.replace('_', ' ').capitalize()}: {value}" for name, value in public.items())
 
     @staticmethod
     def _reset_state() -> None:
@@ -300,9 +300,6 @@ class AcceleratorState(PartialState):
         if mixed_precision is not None and wanted != current:
             raise ValueError(f"mixed_precision='{wanted}' came too late: this process already runs with '{current}'")
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()}\nMixed precision: {self.mixed_precision}"
-
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Forget the precision, and with `reset_partial_state` the process and its device too."""
@@ -326,19 +323,19 @@ class GradientState:
     def __init__(self, gradient_accumulation_plugin=None) -> None:
         self.__dict__ = GradientState._shared_state
         if not self.initialized:
-            self.sync_gradients = True
-            self.dataloader_references = []
-            self._configure({})
-        if gradient_accumulation_plugin is not None:
-            self._configure(gradient_accumulation_plugin.to_kwargs())
-
-    def _configure(self, plugin_kwargs: dict[str, Any]) -> None:
-        # Plain attributes: `accumulate` reads them in every step.
-        self.plugin_kwargs = plugin_kwargs
-        self.num_steps = plugin_kwargs.get("num_steps", 1)
-        self.adjust_scheduler = plugin_kwargs.get("adjust_scheduler", False)
-        self.sync_with_dataloader = plugin_kwargs.get("sync_with_dataloader", True)
-        self.sync_each_batch = plugin_kwargs.get("sync_each_batch", False)
+            self.sync_gradients, self.dataloader_references = True, []
+        if not self.initialized or gradient_accumulation_plugin is not None:
+            self.plugin_kwargs = (
+                {} if gradient_accumulation_plugin is None else gradient_accumulation_plugin.to_kwargs()
+            )
+            # Plain attributes: `accumulate` reads them in every step.
+            self.num_steps, self.adjust_scheduler, self.sync_with_dataloader, self.sync_each_batch = (
+                1,
+                False,
+                True,
+                False,
+            )
+            self.__dict__.update(self.plugin_kwargs)
 
     @property
     def initialized(self) -> bool:

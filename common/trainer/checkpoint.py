@@ -4,12 +4,15 @@ The accelerator saves and loads weights, optimizer, scheduler, gradient scaler, 
 loader's position; the Trainer adds `trainer_state.json`.
 """
 
+import os
 import re
 import shutil
+import socket
 import sys
 from pathlib import Path
 
 from common.accelerator import Accelerator
+from common.accelerator.checkpointing import draft
 from common.trainer.callbacks import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -23,12 +26,10 @@ def save_checkpoint(accelerator: Accelerator, state: TrainerState, output_dir: s
     """Save a checkpoint of `state.global_step` and then delete the oldest beyond `limit`. All ranks must call this.
 
     It is written under another name and renamed when it is complete, so that whatever is called `checkpoint-<step>`
-    can be loaded, wherever the process was killed.
+    can be loaded, wherever the process was killed. What a killed one left, the next one sweeps.
     """
     path = checkpoint_path(output_dir, state.global_step)
-    partial = path.with_name(f"tmp-{path.name}")
-    if accelerator.is_main_process:
-        shutil.rmtree(partial, ignore_errors=True)
+    partial = draft(path.parent) if accelerator.is_main_process else path
     accelerator.save_state(str(partial))
     if accelerator.is_main_process:
         state.save_to_json(str(partial / TRAINER_STATE_NAME))
@@ -67,9 +68,8 @@ def rotate_checkpoints(output_dir: str, limit: int, keep: set[str | None]) -> No
 
 
 def _delete(path: Path) -> None:
-    # Renamed first: half a checkpoint must not bear a checkpoint's name.
-    doomed = path.with_name(f"tmp-deleted-{path.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
+    # Renamed first: half a checkpoint must not bear a checkpoint's name. To one that the next save sweeps, as drafts.
+    doomed = path.with_name(f".{path.name}@{os.getpid()}@{socket.gethostname()}.tmp")
     path.rename(doomed)
     shutil.rmtree(doomed)
 
