@@ -33,8 +33,12 @@ def anchors(text: str) -> set[str]:
 def test_links_inside_the_repository_resolve(path):
     text = path.read_text()
     defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
-    for reference in re.findall(r"\]\[([^\]]+)\]", re.sub(r"\s+", " ", prose(text))):
-        assert reference in defined, reference
+    for reference in re.findall(r"\]\[([^\]]+)\]|\| \[([^\]]+)\] \|", re.sub(r"\s+", " ", prose(text))):
+        assert "".join(reference) in defined, reference
+    for label in defined:
+        assert f"[{label}]" in re.sub(r"^\[[^\]]+\]: .*$", "", text, flags=re.MULTILINE).replace("\n", " "), (
+            f"{label} is not used"
+        )
     for target in [*re.findall(r'(?:\]\(|src=")([^)"\s]+)', text), *defined.values()]:
         if "://" in target:
             continue
