@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import random
 import re
 import shutil
@@ -314,7 +315,7 @@ def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwar
     def load(name: str) -> Any:
         if not (folder / name).exists():
             raise CheckpointError(f"{folder} holds no {name}: it was saved by a run that had prepared something else")
-        return torch.load(folder / name, **({"map_location": where} | load_kwargs | {"weights_only": True}))
+        return _open(torch.load, folder / name, {"map_location": where} | load_kwargs | {"weights_only": True})
 
     saved, registered = len(list(folder.glob("custom_checkpoint_*.pkl"))), len(accelerator._custom_objects)
     if saved != registered:
@@ -323,7 +324,7 @@ def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwar
         if (folder / _model_name(index, True)).exists():
             from safetensors.torch import load_file
 
-            tensors = load_file(folder / _model_name(index, True), device=str(where))
+            tensors = _open(load_file, folder / _model_name(index, True), {"device": str(where)})
         else:
             tensors = load(_model_name(index, False))
         model = accelerator.unwrap_model(model, keep_torch_compile=False)
@@ -331,13 +332,28 @@ def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwar
     for name, obj in _stateful(accelerator):
         obj.load_state_dict(load(name))
     rank, ranks = accelerator.process_index, len(list(folder.glob(RANDOM_STATES.format("*"))))
-    _restore_random(accelerator, load(RANDOM_STATES.format(min(rank, ranks - 1))), rank < ranks)
+    name = RANDOM_STATES.format(min(rank, ranks - 1))
+    states = load(name)
+    try:
+        _restore_random(accelerator, states, rank < ranks)
+    except Exception as error:
+        raise CheckpointError(f"{folder / name} does not fit: {type(error).__name__}: {error}") from error
     gradients = [load(GRADIENTS.format(r)) for r in range(ranks) if (folder / GRADIENTS.format(r)).exists()]
     gradients = gradients if ranks != accelerator.num_processes else gradients[rank : rank + 1]
     for index, model in enumerate(accelerator._models):
         for name, parameter in accelerator.unwrap_model(model).named_parameters():
             parts = [of_rank[index][name] for of_rank in gradients if name in of_rank[index]]
             parameter.grad = sum(parts).div_(len(gradients)).to(parameter.device) if parts else None
+
+
+def _open(reader: Callable, path: Path, how: dict) -> Any:
+    """`reader(path)`: a forged file, for which the manifest vouches, is an error that names it."""
+    try:
+        return reader(path, **how)
+    except pickle.UnpicklingError:  # says what it refused to execute
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _restore_random(accelerator, states: dict[str, Any], own: bool) -> None:

@@ -228,7 +228,7 @@ def test_the_errors_that_the_readme_explains_are_those_that_appear(monkeypatch, 
                 parse_args(str(ladder.script(level)), [])
         return capsys.readouterr().err.strip()
 
-    world = dict.fromkeys(("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "0")
+    world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"), "0") | {"LOCAL_WORLD_SIZE": "2"}
     assert f"`{said('02_ddp_raw', WORLD_SIZE='3', **world)}`" in readme
     refused = said("00_single_gpu", WORLD_SIZE="2", **world).partition(": start")[0]
     assert f"`{refused}`" in readme
@@ -267,3 +267,16 @@ def test_ci_runs_the_two_commands_of_the_quick_start():
     assert len(start) == 2
     assert start[0].endswith("python -m benchmarks.compare") and start[1].endswith("&& pytest")
     assert ci.rstrip().endswith(start[1]) and start[0] in ci
+
+
+def unknown_tests(text: str) -> list[str]:
+    """The tests that `text` names in backticks and that there are not."""
+    sources = "\n".join(path.read_text() for path in (ladder.ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+    return [name for name in named if not re.search(rf"^def {name}\(", sources, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("path", READMES, ids=name)
+def test_the_tests_that_are_named_exist(path):
+    assert unknown_tests(path.read_text()) == []
+    assert unknown_tests("`test_the_tests_that_are_named_exist`, `test_of_nothing`") == ["test_of_nothing"]
