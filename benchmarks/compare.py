@@ -117,13 +117,15 @@ class Comparison:
         self.report["levels"][level]["run"] = self.on_ranks(level, proof.train, flags)[0]
 
     def prove(self, level: str) -> None:
-        """The weights' distance from level 00's, and the bytes on each device."""
-        path, result = self.folder / f"{level}.pt", self.report["levels"][level]
-        peaks = self.on_ranks(level, proof.weights, self.flags(level), steps=PROOF_STEPS, path=path)
-        weights, baseline = torch.load(path, weights_only=True), self.folder / f"{self.levels[0]}.pt"
+        """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
+        path, baseline = (self.folder / f"{name}.pt" for name in (level, self.levels[0]))
+        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", str(PROOF_STEPS), "--save", str(path), *proof.FEW]
+        self.on_ranks(level, proof.train, [*self.flags(level), *exact])
+        weights, result = torch.load(path, weights_only=True), self.report["levels"][level]
         if baseline.exists():
             result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
         result["weight_checksum"] = checksum(weights)
+        peaks = self.on_ranks(level, proof.peaks, self.flags(level))
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
 
     def evaluate(self, level: str) -> None:
@@ -158,11 +160,11 @@ class Comparison:
             raise subprocess.SubprocessError(f"{done.stderr[-4000:]}ended with exit code {done.returncode}")
         self.report["overhead"] = json.loads(path.read_text())["groups"]
 
-    def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None, **more) -> list:
+    def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
         """A job of `benchmarks.proof` on the processes of this level, which share the cores."""
         processes = (processes or self.options.world_size) if level in ladder.DISTRIBUTED else 1
         threads = max(1, available_cores() // processes)
-        return ranks(processes).run(job, level, flags, threads, timeout=TIMEOUT, **more)
+        return ranks(processes).run(job, level, flags, threads, timeout=TIMEOUT)
 
     def flags(self, level: str, batch_size: int | None = None) -> list[str]:
         replicas = ["--replicas", str(self.options.world_size)] if level == "01_data_parallel" else []

@@ -94,8 +94,8 @@ def test_the_report_is_drawn_again_from_the_results_alone(report, tmp_path):
 
 
 # A page in a frame of the wanted width: a headless window is never narrower than 500 pixels.
-PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="4000" srcdoc="{page}"></iframe><pre id="out"></pre>
-<script>document.getElementById("f").onload = event => {{
+PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="4000" srcdoc="{page}"></iframe>
+<pre id="out"></pre><script>document.getElementById("f").onload = event => {{
   const own = event.target.contentDocument, root = own.documentElement;
   const style = (name) => own.defaultView.getComputedStyle(own.querySelector(name));
   document.getElementById("out").textContent = JSON.stringify({{
