@@ -1,6 +1,7 @@
 """Ranks for benchmarks and tests: real processes, started once per world size and reused for every job."""
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -114,8 +115,14 @@ class Ranks:
                     failures[rank] = f"rank {rank}: {value}"
         return results, failures
 
-    def stop(self) -> None:
+    def stop(self, patience: float = 0) -> None:
+        """End the processes, at once or after as many seconds each in which to end by themselves."""
         for process, pipe in self._workers:
+            if patience and process.is_alive():
+                with contextlib.suppress(OSError):
+                    pipe.send(None)
+        for process, pipe in self._workers:
+            process.join(patience)
             process.kill()
             process.join()
             pipe.close()
@@ -133,4 +140,4 @@ def ranks(world_size: int) -> Ranks:
 @atexit.register
 def _stop_all() -> None:
     for pool in _pools.values():
-        pool.stop()
+        pool.stop(patience=5)
