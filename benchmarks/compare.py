@@ -27,6 +27,7 @@ from common.accelerator.state import available_cores
 
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
+ROUND = 10  # a round's share of the whole time, in the units of `Comparison.parts`
 TIMEOUT = 900  # seconds, for any one part
 
 
@@ -80,7 +81,7 @@ class Comparison:
         for level in ladder.DISTRIBUTED:
             yield f"{level} on {EVALUATION_RANKS} ranks", level, 4, partial(self.evaluate, level)
         for size in self.options.batch_sizes:
-            yield f"timing all levels in turn, batch {size}", None, 10 * self.options.rounds, partial(self.time, size)
+            yield f"timing all levels in turn, batch {size}", None, 10, partial(self.time, size)
         for devices in (2, 4, 8):
             yield f"memory on {devices} devices", None, 3, partial(self.account, devices)
         yield "overhead of a step", None, 15, self.overhead
@@ -90,7 +91,7 @@ class Comparison:
         parts = list(self.parts())
         form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed}"
         # disable=None: silent where stderr is not a terminal.
-        total = sum(share for _, _, share, _ in parts)
+        total = sum(share for _, _, share, _ in parts) + self.options.rounds * len(self.options.batch_sizes) * ROUND
         with (
             tempfile.TemporaryDirectory() as name,
             tqdm(total=total, leave=False, disable=None, bar_format=form, ncols=79) as self.bar,
@@ -140,11 +141,17 @@ class Comparison:
         levels = [level for level in self.levels if level not in self.failed()]
         configurations = [throughput.Configuration(level, 1 if level == first else n, size) for level in levels]
         timed = throughput.Throughput(configurations, 1.0, tuple(self.data_flags()))
-        samples = measure(timed.contestants, self.options.rounds)
+        samples = measure(timed.contestants, self.turns())
         one, *others = samples
         ratios = [(name, one) for name in others] if first in levels else []
         group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios)
         self.report.setdefault("throughput", []).append(group)
+
+    def turns(self) -> Iterator[int]:
+        """The rounds' numbers; the bar moves with them."""
+        for turn in range(self.options.rounds):
+            yield turn
+            self.bar.update(ROUND)
 
     def account(self, devices: int) -> None:
         """Memory of DataParallel and DDP on more devices than the levels ran on."""
