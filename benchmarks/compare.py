@@ -27,6 +27,7 @@ from common.accelerator.state import available_cores
 
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
+ROUND = 10  # a round's share of the whole time, in the units of `Comparison.parts`
 TIMEOUT = 900  # seconds, for any one part
 
 
@@ -80,7 +81,7 @@ class Comparison:
         for level in ladder.DISTRIBUTED:
             yield f"{level} on {EVALUATION_RANKS} ranks", level, 4, partial(self.evaluate, level)
         for size in self.options.batch_sizes:
-            yield f"timing all levels in turn, batch {size}", None, 10 * self.options.rounds, partial(self.time, size)
+            yield f"timing all levels in turn, batch {size}", None, 10, partial(self.time, size)
         for devices in (2, 4, 8):
             yield f"memory on {devices} devices", None, 3, partial(self.account, devices)
         yield "overhead of a step", None, 15, self.overhead
@@ -90,7 +91,7 @@ class Comparison:
         parts = list(self.parts())
         form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed}"
         # disable=None: silent where stderr is not a terminal.
-        total = sum(share for _, _, share, _ in parts)
+        total = sum(share for _, _, share, _ in parts) + self.options.rounds * len(self.options.batch_sizes) * ROUND
         with (
             tempfile.TemporaryDirectory() as name,
             tqdm(total=total, leave=False, disable=None, bar_format=form, ncols=79) as self.bar,
@@ -117,13 +118,15 @@ class Comparison:
         self.report["levels"][level]["run"] = self.on_ranks(level, proof.train, flags)[0]
 
     def prove(self, level: str) -> None:
-        """The weights' distance from level 00's, and the bytes on each device."""
-        path, result = self.folder / f"{level}.pt", self.report["levels"][level]
-        peaks = self.on_ranks(level, proof.weights, self.flags(level), steps=PROOF_STEPS, path=path)
-        weights, baseline = torch.load(path, weights_only=True), self.folder / f"{self.levels[0]}.pt"
+        """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
+        path, baseline = (self.folder / f"{name}.pt" for name in (level, self.levels[0]))
+        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", str(PROOF_STEPS), "--save", str(path), *proof.FEW]
+        self.on_ranks(level, proof.train, [*self.flags(level), *exact])
+        weights, result = torch.load(path, weights_only=True), self.report["levels"][level]
         if baseline.exists():
             result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
         result["weight_checksum"] = checksum(weights)
+        peaks = self.on_ranks(level, proof.peaks, self.flags(level))
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
 
     def evaluate(self, level: str) -> None:
@@ -138,11 +141,17 @@ class Comparison:
         levels = [level for level in self.levels if level not in self.failed()]
         configurations = [throughput.Configuration(level, 1 if level == first else n, size) for level in levels]
         timed = throughput.Throughput(configurations, 1.0, tuple(self.data_flags()))
-        samples = measure(timed.contestants, self.options.rounds)
+        samples = measure(timed.contestants, self.turns())
         one, *others = samples
         ratios = [(name, one) for name in others] if first in levels else []
         group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios)
         self.report.setdefault("throughput", []).append(group)
+
+    def turns(self) -> Iterator[int]:
+        """The rounds' numbers; the bar moves with them."""
+        for turn in range(self.options.rounds):
+            yield turn
+            self.bar.update(ROUND)
 
     def account(self, devices: int) -> None:
         """Memory of DataParallel and DDP on more devices than the levels ran on."""
@@ -158,11 +167,11 @@ class Comparison:
             raise subprocess.SubprocessError(f"{done.stderr[-4000:]}ended with exit code {done.returncode}")
         self.report["overhead"] = json.loads(path.read_text())["groups"]
 
-    def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None, **more) -> list:
+    def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
         """A job of `benchmarks.proof` on the processes of this level, which share the cores."""
         processes = (processes or self.options.world_size) if level in ladder.DISTRIBUTED else 1
         threads = max(1, available_cores() // processes)
-        return ranks(processes).run(job, level, flags, threads, timeout=TIMEOUT, **more)
+        return ranks(processes).run(job, level, flags, threads, timeout=TIMEOUT)
 
     def flags(self, level: str, batch_size: int | None = None) -> list[str]:
         replicas = ["--replicas", str(self.options.world_size)] if level == "01_data_parallel" else []

@@ -1,8 +1,8 @@
 """What the suites share: contestants that take turns as pytest-benchmark's rounds, and the record that remains.
 
-One test is one group of rows, and one round of pytest-benchmark is one turn of all its contestants: what takes turns can
-be compared, and the time that pytest-benchmark shows is the time of a whole round. The rows, with their samples, are in
-`extra_info`, in the shape of `benchmarks.records`.
+One test is one group of rows, and one round of pytest-benchmark is one turn of all its contestants: what takes turns
+can be compared, and the time that pytest-benchmark shows is the time of a whole round. The rows, with their samples,
+are in `extra_info`, in the shape of `benchmarks.records`.
 """
 
 import itertools

@@ -5,7 +5,6 @@ Each function is a job for one rank, and returns what this rank has to say.
 
 import contextlib
 import io
-from pathlib import Path
 
 import torch
 
@@ -25,13 +24,8 @@ def train(level: str, flags: list[str], threads: int) -> dict:
         return module.train(parse_args(module.__file__, flags))
 
 
-def weights(level: str, flags: list[str], threads: int, steps: int, path: Path) -> list[dict[str, int]]:
-    """Save the weights after some steps in float64 without dropout at `path`. Returns the bytes on each device.
-
-    They are of a run of its own, and of those devices that this process stands for: the rank's, or all replicas'.
-    """
-    exact = ["--dtype", "float64", "--no-dropout", "--max-steps", str(steps), *FEW]
-    train(level, [*flags, *exact, "--save", str(path)], threads)
+def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
+    """The bytes on each device that this process stands for, the rank's or all replicas', at its peak."""
     with accounting() as ledger:
         train(level, [*flags, "--max-steps", str(ACCOUNTED_STEPS), *FEW], threads)
     return list(ledger.peaks().values())

@@ -110,8 +110,8 @@ def notes(report: dict) -> str:
     lines += [f"Dataset: {names}, {report['steps']} steps. Memory: {memory_source(report)}."]
     if rows:
         count = report["throughput"][0]["rounds"]
-        noisy = " *: over 15 %, noisy." * any(row["noisy"] for row in rows.values())
-        lines.append(f"Images per s: median of {count} rounds in turn; spread: their middle half.{noisy}")
+        noisy = " *: noisy." * any(row["noisy"] for row in rows.values())
+        lines.append(wrapped(f"Images per s: median of {count} rounds in turn; spread: their middle half.{noisy}"))
     lines.append(f"Weights: after {report['proof_steps']} steps in float64 without dropout, against level 00.")
     lines += [wrapped(line) for line in (*troubles(report), *(verdict.line for verdict in verdicts(report)))]
     return "\n".join(lines)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from benchmarks import records
+from benchmarks import plots, records
 from common import ladder
 from common.accounting import CATEGORIES
 
@@ -76,3 +76,9 @@ def _report() -> dict:
 @pytest.fixture
 def report() -> dict:
     return copy.deepcopy(_report())
+
+
+@pytest.fixture
+def coarse(monkeypatch):
+    """Plots with few pixels, for tests that need no more."""
+    monkeypatch.setattr(plots, "DPI", 40)

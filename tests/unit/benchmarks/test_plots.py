@@ -22,9 +22,8 @@ def test_all_plots_are_drawn_twice_as_wide_as_they_are_shown(report, tmp_path):
 
 
 @pytest.mark.parametrize("key, name", PLOTS.items())
-def test_a_plot_whose_results_are_missing_fails_and_takes_the_old_one_with_it(report, tmp_path, monkeypatch, key, name):
-    monkeypatch.setattr(plots, "DPI", 50)  # quicker
-    plots.draw(report, tmp_path)
+def test_a_plot_whose_results_are_missing_fails_and_takes_the_old_one_with_it(report, tmp_path, coarse, key, name):
+    (tmp_path / name).write_bytes(b"an older plot")
     del report[key]
     with pytest.raises(plots.MissingResults):
         plots.draw(report, tmp_path)
@@ -36,12 +35,12 @@ def test_a_plot_whose_results_are_missing_fails_and_takes_the_old_one_with_it(re
 
 
 @pytest.mark.parametrize("key, name", PLOTS.items())
-def test_other_results_make_another_plot(report, tmp_path, monkeypatch, key, name):
-    monkeypatch.setattr(plots, "DPI", 50)
-    plots.draw(report, tmp_path)
-    before = _pixels(tmp_path / name)
-    plots.draw(report, tmp_path)
-    assert (_pixels(tmp_path / name) == before).all()
+def test_other_results_make_another_plot(report, tmp_path, coarse, key, name):
+    plot, path = getattr(plots, key), tmp_path / name
+    plot(report, path)
+    before = _pixels(path)
+    plot(report, path)
+    assert (_pixels(path) == before).all()
     if key == "memory":
         report["memory"][0]["peaks"][0]["activations"] *= 2
     else:
@@ -49,8 +48,8 @@ def test_other_results_make_another_plot(report, tmp_path, monkeypatch, key, nam
         for entry in (*group["rows"].values(), *group["pairs"]):
             entry["median"] *= 1.1
             entry["high"] *= 1.2
-    plots.draw(report, tmp_path)
-    after = _pixels(tmp_path / name)
+    plot(report, path)
+    after = _pixels(path)
     assert after.shape != before.shape or (after != before).any()
 
 
