@@ -23,6 +23,7 @@ def test_a_text_stands_above_every_cell_of_code():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute and a half where nothing else runs
 def test_it_runs_and_shows_what_it_says(monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason="the notebook is executed with nbclient, of the extra dev")
     nbclient = pytest.importorskip("nbclient", reason="the notebook is executed with nbclient, of the extra dev")
@@ -31,7 +32,7 @@ def test_it_runs_and_shows_what_it_says(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ladder.ROOT))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
-    nbclient.NotebookClient(notebook, timeout=280, kernel_name="python3", resources=resources).execute()
+    nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     shown = "".join(output.get("text", "") for output in outputs)
     for level in ladder.levels():
