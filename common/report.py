@@ -288,7 +288,7 @@ class Run:
             "memory_source": "measured" if peaks else None,
         }
         if self.rank == 0:
-            print(_result_line(result), flush=True)
+            print(result_line(result), flush=True)
             if self.args.save:
                 weights = {name: value.cpu() for name, value in model.state_dict().items()}
                 _write(self.args.save, lambda path: torch.save(weights, path))
@@ -330,7 +330,7 @@ class Run:
         return peaks
 
 
-def _result_line(result: dict) -> str:
+def result_line(result: dict) -> str:
     return (
         f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']} | "
         f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f} | "
