@@ -26,9 +26,8 @@ def _serve(pipe, rank: int, world_size: int) -> None:
     import torch
     from tqdm import tqdm
 
-    tqdm.set_lock(
-        threading.RLock()
-    )  # for the levels' bars: by default a semaphore, which a killed process leaves behind
+    # For the levels' bars: by default a semaphore, which a killed process leaves behind.
+    tqdm.set_lock(threading.RLock())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
     torch.set_num_threads(1)
     while True:
