@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 import traceback
 from multiprocessing.connection import wait
@@ -23,7 +24,10 @@ def free_port() -> int:
 
 def _serve(pipe, rank: int, world_size: int) -> None:
     import torch
+    from tqdm import tqdm
 
+    # For the levels' bars: by default a semaphore, which a killed process leaves behind.
+    tqdm.set_lock(threading.RLock())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
     torch.set_num_threads(1)
     while True:
