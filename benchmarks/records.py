@@ -106,8 +106,9 @@ def table(record: dict) -> str:
 
 def _pair_line(pair: dict) -> str:
     ratio = pair["kind"] == "ratio"
-    middle, low, high = (f"{pair[key]:.3f}" if ratio else number(pair[key]) for key in ("median", "low", "high"))
-    return f"  {pair['of']} {'/' if ratio else '−'} {pair['to']}".ljust(58) + f" {middle} ({low} to {high})"
+    middle, low, high = (f"{pair[key]:.3f}" if ratio else f"{pair[key]:.3g}" for key in ("median", "low", "high"))
+    left, right = f"  {pair['of']} {'/' if ratio else '−'} {pair['to']}", f"{middle} ({low} to {high})"
+    return f"{left} {right:>{max(0, 79 - len(left))}}"
 
 
 def number(value: float) -> str:
