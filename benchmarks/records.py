@@ -51,6 +51,9 @@ def group(
         facts: of each row, what else to keep.
         ratios, differences: the pairs (of, to) of rows to compare.
         notes: sentences for the reader.
+
+    Raises:
+        ValueError: if a fact bears the name of one of the measured values.
     """
     facts = facts or {}
     pairs = [("ratio", paired_ratio, pair) for pair in ratios]
@@ -59,7 +62,7 @@ def group(
         "group": name,
         "unit": unit,
         "rounds": max(map(len, samples.values()), default=0),
-        "rows": {row: _row(own) | facts.get(row, {}) for row, own in samples.items()},
+        "rows": {row: _row(own, facts.get(row, {})) for row, own in samples.items()},
         "pairs": [
             {"of": of, "to": to, "kind": kind} | _numbers(compare(samples[of], samples[to]))
             for kind, compare, (of, to) in pairs
@@ -68,9 +71,12 @@ def group(
     }
 
 
-def _row(samples: list[float]) -> dict:
+def _row(samples: list[float], facts: dict) -> dict:
     summary = summarise(samples)
-    return _numbers(summary) | {"noisy": summary.noisy, "samples": [rounded(sample) for sample in samples]}
+    row = _numbers(summary) | {"noisy": summary.noisy, "samples": [rounded(sample) for sample in samples]}
+    if taken := row.keys() & facts.keys():
+        raise ValueError(f"{', '.join(sorted(taken))} of a row cannot be a fact too")
+    return row | facts
 
 
 def _numbers(summary: Summary) -> dict:
@@ -100,8 +106,9 @@ def table(record: dict) -> str:
 
 def _pair_line(pair: dict) -> str:
     ratio = pair["kind"] == "ratio"
-    middle, low, high = (f"{pair[key]:.3f}" if ratio else number(pair[key]) for key in ("median", "low", "high"))
-    return f"  {pair['of']} {'/' if ratio else '−'} {pair['to']}".ljust(58) + f" {middle} ({low} to {high})"
+    middle, low, high = (f"{pair[key]:.3f}" if ratio else f"{pair[key]:.3g}" for key in ("median", "low", "high"))
+    left, right = f"  {pair['of']} {'/' if ratio else '−'} {pair['to']}", f"{middle} ({low} to {high})"
+    return f"{left} {right:>{max(0, 79 - len(left))}}"
 
 
 def number(value: float) -> str:

@@ -176,7 +176,7 @@ def environment(facts: dict[str, dict]) -> list[str]:
     shares = ", ".join(f"{count} × {share}" for count, share in sorted(threads.items()))
     row = next(iter(facts.values()))
     backends = ", ".join(sorted({row["backend"] for row in facts.values() if row["backend"]}))
-    return [f"{row['dataset']} on {row['device']}, {backends}; processes × threads: {shares}; {row['steps']} steps."]
+    return [f"{row['dataset']} on {row['device']}: {backends}.", f"{row['steps']} steps; processes × threads {shares}."]
 
 
 LEAST = {"03_accelerate": 0.98, "04_trainer": 0.97}  # of level 02's throughput

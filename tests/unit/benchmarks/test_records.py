@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import records
 
 
@@ -47,3 +49,8 @@ def test_a_file_is_read_back_as_it_was_written(tmp_path):
     records.write(path, "suite", {"cores": 2}, [_record()])
     assert json.loads(path.read_text()) == {"suite": "suite", "machine": {"cores": 2}, "groups": [_record()]}
     assert [file.name for file in tmp_path.iterdir()] == ["suite.json"]
+
+
+def test_a_fact_cannot_hide_what_was_measured():
+    with pytest.raises(ValueError, match="samples"):
+        records.group("g", "s", {"a": [1.0]}, {"a": {"samples": 3}})

@@ -75,7 +75,7 @@ def test_both_pipelines_load_the_same_images():
 def test_only_the_padded_sampler_counts_samples_twice():
     flags = (*SYNTHETIC, "--eval-samples", "100")
     ways = evaluation.facts(flags)
-    assert [row["samples"] for row in ways.values()] == [102, 100, 100]
+    assert [row["counted"] for row in ways.values()] == [102, 100, 100]
     assert ways[evaluation.EXACT]["correct"] == ways[evaluation.GATHERED]["correct"]
     assert [row["collectives"] for row in ways.values()][:2] == [1, 1]
     # Two tensors for each of a single step, and what makes the shards of the last one equally long.
