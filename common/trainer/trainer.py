@@ -146,7 +146,6 @@ class Trainer:
         state, progress = self.state, self.progress
         dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
         self._loss_sum, self._num_samples = torch.zeros((), dtype=dtype, device=accelerator.device), 0
-        self._learning_rate, self._grad_norm = progress.learning_rate, progress.grad_norm
         steps_before, samples_before, start_time = state.global_step, progress.samples, time.time()
 
         self.model_wrapped.train()
@@ -226,13 +225,12 @@ class Trainer:
             if not last:
                 self.call_event("on_substep_end")
         self._num_samples += num_samples
-        self._grad_norm = None
         if self.args.max_grad_norm > 0:
-            self._grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+            self.progress.grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.call_event("on_pre_optimizer_step")
         self.optimizer.step()
         self.call_event("on_optimizer_step")
-        self._learning_rate = self.optimizer.param_groups[0]["lr"]
+        self.progress.learning_rate = float(self.optimizer.param_groups[0]["lr"])
         if not self._plateau and not self.accelerator.optimizer_step_was_skipped:
             self.lr_scheduler.step()
 
@@ -295,26 +293,20 @@ class Trainer:
         if samples == 0:
             return
         progress.logged_loss, progress.logged_samples = progress.loss, progress.samples
-        self._note_step()
-        rates = {"grad_norm": progress.grad_norm, "learning_rate": progress.learning_rate}
-        self.log({"loss": loss / samples, **rates})
-
-    def _note_step(self) -> None:
-        """Keep what a log says of the last step, also for one that comes only after a restart."""
-        if self._grad_norm is None:
-            gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
-            self._grad_norm = nn.utils.get_total_norm(gradients)
-        self.progress.grad_norm, self.progress.learning_rate = float(self._grad_norm), float(self._learning_rate)
+        self.log({"loss": loss / samples, "grad_norm": progress.grad_norm, "learning_rate": progress.learning_rate})
 
     def _collect_losses(self) -> None:
-        """Move the losses of all ranks from the device into `progress`.
+        """Move the losses of all ranks from the device into `progress`, and what a log says of the last step.
 
         Before each save too, in every run: then the sums are added up in the same order with and without restarts.
         """
         sums = torch.stack([self._loss_sum, torch.full_like(self._loss_sum, self._num_samples)])
         loss, samples = self.accelerator.reduce(sums, reduction="sum").tolist()
-        self.progress.loss += loss
-        self.progress.samples += round(samples)
+        progress = self.progress
+        progress.loss, progress.samples = progress.loss + loss, progress.samples + round(samples)
+        if self._num_samples and not self.args.max_grad_norm:  # after a restart there may be no step to speak of
+            progress.grad_norm = nn.utils.get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+        progress.grad_norm = float(progress.grad_norm)
         self._loss_sum.zero_()
         self._num_samples = 0
 
@@ -341,7 +333,6 @@ class Trainer:
 
     def _save_checkpoint(self) -> None:
         self._collect_losses()
-        self._note_step()
         state, output_dir = self.state, self.args.output_dir
         if state.best_global_step is not None:
             best = checkpoint.checkpoint_path(output_dir, state.best_global_step)
@@ -416,10 +407,8 @@ class Trainer:
 
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared."""
-        how = {
-            "drop_last": self.args.dataloader_drop_last,
-            "shuffle": not isinstance(self.train_dataset, IterableDataset),
-        }
+        stream = isinstance(self.train_dataset, IterableDataset)
+        how = {"drop_last": self.args.dataloader_drop_last, "shuffle": not stream}
         return self.accelerator.prepare(self._loader(self.train_dataset, self.args.per_device_train_batch_size, **how))
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:

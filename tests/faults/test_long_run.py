@@ -28,7 +28,9 @@ def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
         level = ladder.DISTRIBUTED[number % 3]
         done = run_to_end(torchrun(script(level), *SHORT, "--max-steps", "1"), TMPDIR=str(tmp_path))
         assert done.returncode == 0, f"launch {number}: {done.stderr}"
-    left = [name for name in os.listdir(tmp_path) if not name.startswith("torchelastic_")]  # torchrun's empty folders
+    left = [
+        name for name in os.listdir(tmp_path) if not name.startswith("torch")
+    ]  # empty folders of torchrun and torch
     assert left == []
     assert sorted(os.listdir("/dev/shm")) == before
 
