@@ -80,12 +80,6 @@ def test_commands_start_what_exists_with_flags_that_it_takes(path, monkeypatch):
             module, flags = words[2], words[3:]
             if module == "torch.distributed.run":  # named, not used
                 continue
-            if module == "benchmarks.proof" and "--help" not in flags:  # it takes the levels' own flags
-                _, names, steps, *flags = flags
-                assert int(steps)
-                for level in names.split(","):
-                    parse_args(str(ladder.script(ladder.named(level))), flags)
-                continue
             shown = help_of(
                 lambda module=module: runpy.run_module(module, run_name="__main__"), [module, *flags], monkeypatch
             )
@@ -112,8 +106,12 @@ def in_folder(folder: str, level: str, flags: list[str]) -> dict:
 
 
 def level_commands() -> dict[str, list[str]]:
-    found = {" ".join(words): words for path in PAGES for words in commands(path)}
-    return {text: words for text, words in found.items() if LEVEL.search((script_and_world(words) or ("",))[0])}
+    found = {}
+    for words in (words for path in PAGES for words in commands(path)):
+        with contextlib.suppress(SystemExit):  # one that cannot be parsed fails the test above
+            if LEVEL.search((script_and_world(words) or ("",))[0]):
+                found[" ".join(words)] = words
+    return found
 
 
 @pytest.fixture(autouse=True)
