@@ -95,8 +95,8 @@ def _what_is_what(report: dict) -> str:
     return (
         f"Throughput is measured: the median of {rounds} rounds in which the levels take turns, and the width of their "
         f"middle half as a share of it. Accuracy and evaluated samples are of one run of {report['steps']} steps. "
-        f"Memory is {source}. |Δw| is the largest distance of a weight from level 00's after {report['proof_steps']} "
-        "steps in float64 without dropout."
+        f"Memory is {source}. Weights are those after {report['proof_steps']} steps in float64 without dropout: their "
+        "checksum is taken to four decimals, and |Δw| is the largest distance of one from level 00's."
     )
 
 
