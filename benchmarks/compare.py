@@ -191,12 +191,20 @@ def machine() -> dict:
     """The hardware and the versions that the numbers belong to."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "processor": platform.machine(),
+        "processor": processor(),
         "cores": available_cores(),
         "gpus": gpus,
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def processor() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def farthest(weights: dict, others: dict) -> float:

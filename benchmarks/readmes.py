@@ -148,7 +148,7 @@ def comparison() -> str:
 
 def epoch(level: str) -> str:
     """The result that one epoch at this level printed, folded to the width of a terminal."""
-    fields = result_line(recorded("one_epoch")["levels"][ladder.named(level)]).split(" | ")
+    fields = result_line(recorded("results")["levels"][ladder.named(level)]["run"]).split(" | ")
     return f"    {fields[0]}\n        " + " | ".join(fields[1:])
 
 

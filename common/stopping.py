@@ -6,7 +6,8 @@ same steps, by an all-reduce of one number; a step between costs nothing. On a G
 when it has long been there.
 
 The exit code is 128 + the signal's number, as that of a process that the signal ended: the training is not complete,
-and what restarts jobs that fail (a Kubernetes Job; torchrun with restarts allowed, when one rank was told) is to restart it.
+and what restarts jobs that fail (a Kubernetes Job; torchrun with restarts allowed, when one rank was told) is to
+restart it.
 """
 
 import contextlib
