@@ -20,7 +20,7 @@ def test_the_terminal_has_80_columns(report):
     for text in (introduction(report), table(report), notes(report)):
         assert all(len(line) <= 80 for line in text.splitlines()), text
     assert (
-        "01_data_parallel     1   95.00%     10000      855     1%        40 20   3e-13" in table(report).splitlines()
+        "01_data_parallel     1   95.00%    10000      855     1%        40 20 0badcafe" in table(report).splitlines()
     )
 
 
