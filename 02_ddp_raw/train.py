@@ -37,7 +37,7 @@ def train(args):
             backend = "nccl"  # faster, but wants a GPU for each process
     torch.set_num_threads(max(1, available_cores() // local_world_size))
     store = None if "RANK" in os.environ else dist.HashStore()
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=args.timeout)
     try:
         return train_rank(args, device, rank, world_size)
     finally:

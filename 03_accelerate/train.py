@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from common.accelerator.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
+from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
 from common.args import parse_args
 from common.data import collate, load_data
 from common.model import build_model
@@ -30,6 +30,7 @@ def train(args):
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         dataloader_config=DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=args.seed),
         project_config=ProjectConfiguration(args.checkpoint_dir, automatic_checkpoint_naming=True, total_limit=2),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
     try:
         return train_rank(args, accelerator, accelerator.device)

@@ -68,6 +68,7 @@ def train(args):
         seed=args.seed,  # of the sample order too
         dataloader_num_workers=args.num_workers,
         use_cpu=args.device.type == "cpu",
+        ddp_timeout=int(args.timeout.total_seconds()),  # of a collective; by default 1800
         **({} if args.mixed_precision == "no" else {args.mixed_precision: True}),
     )
     more = {"compute_metrics": compute_metrics, "optimizers": (optimizer, None)}

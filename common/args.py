@@ -3,6 +3,8 @@
 import argparse
 import math
 import os
+import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,8 +14,10 @@ from common.errors import fail
 
 _ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
 _ACCELERATED = ("03_accelerate", "04_trainer")
+_DISTRIBUTED = ("02_ddp_raw", *_ACCELERATED)
 _OWN_FLAGS = {
     "--replicas": ("01_data_parallel",),
+    "--timeout": _DISTRIBUTED,
     "--mixed-precision": _ACCELERATED,
     "--gradient-accumulation-steps": _ACCELERATED,
     "--checkpoint-dir": _ACCELERATED,
@@ -52,6 +56,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     flag("--json", type=_writable, metavar="PATH", help="the result")
     if level in _OWN_FLAGS["--replicas"]:
         flag("--replicas", type=_positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
+    if level in _DISTRIBUTED:
+        flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
     if level in _ACCELERATED:
         # A launcher's configuration file arrives as environment variables.
         precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -75,12 +81,12 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     return args
 
 
-def _number(text: str, kind: type, least: float, description: str):
+def _number(text: str, kind: type, least: float, description: str, most: float = sys.float_info.max):
     try:
         value = kind(text)
     except ValueError:
         value = math.nan
-    if not (least <= value < math.inf):
+    if not (least <= value <= most):
         raise argparse.ArgumentTypeError(f"must be {description}, not {text!r}")
     return value
 
@@ -91,6 +97,11 @@ def _positive(text: str) -> int:
 
 def _natural(text: str) -> int:
     return _number(text, int, 0, "a whole number of at least 0")
+
+
+def _seconds(text: str) -> timedelta:
+    # What lies above is more than a backend's clock can count.
+    return timedelta(seconds=_number(text, int, 1, "a whole number from 1 to 1000000", 10**6))
 
 
 def _positive_float(text: str) -> float:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from common.claim import claim
 from common.errors import fail
 
 WARM_UP_STEPS = 10
@@ -112,6 +113,8 @@ class Run:
             self.total_steps = min(self.total_steps, args.max_steps)
         self.meter = Meter(device, args.batch_size)
         self.epoch = 0
+        if getattr(args, "checkpoint_dir", None):
+            self._claim = claim(args.checkpoint_dir, self.rank)
         self._loss, self._losses = torch.zeros((), dtype=torch.float64, device=device), 0
         if device.type == "cuda":
             for index in self._cuda_devices():
@@ -194,6 +197,8 @@ class Run:
                 fail(f"the checkpoint in {self.args.checkpoint_dir} is of {theirs}")
         self.epoch = state["epoch"]
         self.meter.resume(state["steps"], state["seconds"])
+        if self.rank == 0:
+            print(f"{self.args.level}: resumed at step {self.meter.steps}", flush=True)
         self._losses = round(state["losses"] * self.accumulation)
         self._loss.fill_(state["loss"] / max(state["losses"], 1) * self._losses / self.accumulation)
 

@@ -5,6 +5,8 @@ All files are written under a temporary name in that folder; renaming it to `.co
 checkpoint comes to be. They are then moved to their places, which a load finishes if the save was interrupted.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -83,11 +85,15 @@ def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_se
             _seal(building)
             os.rename(building, folder / COMPLETE)
         except BaseException:
+            full = shutil.disk_usage(building).free < 2**16
             shutil.rmtree(building, ignore_errors=True)
+            if full:  # of which torch.save says "unexpected pos 576 vs 534"
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
             raise
         _settle(folder)
         if config.automatic_checkpoint_naming and config.total_limit is not None:
-            for old in _numbered(folder.parent)[config.total_limit :]:
+            complete = [each for each in _numbered(folder.parent) if (each / MANIFEST).exists()]
+            for old in complete[config.total_limit :]:
                 shutil.rmtree(old)
 
     _together(write, _writes(config.save_on_each_node))
@@ -225,13 +231,19 @@ def _numbered(parent: Path) -> list[Path]:
 
 
 def _newest(parent: Path) -> Path:
+    damaged = []
     for folder in _numbered(parent):
         try:
             _verify(folder)
             logger.info("resuming from %s", folder)
-            return folder
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
+            damaged += [folder] if (folder / MANIFEST).exists() else []
+            continue
+        for other in damaged:  # the run will come to their numbers again
+            with contextlib.suppress(OSError):
+                other.rename(f"{other}.damaged-{uuid.uuid4().hex[:8]}")
+        return folder
     raise FileNotFoundError(f"there is no complete checkpoint in {parent}")
 
 

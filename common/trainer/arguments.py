@@ -31,7 +31,7 @@ _REQUIREMENTS = (
     ("save_total_limit", lambda value: value is None or _is_count(value), "whole and above 0, or None"),
     ("max_steps", lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit"),
     ("logging_steps eval_steps save_steps", _is_interval, "whole and above 0, or a share below 1"),
-    ("num_train_epochs adam_epsilon", lambda value: value > 0, "above 0"),
+    ("num_train_epochs adam_epsilon ddp_timeout", lambda value: value > 0, "above 0"),
     ("learning_rate weight_decay max_grad_norm dataloader_num_workers", lambda value: value >= 0, "0 or more"),
     ("adam_beta1 adam_beta2 warmup_ratio", lambda value: 0 <= value < 1, "in [0, 1)"),
     ("warmup_steps", lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1"),
@@ -74,6 +74,7 @@ class TrainingArguments:
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name,
             else ["labels"].
+        ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         resume_from_checkpoint: what `Trainer.train` resumes from unless it is told: a folder, or True for the newest.
 
     Raises:
@@ -124,6 +125,7 @@ class TrainingArguments:
     torch_compile: bool = False
     use_cpu: bool = False
     ddp_find_unused_parameters: bool | None = None
+    ddp_timeout: int = 1800
 
     def __post_init__(self) -> None:
         self.output_dir = os.path.expanduser(self.output_dir)

@@ -70,6 +70,8 @@ class Progress:
     samples: int = 0
     logged_loss: float = 0.0  # of these, what has been logged
     logged_samples: int = 0
+    learning_rate: float = 0.0  # of the last step, for a log before the next one
+    grad_norm: float = 0.0
 
 
 class TrainerCallback:

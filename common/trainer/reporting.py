@@ -19,11 +19,12 @@ def training_summary(args, state, model, train_dataloader) -> str:
     size = "unknown" if isinstance(dataset, IterableDataset) else len(dataset)
     # A process uses one device, however many it sees.
     gpus, trainable = torch.cuda.device_count(), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    resumed = f"\n  Resumed at step = {state.global_step}" if state.global_step else ""
     return (
         f"***** Running training *****\n  Num examples = {size}\n  Num epochs = {state.num_train_epochs}\n"
         f"  Batch size per device = {batch}\n  Total batch size = {batch * accumulation * processes}\n"
         f"  Gradient accumulation steps = {accumulation}\n  Total optimization steps = {state.max_steps}\n"
-        f"  Number of processes = {processes} ({gpus} GPUs visible)\n  Trainable parameters = {trainable}"
+        f"  Number of processes = {processes} ({gpus} GPUs visible)\n  Trainable parameters = {trainable}{resumed}"
     )
 
 

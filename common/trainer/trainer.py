@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -75,6 +76,7 @@ class Trainer:
         if args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {str(args.eval_strategy)!r}, but there is no eval_dataset")
         ddp = {"find_unused_parameters": bool(args.ddp_find_unused_parameters)}
+        timeout = timedelta(seconds=args.ddp_timeout)
         # In one notebook after another Trainer: let this one choose its own precision.
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(
@@ -85,7 +87,7 @@ class Trainer:
             dataloader_config=utils.DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.data_seed),
             # Else the scheduler would be stepped once for every process.
             step_scheduler_with_optimizer=False,
-            kwargs_handlers=[utils.DistributedDataParallelKwargs(**ddp)],
+            kwargs_handlers=[utils.DistributedDataParallelKwargs(**ddp), utils.InitProcessGroupKwargs(timeout=timeout)],
             dynamo_backend="inductor" if args.torch_compile else None,
             log_with=args.report_to or None,
             project_dir=args.output_dir,
@@ -144,7 +146,7 @@ class Trainer:
         state, progress = self.state, self.progress
         dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
         self._loss_sum, self._num_samples = torch.zeros((), dtype=dtype, device=accelerator.device), 0
-        self._grad_norm = None
+        self._learning_rate, self._grad_norm = progress.learning_rate, progress.grad_norm
         steps_before, samples_before, start_time = state.global_step, progress.samples, time.time()
 
         self.model_wrapped.train()
@@ -224,6 +226,7 @@ class Trainer:
             if not last:
                 self.call_event("on_substep_end")
         self._num_samples += num_samples
+        self._grad_norm = None
         if self.args.max_grad_norm > 0:
             self._grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.call_event("on_pre_optimizer_step")
@@ -292,9 +295,16 @@ class Trainer:
         if samples == 0:
             return
         progress.logged_loss, progress.logged_samples = progress.loss, progress.samples
-        gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
-        norm = nn.utils.get_total_norm(gradients) if self._grad_norm is None else self._grad_norm
-        self.log({"loss": loss / samples, "grad_norm": float(norm), "learning_rate": float(self._learning_rate)})
+        self._note_step()
+        rates = {"grad_norm": progress.grad_norm, "learning_rate": progress.learning_rate}
+        self.log({"loss": loss / samples, **rates})
+
+    def _note_step(self) -> None:
+        """Keep what a log says of the last step, also for one that comes only after a restart."""
+        if self._grad_norm is None:
+            gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
+            self._grad_norm = nn.utils.get_total_norm(gradients)
+        self.progress.grad_norm, self.progress.learning_rate = float(self._grad_norm), float(self._learning_rate)
 
     def _collect_losses(self) -> None:
         """Move the losses of all ranks from the device into `progress`.
@@ -331,6 +341,7 @@ class Trainer:
 
     def _save_checkpoint(self) -> None:
         self._collect_losses()
+        self._note_step()
         state, output_dir = self.state, self.args.output_dir
         if state.best_global_step is not None:
             best = checkpoint.checkpoint_path(output_dir, state.best_global_step)

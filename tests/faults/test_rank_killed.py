@@ -1,0 +1,123 @@
+"""A rank dies: with restarts the job ends as though nothing had been; without, it ends soon and says who and why."""
+
+import os
+import re
+import signal
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.jobs import ON_LINUX, job, launcher, run_to_end, script, torchrun
+from tests.levels import farthest
+from tests.workers import free_port
+
+pytestmark = ON_LINUX
+
+# 100 steps an epoch, with dropout: what is lost or drawn twice would be seen in the weights.
+TRAINING = ["--dataset", "synthetic", "--train-samples", "3200", "--eval-samples", "100", "--batch-size", "32"]
+TWO_EPOCHS = [*TRAINING, "--epochs", "2"]
+SABOTEUR = str(Path(__file__).parent / "saboteur.py")
+
+
+@cache
+def undisturbed(level: str) -> dict:
+    """The weights of the same training without a kill, and without checkpoints."""
+    path = Path(os.environ["LADDER_TEST_FOLDER"], f"{level}.pt")
+    done = run_to_end(torchrun(script(level), *TWO_EPOCHS, "--save", str(path)))
+    assert done.returncode == 0, done.stderr
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LADDER_TEST_FOLDER", str(tmp_path_factory.mktemp("undisturbed")))
+        yield
+    undisturbed.cache_clear()
+
+
+def checkpointing(folder: Path) -> list[str]:
+    return ["--checkpoint-dir", str(folder / "c"), "--checkpoint-every", "20"]
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest complete checkpoint; the names are counted from 0 at level 03, in steps at level 04."""
+    counted = [path.parent.name for path in folder.glob("c/checkpoints/checkpoint_*/manifest.json")]
+    steps = [path.parent.name for path in folder.glob("c/checkpoint-*/trainer_state.json")]
+    numbers = [20 * int(name.split("_")[1]) + 20 for name in counted] + [int(name.split("-")[1]) for name in steps]
+    return max(numbers, default=0)
+
+
+def assert_same_bits(weights: dict, others: dict) -> None:
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+RESTARTS = [
+    pytest.param("03_accelerate", torchrun, 1),
+    pytest.param("04_trainer", torchrun, 0),
+    pytest.param("03_accelerate", launcher, 0),
+    pytest.param("04_trainer", launcher, 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level, start, rank", RESTARTS)
+def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, start, rank, tmp_path):
+    weights = tmp_path / "w.pt"
+    command = start(script(level), *TWO_EPOCHS, *checkpointing(tmp_path), "--save", str(weights), restarts=3)
+    with job(command) as run:
+        run.wait_for(lambda: newest_step(tmp_path) >= 40)
+        os.kill(run.rank(rank), signal.SIGKILL)
+        assert run.end() == 0, run.err
+        plans = [line for line in run.out.splitlines() if line.startswith(f"{level}: 2 × gloo")]
+        assert len(plans) == 2, "the second attempt is a start of its own"
+        resumed = [int(step) for step in re.findall(r"[Rr]esumed at step (?:= )?(\d+)", run.out)]
+        assert len(resumed) == 1 and 40 <= resumed[0] < 200 and resumed[0] % 20 == 0, run.out
+    assert_same_bits(torch.load(weights, weights_only=True), undisturbed(level))
+
+
+@pytest.mark.slow
+def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(tmp_path):
+    """A change of membership: torchrun stops the healthy ranks and starts them anew, more of them this time.
+
+    torch 2.15's agents share a store and tell its address only once: without the variable a newcomer waits in vain.
+    """
+    renewed = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    exact = [*TWO_EPOCHS, "--no-dropout", "--dtype", "float64"]
+    flags = [*exact, *checkpointing(tmp_path), "--save", str(tmp_path / "grown.pt")]
+    where = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "grows"]
+    where += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
+    where += ["--rdzv-conf", "last_call_timeout=1"]
+    command = [*torchrun()[:3], *where, script("03_accelerate"), *flags]
+    with job(command, **renewed) as first:
+        first.wait_for(lambda: newest_step(tmp_path) >= 40)
+        with job(command, **renewed) as second:
+            assert first.end() == 0, first.err + "SECOND" + second.out + second.err
+            assert second.end() == 0, second.err
+        assert "03_accelerate: 2 × gloo" in first.out + second.out
+        assert "resumed at step" in first.out + second.out
+    done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))
+    assert done.returncode == 0, done.stderr
+    ends = [torch.load(tmp_path / name, weights_only=True) for name in ("grown.pt", "w.pt")]
+    assert 0 < farthest(*ends) <= 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [torchrun, launcher])
+@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate", "04_trainer"])
+@pytest.mark.parametrize("fault", ["raises", "is_killed"])
+def test_without_restarts_the_job_ends_soon_and_says_which_rank_and_why(level, start, fault):
+    with job(start(SABOTEUR, fault, "5", level, *TRAINING, "--epochs", "90")) as run:
+        run.wait_for(lambda: f"{level}: 2 × gloo" in run.out)
+        # 30 seconds would do on a machine that has nothing else to do.
+        assert run.end(60) != 0
+        assert f"{level}: synthetic accuracy" not in run.out
+        if fault == "raises":
+            assert "[rank1]: ArithmeticError: the reason" in run.err and "in nll_loss" in run.err
+        elif start is torchrun:
+            assert re.search(r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 \(pid: \d+\) +\(SIGKILL\)", run.err)
+        else:
+            assert "launch: rank 1 failed: ended by SIGKILL (local rank 1" in run.err

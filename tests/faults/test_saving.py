@@ -1,0 +1,52 @@
+"""Saving disturbs nothing, and what was saved can be gone on from with any number of processes."""
+
+import contextlib
+import io
+import re
+import shutil
+
+import pytest
+import torch
+
+from tests.levels import EXACT, SHORT, farthest, run_level
+from tests.workers import ranks
+
+CHECKPOINTING = ["03_accelerate", "04_trainer"]
+SLOW = pytest.mark.slow
+
+
+def heard(level: str, argv: list[str]) -> tuple[str, dict]:
+    """What one rank prints, and on rank 0 the final weights."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        _, weights = run_level(level, argv)
+    return out.getvalue(), weights
+
+
+def run(level: str, processes: int, argv: list[str]) -> tuple[str, dict]:
+    return heard(level, argv) if processes == 1 else ranks(processes).run(heard, level, argv)[0]
+
+
+@pytest.mark.parametrize("level", CHECKPOINTING)
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=SLOW), 2])
+def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, processes, tmp_path):
+    training = [*SHORT, "--epochs", "2"]  # with dropout: an extra draw would be seen
+    saving = ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1"]
+    (_, weights), (_, others) = run(level, processes, training), run(level, processes, [*training, *saving])
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert len(list(tmp_path.glob("**/manifest.json"))) == 2  # of four, the two newest
+
+
+@SLOW
+@pytest.mark.parametrize("level", CHECKPOINTING)
+def test_stopped_on_two_processes_and_resumed_on_others_the_weights_are_those_of_one_run(level, tmp_path):
+    """96 = 1 × 96 = 2 × 48 = 3 × 32 = 4 × 24; three epochs of two steps, stopped in the middle of the second."""
+    training = [*EXACT, "--epochs", "3"]
+    saving = ["--checkpoint-every", "1", "--checkpoint-dir"]
+    _, expected = run(level, 2, training)
+    _, stopped = run(level, 2, [*training, *saving, str(tmp_path / "2"), "--max-steps", "3"])
+    assert farthest(stopped, expected) > 1e-6
+    for processes in (1, 3, 4):
+        folder = shutil.copytree(tmp_path / "2", tmp_path / f"on {processes}")
+        said, resumed = run(level, processes, [*training, *saving, str(folder)])
+        assert re.search("[Rr]esumed at step (= )?3\n", said), said
+        assert farthest(resumed, expected) <= 1e-9, processes
