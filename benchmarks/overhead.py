@@ -1,18 +1,22 @@
-"""What an abstraction adds to a training step: a raw loop, the core and its peers, round by round in one process.
+"""What an abstraction adds to a training step: a raw loop, the core, the Trainer and their peers, in one process.
 
 The model is Linear(16, 10), the batch 64 samples, in memory, on the CPU with one thread: next to nothing to compute, so
 that what is left is the loop's own cost. Each round runs every contestant once over the same batches, in an order that
-rotates; what counts is the difference to the raw loop of the same round.
+rotates; what counts is the difference to a raw loop of the same round that does the same work. The Trainers' raw loop
+also steps a schedule and sums the losses, as they do; nobody clips gradients, logs or saves.
 
     python -m benchmarks.overhead
 """
 
 import argparse
+import contextlib
+import importlib
 import importlib.util
-import json
-import statistics
+import io
+import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,36 +25,57 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
+from benchmarks import records
+from benchmarks.paired import Samples, measure
+
 STEPS, WARM_UP, BATCH = 400, 100, 64
+RAW, RAW_LIKE_TRAINER = "raw loop", "raw loop like a Trainer's"
 
 
-class Samples(TensorDataset):
+class Batches(TensorDataset):
     """Hands out whole batches, so that loading costs next to nothing."""
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, ...]:
         return self[indices]
 
 
+def data() -> Batches:
+    return Batches(torch.randn(STEPS * BATCH, 16), torch.randint(10, (STEPS * BATCH,)))
+
+
+class Stopwatch:
+    """Seconds per step from the end of the warm-up to the end of the last step."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+
+    def step(self, number: int) -> None:
+        """Step `number`, from 1, has ended."""
+        if number == WARM_UP:
+            self.began = self.clock()
+        elif number == STEPS:
+            self.seconds_per_step = (self.clock() - self.began) / (STEPS - WARM_UP)
+
+
 def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
-    """A model, its optimizer and its loader: the same for every contestant."""
+    """A model, its optimizer and its loader: the same for every contestant with a loop of its own."""
     torch.manual_seed(0)
-    samples = Samples(torch.randn(STEPS * BATCH, 16), torch.randint(10, (STEPS * BATCH,)))
     model = torch.nn.Linear(16, 10)
-    loader = DataLoader(samples, BATCH, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
+    loader = DataLoader(data(), BATCH, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
 
 
 def timed(model, optimizer, loader, backward: Callable, accumulate: Callable) -> float:
     """Seconds per step after the warm-up."""
-    for step, (inputs, targets) in enumerate(loader):
-        if step == WARM_UP:
-            began = time.perf_counter()
+    stopwatch = Stopwatch()
+    for step, (inputs, targets) in enumerate(loader, start=1):
         with accumulate(model):
             loss = F.cross_entropy(model(inputs), targets)
             backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-    return (time.perf_counter() - began) / (STEPS - WARM_UP)
+        stopwatch.step(step)
+    return stopwatch.seconds_per_step
 
 
 def raw() -> float:
@@ -81,41 +106,112 @@ def fabric() -> float:
     return timed(model, optimizer, loader, engine.backward, lambda model: nullcontext())
 
 
+def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    return {"x": batch[0], "y": batch[1]}
+
+
+def optimizer_and_schedule(model: torch.nn.Module):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+
+def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds per step of a loop that does what a Trainer does: clipping if `clip`, schedule, sum of the losses."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 10)
+    optimizer, schedule = optimizer_and_schedule(model)
+    loss_sum, stopwatch = torch.zeros((), dtype=torch.float64), Stopwatch(clock)
+    for step, batch in enumerate(DataLoader(data(), BATCH, shuffle=True, collate_fn=to_dict), start=1):
+        loss = F.cross_entropy(model(batch["x"]), batch["y"])
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        loss_sum += loss.detach()
+        stopwatch.step(step)
+    return stopwatch.seconds_per_step
+
+
+def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds per step of the Trainer of `library`, "common.trainer" or "transformers"."""
+    module = importlib.import_module(library)
+    stopwatch = Stopwatch(clock)
+
+    class LossTrainer(module.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return F.cross_entropy(model(inputs["x"]), inputs["y"])
+
+    class Watching(module.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            stopwatch.step(state.global_step)
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 10)
+    # The summary that a Trainer prints at its end belongs to no table.
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        arguments = module.TrainingArguments(
+            folder,
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=1,
+            max_grad_norm=clip,
+            use_cpu=True,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        more = {"callbacks": [Watching()], "optimizers": optimizer_and_schedule(model)}
+        LossTrainer(model, arguments, to_dict, data(), **more).train()
+    return stopwatch.seconds_per_step
+
+
 def contestants() -> dict[str, Callable[[], float]]:
-    """Those that can run here, the raw loop first."""
+    """Those that can run here, each returning seconds per step; the first is the raw loop."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     found = {
-        "raw loop": raw,
+        RAW: raw,
         "common.accelerator": accelerated("common.accelerator", False),
         "common.accelerator, accumulate()": accelerated("common.accelerator", True),
     }
-    if importlib.util.find_spec("accelerate"):
+    if not missing("accelerate"):
         found["accelerate"] = accelerated("accelerate", False)
         found["accelerate, accumulate()"] = accelerated("accelerate", True)
-    if importlib.util.find_spec("lightning"):
+    if not missing("lightning"):
         found["lightning.fabric"] = fabric
+    found[RAW_LIKE_TRAINER] = by_hand
+    found["common.trainer"] = lambda: by_trainer("common.trainer")
+    if not missing("accelerate", "transformers"):
+        found["transformers.Trainer"] = lambda: by_trainer("transformers")
     return found
 
 
-def measure(rounds: int) -> dict[str, list[float]]:
-    """Microseconds per step of each contestant in each round."""
-    torch.set_num_threads(1)
-    running = contestants()
-    names = list(running)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in tqdm(range(rounds), leave=False, disable=None):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            times[name].append(running[name]() * 1e6)
-    return times
+def missing(*names: str) -> list[str]:
+    """Which of these packages are not installed."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Per contestant the median step, and median and quartiles of what it adds to the raw loop, in µs."""
-    result = {}
-    for name, own in times.items():
-        added = [mine - theirs for mine, theirs in zip(own, times["raw loop"], strict=True)]
-        low, middle, high = statistics.quantiles(added, n=4) if len(added) > 1 else added * 3
-        result[name] = {"step": statistics.median(own), "added": middle, "low": low, "high": high}
-    return result
+def in_microseconds(running: dict[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
+    return {name: lambda run=run: run() * 1e6 for name, run in running.items()}
+
+
+def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
+    """The record of `benchmarks.records.group`: steps in µs, and what each adds to its raw loop as a "difference".
+
+    In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
+    Trainers RAW_LIKE_TRAINER.
+    """
+    raw_loops = (RAW, RAW_LIKE_TRAINER)
+    added = [(name, raw_loops["rainer" in name]) for name in samples if name not in raw_loops]
+    return records.group("overhead per step", "µs", samples, differences=added, notes=notes)
+
+
+def skipped() -> list[str]:
+    """A sentence for each peer that is not here."""
+    peers = missing("accelerate", "lightning", "transformers")
+    return [f"Without {', '.join(peers)}: not installed (pip install -e '.[peers]')."] if peers else []
 
 
 def main() -> None:
@@ -123,12 +219,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, metavar="N")
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
-    times = measure(options.rounds)
-    print(f"{'µs per step, medians of ' + str(options.rounds) + ' rounds':<36}{'step':>8}{'added':>8}  quartiles")
-    for name, row in summary(times).items():
-        print(f"{name:<36}{row['step']:8.1f}{row['added']:8.1f}  {row['low']:.1f} to {row['high']:.1f}")
+    torch.set_num_threads(1)
+    running = in_microseconds(contestants())
+    record = summary(measure(running, tqdm(range(options.rounds), leave=False, disable=None)), skipped())
+    print(records.table(record))
     if options.json:
-        options.json.write_text(json.dumps({"times": times, "summary": summary(times)}, indent=2) + "\n")
+        from benchmarks.compare import machine
+
+        records.write(options.json, "overhead", machine(), [record])
 
 
 if __name__ == "__main__":
