@@ -39,16 +39,18 @@ TIMED_OUT = re.compile(r"RuntimeError: .*[Tt]imed out waiting \d+ms")
 class Job:
     """A level on 2 nodes × 2 processes, and what each node's torchrun and ranks have said."""
 
-    def __init__(self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts: int = 0):
+    def __init__(
+        self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts: int, environment
+    ):
         self.nodes, self.folder, self.weights = nodes, folder, folder / "weights.pt"
         script = [str(ladder.script(level)), *EXACT, "--timeout", str(TIMEOUT), "--save", str(self.weights), *flags]
         self.arguments, self.stack = ["--max-restarts", str(restarts), *script], stack
+        self.environment = environment | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
         self.agents = [self.start(node) for node in (0, 1)]
 
     def start(self, node: int):
         log = self.stack.enter_context((self.folder / f"node.{node}").open("a"))
-        environment = {"TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        return self.nodes.torchrun(node, self.arguments, 2, environment=environment, stdout=log, stderr=log)
+        return self.nodes.torchrun(node, self.arguments, 2, environment=self.environment, stdout=log, stderr=log)
 
     def said(self, node: int) -> str:
         return (self.folder / f"node.{node}").read_text()
@@ -81,19 +83,19 @@ def on_one_machine() -> dict:
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(level, flags, restarts=0)`: the job on a new pair of nodes, which go with all that is on them."""
+    """`start(level, flags)`: the job on a new pair of nodes, which go with all that is on them."""
     with ExitStack() as stack:
         nodes = stack.enter_context(two_nodes())
-        yield lambda *job, **options: Job(nodes, stack, tmp_path, *job, **options)
+        yield lambda *job, restarts=0, **environment: Job(nodes, stack, tmp_path, *job, restarts, environment)
 
 
 @pytest.fixture
 def slowly(start, tmp_path):
-    """`slowly(restarts)`: level 03 with checkpoints, over a cable so slow that it can be hurt in the middle."""
+    """`slowly(restarts, **environment)`: level 03 with checkpoints, over a cable so slow that it can be hurt in the middle."""
 
-    def run(restarts: int) -> Job:
+    def run(restarts: int, **environment: str) -> Job:
         flags = ["--eval-samples", "96", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "3"]
-        job = start("03_accelerate", flags, restarts=restarts)
+        job = start("03_accelerate", flags, restarts=restarts, **environment)
         job.nodes.limit(200e6)  # 9.6 MB of gradients, 1.5 times from node to node in a ring of four: 0.6 s a step
         return job
 
@@ -132,7 +134,7 @@ def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(slowly):
 
 
 def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(slowly):
-    job = slowly(restarts=3)
+    job = slowly(restarts=3, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     job.wait_for_a_checkpoint()
     job.nodes.kill(1)
     job.wait_for(lambda: "Traceback" in job.said(0), "an error on the node that is left")
