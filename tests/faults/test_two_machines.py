@@ -1,0 +1,143 @@
+"""Two machines, made of network namespaces: the same training as on one, and what a cut cable and a lost node do to it.
+
+gloo notices a dead link when a collective's `--timeout` is over. torchrun's agents hear of it from TCP, which goes on
+trying for a quarter of an hour: Linux's net.ipv4.tcp_retries2 says how long, and each node has its own.
+
+A new agent that joins a later round of the rendezvous waits in vain for MASTER_ADDR with torch 2.15: the agent that was
+there before takes it for said. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has every round say it anew.
+"""
+
+import json
+import re
+import time
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.two_nodes import Nodes, two_nodes, why_not
+from common import ladder
+from tests.levels import farthest, run_level
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}"),
+]
+
+TOLERANCE = 1e-9
+STEPS = 12
+TIMEOUT = 20  # seconds: the slowest rank may come that late to any collective, the first one included
+PATIENCE = 240  # seconds, for whatever must happen soon
+SAME = ["--dataset", "synthetic", "--train-samples", "2000", "--batch-size", "96", "--max-steps", str(STEPS)]
+EXACT = [*SAME, "--dtype", "float64", "--no-dropout"]
+TIMED_OUT = re.compile(r"RuntimeError: .*[Tt]imed out waiting \d+ms")
+
+
+class Job:
+    """A level on 2 nodes × 2 processes, and what each node's torchrun and ranks have said."""
+
+    def __init__(
+        self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts: int, environment
+    ):
+        self.nodes, self.folder, self.weights = nodes, folder, folder / "weights.pt"
+        script = [str(ladder.script(level)), *EXACT, "--timeout", str(TIMEOUT), "--save", str(self.weights), *flags]
+        self.arguments, self.stack = ["--max-restarts", str(restarts), *script], stack
+        self.environment = environment | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+        self.agents = [self.start(node) for node in (0, 1)]
+
+    def start(self, node: int):
+        log = self.stack.enter_context((self.folder / f"node.{node}").open("a"))
+        return self.nodes.torchrun(node, self.arguments, 2, environment=self.environment, stdout=log, stderr=log)
+
+    def said(self, node: int) -> str:
+        return (self.folder / f"node.{node}").read_text()
+
+    def wait_for(self, condition, what: str, seconds: float = PATIENCE) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not {what} in {seconds} s:\n{self.said(0)}\n{self.said(1)}"
+            time.sleep(0.1)
+
+    def wait_for_a_checkpoint(self) -> None:
+        saved = self.folder / "saved"
+        self.wait_for(lambda: any(saved.glob("checkpoints/*/**/manifest.json")), "a checkpoint")
+        assert all(agent.poll() is None for agent in self.agents)
+        assert not self.weights.exists(), "the job was over before anything could happen to it"
+
+    def exit_codes(self, seconds: float = PATIENCE) -> list[int]:
+        self.wait_for(lambda: all(agent.poll() is not None for agent in self.agents), "ended", seconds)
+        return [agent.returncode for agent in self.agents]
+
+    def assert_finished_as_on_one_machine(self) -> None:
+        assert self.exit_codes() == [0, 0], self.said(0) + self.said(1)
+        assert farthest(torch.load(self.weights, weights_only=True), on_one_machine()) <= TOLERANCE
+
+
+@cache
+def on_one_machine() -> dict:
+    return run_level("00_single_gpu", [*EXACT, "--eval-samples", "96"])[1]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(level, flags)`: the job on a new pair of nodes, which go with all that is on them."""
+    with ExitStack() as stack:
+        nodes = stack.enter_context(two_nodes())
+        yield lambda *job, restarts=0, **environment: Job(nodes, stack, tmp_path, *job, restarts, environment)
+
+
+@pytest.fixture
+def slowly(start, tmp_path):
+    """`slowly(restarts, **environment)`: level 03 with checkpoints, over a cable so slow that it can be hurt in the middle."""
+
+    def run(restarts: int, **environment: str) -> Job:
+        flags = ["--eval-samples", "96", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "3"]
+        job = start("03_accelerate", flags, restarts=restarts, **environment)
+        job.nodes.limit(200e6)  # 9.6 MB of gradients, 1.5 times from node to node in a ring of four: 0.6 s a step
+        return job
+
+    return run
+
+
+@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
+def test_two_machines_train_the_weights_of_one_process(level, start, tmp_path):
+    job = start(level, ["--json", str(tmp_path / "result.json")])
+    job.assert_finished_as_on_one_machine()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["world_size"], result["steps"], result["evaluated"]) == (4, STEPS, 10_000)
+    assert f"{level}: 4 × gloo" in job.said(0) + job.said(1)
+
+
+def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(slowly):
+    job = slowly(restarts=0)
+    job.nodes.give_up_after(5)  # 13 s
+    job.wait_for_a_checkpoint()
+    job.nodes.cut()
+    for node in (0, 1):
+        job.wait_for(lambda node=node: TIMED_OUT.search(job.said(node)), f"timed out on {node}", TIMEOUT + 60)
+    assert 0 not in job.exit_codes(120)
+    assert not job.weights.exists()
+
+
+def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(slowly):
+    job = slowly(restarts=3)
+    job.wait_for_a_checkpoint()
+    job.nodes.cut()
+    for node in (0, 1):
+        job.wait_for(lambda node=node: TIMED_OUT.search(job.said(node)), f"timed out on {node}", TIMEOUT + 60)
+    job.nodes.mend()
+    job.assert_finished_as_on_one_machine()
+    assert re.search(r"resumed at step \d", job.said(0) + job.said(1))
+
+
+def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(slowly):
+    job = slowly(restarts=3, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    job.wait_for_a_checkpoint()
+    job.nodes.kill(1)
+    job.wait_for(lambda: "Traceback" in job.said(0), "an error on the node that is left")
+    job.agents[1] = job.start(1)
+    job.assert_finished_as_on_one_machine()
+    assert re.search(r"resumed at step \d", job.said(0) + job.said(1))
