@@ -19,12 +19,12 @@ def _collective(function: Callable) -> Callable:
 
     @wraps(function)
     def checked(*args, **kwargs):
-        state = PartialState()
-        if not state.debug:
-            return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
+            state = PartialState()
+            if not state.debug:
+                raise
             who = f"rank {state.process_index} of {state.num_processes}"
             raise DistributedOperationException(f"`{function.__name__}` failed on {who}: {error}") from error
 
