@@ -118,9 +118,8 @@ def _fresh_state():
 @contextlib.contextmanager
 def _signal_handlers_kept():
     """torchrun's machinery leaves handlers of its own behind: the notebook could no longer be interrupted."""
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():  # elsewhere it leaves the handlers alone
-        handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    main = threading.current_thread() is threading.main_thread()  # elsewhere it leaves the handlers alone
+    handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS if main}
     try:
         yield handlers
     finally:

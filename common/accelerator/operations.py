@@ -159,8 +159,6 @@ def _holds_tensors(data: Any) -> bool:
 
 
 def _gather_rows(tensor: torch.Tensor) -> torch.Tensor:
-    if not PartialState().use_distributed:
-        return tensor
     counts = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
     everyone = gather(pad_across_processes(tensor)).view(len(counts), max(counts), *tensor.shape[1:])
     return torch.cat([rows[:count] for rows, count in zip(everyone, counts, strict=True)])
