@@ -5,12 +5,10 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from operator import attrgetter
 from types import MethodType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms import Join
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from . import checkpointing, operations
 from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
-from .optimizer import AcceleratedOptimizer, LossScaler
+from .optimizer import AcceleratedOptimizer, LossScaler, linked
 from .scheduler import AcceleratedScheduler
 from .state import AcceleratorState, GradientState, PartialState, parse_flag_from_env
 from .tracking import GeneralTracker, select_trackers
@@ -30,27 +28,6 @@ _OUT_OF_SCOPE = (
     "deepspeed_plugin deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin parallelism_config dynamo_plugin"
 )
 _NO_CONTEXT = contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
-    """DDP made in here does not log how it was made: torch 2.15 then takes a group that checks its collectives for a
-    bare gloo group, reads beside it, and crashes."""
-
-    class Silent(dist.Logger):
-        def set_construction_data_and_log(self, *_) -> None:
-            pass
-
-    logger, dist.Logger = dist.Logger, Silent
-    try:
-        yield
-    finally:
-        dist.Logger = logger
-
-
-def _linked(part: str, name: str) -> property:
-    """`name` of the Accelerator's `part`, to read and to set."""
-    return property(attrgetter(f"{part}.{name}"), lambda self, value: setattr(getattr(self, part), name, value))
 
 
 class Accelerator:
@@ -101,23 +78,20 @@ class Accelerator:
         dynamo_backend: str | None = None,
         **out_of_scope,
     ) -> None:
-        for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"):
-            out_of_scope[f"ACCELERATE_USE_{kind}"] = parse_flag_from_env(f"ACCELERATE_USE_{kind}")
-        for name, value in out_of_scope.items():
-            if name not in _OUT_OF_SCOPE.split() and not name.startswith("ACCELERATE_"):
-                raise TypeError(f"Accelerator() got an unexpected keyword argument {name!r}")
-            if value:
-                raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
+        for name in out_of_scope.keys() - set(_OUT_OF_SCOPE.split()):
+            raise TypeError(f"Accelerator() got an unexpected keyword argument {name!r}")
+        flags = [f"ACCELERATE_USE_{kind}" for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")]
+        for name in (*filter(out_of_scope.get, out_of_scope), *filter(parse_flag_from_env, flags)):
+            raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
         if gradient_accumulation_plugin is not None and gradient_accumulation_steps != 1:
             raise ValueError("pass either gradient_accumulation_steps or gradient_accumulation_plugin")
         handlers = {type(handler): handler for handler in kwargs_handlers or ()}
         if len(handlers) < len(kwargs_handlers or ()):
             raise ValueError("You can only pass one of each kind in `kwargs_handlers`.")
-        self.autocast_handler = handlers.pop(settings.AutocastKwargs, None) or settings.AutocastKwargs()
-        ddp = settings.DistributedDataParallelKwargs
-        self.ddp_handler = handlers.pop(ddp, None) or ddp()
-        self.scaler_handler = handlers.pop(settings.GradScalerKwargs, None) or settings.GradScalerKwargs()
-        self.init_handler = handlers.pop(settings.InitProcessGroupKwargs, None) or settings.InitProcessGroupKwargs()
+        kinds = settings.AutocastKwargs, settings.GradScalerKwargs
+        self.autocast_handler, self.scaler_handler = (handlers.pop(kind, None) or kind() for kind in kinds)
+        kinds = settings.DistributedDataParallelKwargs, settings.InitProcessGroupKwargs
+        self.ddp_handler, self.init_handler = (handlers.pop(kind, None) or kind() for kind in kinds)
         if handlers:
             raise NotImplementedError(f"no kwargs handlers of this core: {', '.join(map(str, handlers))}")
         if PartialState._shared_state.get("ended"):
@@ -152,10 +126,10 @@ class Accelerator:
                 return getattr(vars(self)[part], name)
         raise AttributeError(f"'Accelerator' object has no attribute {name!r}")
 
-    save_iteration = _linked("project_configuration", "iteration")
-    even_batches = _linked("dataloader_config", "even_batches")
-    sync_gradients = _linked("gradient_state", "sync_gradients")
-    gradient_accumulation_steps = _linked("gradient_state", "num_steps")
+    save_iteration = linked("project_configuration", "iteration")
+    even_batches = linked("dataloader_config", "even_batches")
+    sync_gradients = linked("gradient_state", "sync_gradients")
+    gradient_accumulation_steps = linked("gradient_state", "num_steps")
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -212,8 +186,7 @@ class Accelerator:
             model.compile(backend=self.dynamo_backend)
         if self.use_distributed and not evaluation_mode and any(p.requires_grad for p in model.parameters()):
             devices = None if self.device.type == "cpu" else [self.device.index]
-            with _unlogged() if self.debug else _NO_CONTEXT:
-                model = DistributedDataParallel(model, device_ids=devices, **self.ddp_handler.to_kwargs())
+            model = DistributedDataParallel(model, device_ids=devices, **self.ddp_handler.to_kwargs())
         model._is_accelerate_prepared = True
         return self._keep(model, self._models)
 
@@ -234,12 +207,9 @@ class Accelerator:
     def prepare_data_loader(self, data_loader, device_placement=None, slice_fn_for_dispatch=None) -> DataLoaderShard:
         """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run."""
         if not isinstance(data_loader, DataLoaderShard):
-            settings = vars(self.dataloader_config) | {"slice_fn_for_dispatch": slice_fn_for_dispatch}
-            who = self.device, self.num_processes, self.process_index
-            place = self._places(device_placement)
-            data_loader = prepare_data_loader(
-                data_loader, *who, put_on_device=place, rng_types=self.rng_types, **settings
-            )
+            how = vars(self.dataloader_config) | {"slice_fn_for_dispatch": slice_fn_for_dispatch}
+            how |= {"put_on_device": self._places(device_placement), "rng_types": self.rng_types}
+            data_loader = prepare_data_loader(data_loader, self.device, self.num_processes, self.process_index, **how)
         return self._keep(data_loader, self._dataloaders)
 
     def accumulate(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager:
@@ -262,7 +232,10 @@ class Accelerator:
             state.sync_gradients = self.step % state.num_steps == 0
         if state.sync_gradients or state.sync_each_batch or not self.use_distributed:
             return _NO_CONTEXT
-        return self._without_sync(models)
+        unsynced = contextlib.ExitStack()
+        for model in models:
+            unsynced.enter_context(self.no_sync(model))
+        return unsynced
 
     def _shorten_window(self, micro_batches: int) -> None:
         # Those before this one were divided by the size of a whole window, when its end was not in sight.
@@ -271,13 +244,6 @@ class Accelerator:
             for parameter in (p for optimizer in self._optimizers for p in optimizer.parameters()):
                 if parameter.grad is not None:
                     parameter.grad.mul_(self.gradient_state.num_steps / micro_batches)
-
-    @contextlib.contextmanager
-    def _without_sync(self, models: tuple[torch.nn.Module, ...]) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for model in models:
-                stack.enter_context(self.no_sync(model))
-            yield
 
     def no_sync(self, model: torch.nn.Module) -> contextlib.AbstractContextManager:
         """A context in which gradients of `model` stay on their process."""
@@ -446,7 +412,6 @@ class Accelerator:
                 place = [self.logging_dir] if tracker.requires_logging_directory else []
                 tracker = tracker(project_name, *place, **(init_kwargs or {}).get(tracker.name, {}))
             self.trackers.append(tracker)
-        for tracker in self.trackers:
             getattr(tracker, "start", lambda: None)()
             if config is not None:
                 tracker.store_init_configuration(config)

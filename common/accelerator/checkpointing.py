@@ -334,10 +334,7 @@ def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwar
     rank, ranks = accelerator.process_index, len(list(folder.glob(RANDOM_STATES.format("*"))))
     name = RANDOM_STATES.format(min(rank, ranks - 1))
     states = load(name)
-    try:
-        _restore_random(accelerator, states, rank < ranks)
-    except Exception as error:
-        raise CheckpointError(f"{folder / name} does not fit: {type(error).__name__}: {error}") from error
+    _open(lambda _: _restore_random(accelerator, states, rank < ranks), folder / name, {})
     gradients = [load(GRADIENTS.format(r)) for r in range(ranks) if (folder / GRADIENTS.format(r)).exists()]
     gradients = gradients if ranks != accelerator.num_processes else gradients[rank : rank + 1]
     for index, model in enumerate(accelerator._models):

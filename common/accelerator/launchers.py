@@ -38,19 +38,18 @@ def notebook_launcher(
     """Run `function(*args)` in `num_processes` processes on this machine; with one, right here.
 
     Port "0" is a free one. Processes use GPUs where there are any and `ACCELERATE_USE_CPU` is not set; a process on
-    the CPU computes with one thread, since the thread pool of the notebook does not survive the fork. How the
-    processes of one machine meet is not open to choice: `master_addr`, `rdzv_backend` and `rdzv_id` have no effect.
+    the CPU computes with one thread, since the thread pool of the notebook does not survive the fork.
 
     Raises:
         ValueError: for a missing or impossible number of processes.
-        NotImplementedError: for several nodes: `python -m common.accelerator launch` starts a script on those.
+        NotImplementedError: for several nodes, which `python -m common.accelerator launch` starts a script on, and for
+            how the processes are to meet, which on one machine is not open to choice.
         RuntimeError: if the notebook has a process group or has used CUDA, which no forked process can use again.
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: with the traceback of the rank that failed.
     """
-    if num_nodes > 1 or node_rank or rdzv_endpoint or rdzv_conf:
-        raise NotImplementedError(
-            "num_nodes, node_rank, rdzv_endpoint and rdzv_conf: a notebook launches on one machine"
-        )
+    nodes, meeting = (node_rank, num_nodes), (master_addr, rdzv_backend, rdzv_endpoint, rdzv_conf or {}, rdzv_id)
+    if nodes != (0, 1) or meeting != ("127.0.0.1", "static", "", {}, "none"):
+        raise NotImplementedError("master_addr, node_rank, num_nodes, rdzv_*: a notebook launches on one machine")
     gpus = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     num_processes = gpus if num_processes is None else num_processes
     if num_processes < 1:
@@ -79,10 +78,8 @@ def _fork(function, args: tuple, num_processes: int, port: str, **config) -> Non
     if torch.distributed.is_initialized():
         raise RuntimeError("this process has a process group; destroy it before launching processes from here")
     if torch.cuda.is_initialized() and not parse_flag_from_env("ACCELERATE_USE_CPU"):
-        raise RuntimeError(
-            "CUDA has been used in this notebook, and no forked process can use it again: restart the kernel and keep "
-            "whatever touches a GPU inside the function that you launch"
-        )
+        used = "CUDA has been used in this notebook, and no forked process can use it again"
+        raise RuntimeError(f"{used}: restart the kernel and touch GPUs only inside the function that you launch")
     names = ",".join(number.name for number in HANDLED_SIGNALS)
     config |= {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": num_processes}
     config |= {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "run_id": str(uuid.uuid4())}
@@ -99,9 +96,8 @@ def _in_child(function, handlers: dict):
         # OpenMP's threads stayed behind in the parent; whoever asked for a second one would wait for it for ever.
         torch.set_num_threads(1)
         torch.set_num_threads = lambda number: None
-        PartialState._reset_state()
-        GradientState._reset_state()
-        function(*args)  # its result is dropped: it would have to be pickled
+        with _fresh_state():
+            function(*args)  # its result is dropped: it would have to be pickled
 
     return run
 
@@ -122,9 +118,8 @@ def _fresh_state():
 @contextlib.contextmanager
 def _signal_handlers_kept():
     """torchrun's machinery leaves handlers of its own behind: the notebook could no longer be interrupted."""
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():  # elsewhere it leaves the handlers alone
-        handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    main = threading.current_thread() is threading.main_thread()  # elsewhere it leaves the handlers alone
+    handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS if main}
     try:
         yield handlers
     finally:

@@ -19,12 +19,12 @@ def _collective(function: Callable) -> Callable:
 
     @wraps(function)
     def checked(*args, **kwargs):
-        state = PartialState()
-        if not state.debug:
-            return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
+            state = PartialState()
+            if not state.debug:
+                raise
             who = f"rank {state.process_index} of {state.num_processes}"
             raise DistributedOperationException(f"`{function.__name__}` failed on {who}: {error}") from error
 
@@ -159,8 +159,6 @@ def _holds_tensors(data: Any) -> bool:
 
 
 def _gather_rows(tensor: torch.Tensor) -> torch.Tensor:
-    if not PartialState().use_distributed:
-        return tensor
     counts = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
     everyone = gather(pad_across_processes(tensor)).view(len(counts), max(counts), *tensor.shape[1:])
     return torch.cat([rows[:count] for rows, count in zip(everyone, counts, strict=True)])

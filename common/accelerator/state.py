@@ -104,6 +104,9 @@ class PartialState:
         if self.debug:
             # In groups built at this level torch compares every collective's fingerprint over the ranks.
             dist.set_debug_level(dist.DebugLevel.DETAIL)
+            # When a DDP on such a group logs how it was made, torch 2.15 takes the group for a bare gloo group, reads
+            # beside it, and crashes.
+            dist.Logger.set_construction_data_and_log = lambda *_: None
         rank, world_size = self.process_index, self.num_processes
         store = next(dist.rendezvous(init_method, rank, world_size, timeout=timeout))[0]
         store = dist.PrefixStore(_meet(store, rank, world_size, timeout), store)
@@ -157,14 +160,10 @@ class PartialState:
 
     def on_process(self, function: Callable | None = None, process_index: int | None = None) -> Callable:
         """`function`, called on rank `process_index` (and in a single process) and returning None elsewhere."""
-        if function is None:
-            return partial(self.on_process, process_index=process_index)
         return _only_if(lambda: process_index == self.process_index or not self.use_distributed, function)
 
     def on_local_process(self, function: Callable | None = None, local_process_index: int | None = None) -> Callable:
         """`function`, called on local rank `local_process_index` of every machine and returning None elsewhere."""
-        if function is None:
-            return partial(self.on_local_process, local_process_index=local_process_index)
         return _only_if(lambda: local_process_index == self.local_process_index or not self.use_distributed, function)
 
     def on_main_process(self, function: Callable) -> Callable:
@@ -231,7 +230,10 @@ class PartialState:
             print(*args, **kwargs)
 
 
-def _only_if(condition: Callable[[], bool], function: Callable) -> Callable:
+def _only_if(condition: Callable[[], bool], function: Callable | None) -> Callable:
+    if function is None:  # as in `@state.on_process(process_index=1)`
+        return partial(_only_if, condition)
+
     @wraps(function)
     def run(*args, **kwargs):
         return function(*args, **kwargs) if condition() else None
@@ -325,16 +327,10 @@ class GradientState:
         if not self.initialized:
             self.sync_gradients, self.dataloader_references = True, []
         if not self.initialized or gradient_accumulation_plugin is not None:
-            self.plugin_kwargs = (
-                {} if gradient_accumulation_plugin is None else gradient_accumulation_plugin.to_kwargs()
-            )
+            self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs() if gradient_accumulation_plugin else {}
             # Plain attributes: `accumulate` reads them in every step.
-            self.num_steps, self.adjust_scheduler, self.sync_with_dataloader, self.sync_each_batch = (
-                1,
-                False,
-                True,
-                False,
-            )
+            self.num_steps, self.adjust_scheduler = 1, False
+            self.sync_with_dataloader, self.sync_each_batch = True, False
             self.__dict__.update(self.plugin_kwargs)
 
     @property

@@ -100,9 +100,7 @@ class TensorBoardTracker(GeneralTracker):
         self.tracker = SummaryWriter(self.logging_dir, **self.init_kwargs)
 
     def store_init_configuration(self, values: dict) -> None:
-        hparams = {
-            name: value if isinstance(value, bool | int | float) else str(value) for name, value in values.items()
-        }
+        hparams = {n: v if isinstance(v, bool | int | float) else str(v) for n, v in values.items()}
         self.tracker.add_hparams(hparams, metric_dict={}, run_name=".")
         self.tracker.flush()
 

@@ -125,12 +125,10 @@ def torchrun_arguments(config: ClusterConfig, args) -> list[str]:
         arguments.append("--standalone")
     else:
         arguments += [f"--rdzv-endpoint={config.main_process_ip or '127.0.0.1'}:{config.main_process_port}"]
-        arguments += [f"--rdzv-backend={config.rdzv_backend}"]
         # With c10d say who serves the meeting point, which torch would guess from host names.
-        static = config.rdzv_backend == "static"
-        arguments.append(
-            f"--node-rank={config.machine_rank}" if static else f"--rdzv-conf=is_host={int(not config.machine_rank)}"
-        )
+        host = f"--rdzv-conf=is_host={int(config.machine_rank == 0)}"
+        which = host if config.rdzv_backend == "c10d" else f"--node-rank={config.machine_rank}"
+        arguments += [f"--rdzv-backend={config.rdzv_backend}", which]
     return [*arguments, f"--max-restarts={args.max_restarts}", *command(args)]
 
 

@@ -197,17 +197,26 @@ def test_signal_handlers_survive_a_launch(tmp_path):
         signal.signal(signal.SIGINT, before)
 
 
+@ON_CPU
 @pytest.mark.parametrize(
-    "arguments, error, message",
+    "name, default, other",
     [
-        ({"num_processes": 0}, ValueError, "pass a positive num_processes, not 0"),
-        ({"num_processes": 2, "node_rank": 1}, NotImplementedError, "a notebook launches on one machine"),
-        ({"num_processes": 2, "num_nodes": 2}, NotImplementedError, "a notebook launches on one machine"),
+        ("master_addr", "127.0.0.1", "10.0.0.1"),
+        ("node_rank", 0, 1),
+        ("num_nodes", 1, 2),
+        ("rdzv_backend", "static", "etcd"),
+        ("rdzv_endpoint", "", "10.0.0.1:29500"),
+        ("rdzv_conf", {}, {"timeout": 1}),
+        ("rdzv_id", "none", "mine"),
     ],
 )
-def test_impossible_launches(arguments, error, message):
-    with pytest.raises(error, match=message):
-        notebook_launcher(print, **arguments)
+def test_what_would_have_no_effect_on_one_machine_is_refused_and_its_default_is_not(name, default, other):
+    runs = []
+    notebook_launcher(runs.append, ("ran",), num_processes=1, **{name: default})
+    assert runs == ["ran"]
+    with pytest.raises(NotImplementedError, match="a notebook launches on one machine"):
+        notebook_launcher(runs.append, ("ran",), num_processes=1, **{name: other})
+    assert runs == ["ran"]
 
 
 def test_cuda_that_was_used_before_is_refused(monkeypatch):
@@ -221,3 +230,5 @@ def test_cuda_that_was_used_before_is_refused(monkeypatch):
 def test_the_number_of_processes_must_be_known():
     with pytest.raises(ValueError, match="pass a positive num_processes"):
         notebook_launcher(print)
+    with pytest.raises(ValueError, match="pass a positive num_processes, not 0"):
+        notebook_launcher(print, num_processes=0)
