@@ -74,7 +74,7 @@ def train(args):
     more = {"compute_metrics": compute_metrics, "optimizers": (optimizer, None)}
     trainer = DigitTrainer(model, training_args, to_dict, train_set, test_set, **more)
     run = Run(args, train_set, test_set, trainer.accelerator.device)
-    trainer.add_callback(Clock(run.meter))
+    trainer.add_callback(Clock(run))
     try:
         saved = Path(training_args.output_dir).glob("checkpoint-*/trainer_state.json")
         trainer.train(resume_from_checkpoint=bool(args.checkpoint_dir) and any(saved))

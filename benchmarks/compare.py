@@ -1,6 +1,7 @@
-"""All levels side by side: each started as a user would, all on the same work, in one table.
+"""All levels side by side: the same work at each, timed in turn, held against the three promises of the ladder.
 
 python -m benchmarks.compare
+python -m benchmarks.compare --full
 """
 
 import argparse
@@ -10,123 +11,187 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from benchmarks import memory, proof, records, report, throughput
+from benchmarks.networks import NETWORKS
+from benchmarks.paired import measure
+from benchmarks.workers import RankFailed, ranks
 from common import ladder
 from common.accelerator.state import available_cores
 
 PROOF_STEPS = 10
-TIMEOUT = 600  # seconds, for any one part
+EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
+ROUND = 10  # a round's share of the whole time, in the units of `Comparison.parts`
+TIMEOUT = 900  # seconds, for any one part
 
 
-def parse_options() -> argparse.Namespace:
+def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.splitlines()[0])
     flag = parser.add_argument
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="what happens by default: under 3 minutes on two cores")
+    size.add_argument("--full", action="store_true", help="whole epochs, batch 256 too, and all networks' memory")
     flag("--world-size", type=int, default=2, metavar="N", help="processes of the levels that have several, replicas")
-    flag("--steps", type=int, default=120, metavar="N", help="optimizer steps of each timed run")
-    flag("--out", type=Path, default=Path("results"), metavar="PATH", help="folder for results.json")
+    flag("--steps", type=int, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
+    flag("--rounds", type=int, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
+    flag("--out", type=Path, default=Path("results"), metavar="PATH", help="folder for the results and the report")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto")
     flag("--data-dir", metavar="PATH", help="holds MNIST/raw")
-    options = parser.parse_args()
-    if options.world_size < 1 or options.steps < 1:
-        parser.error("--world-size and --steps must be at least 1")
-    # The largest batch up to the usual 64 that all processes can share.
-    options.batch_size = max(64 // options.world_size, 1) * options.world_size
+    options = parser.parse_args(argv)
+    options.steps = options.steps if options.steps is not None else (937 if options.full else 60)
+    options.rounds = options.rounds if options.rounds is not None else (10 if options.full else 4)
+    if min(options.world_size, options.steps, options.rounds) < 1:
+        parser.error("--world-size, --steps and --rounds must be at least 1")
+    # The largest batch up to the usual 64, and to 256, that all processes can share.
+    options.batch_sizes = [max(size // options.world_size, 1) * options.world_size for size in (64, 256)]
+    options.batch_sizes = options.batch_sizes if options.full else options.batch_sizes[:1]
     return options
 
 
 class Comparison:
-    """The runs of one comparison, and what came of them so far."""
+    """The parts of one comparison, and what came of them so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.levels = ladder.levels()
-        self.results: dict[str, dict] = {level: {} for level in self.levels}
-
-    def run(self) -> dict:
-        """Run everything, writing `results.json` after each part. Returns what is in it."""
-        distributed = [level for level in self.levels if level in ladder.DISTRIBUTED]
-        groups = [["00_single_gpu"], ["01_data_parallel"], distributed]
-        parts = len(self.levels) + len(groups)
-        # disable=None: silent where stderr is not a terminal.
-        with tempfile.TemporaryDirectory() as name, tqdm(total=parts, leave=False, disable=None) as bar:
-            folder = Path(name)
-            for level in self.levels:
-                bar.set_description_str(f"training {level}")
-                self.train(level, folder)
-                bar.update()
-            for group in groups:
-                bar.set_description_str(f"proving {', '.join(group)}")
-                self.prove(group, folder)
-                bar.update()
-        return self.write(complete=True)
-
-    def train(self, level: str, folder: Path) -> None:
-        """The level as a user starts it: training for a number of steps, then the whole test set."""
-        path = folder / f"{level}.json"
-        flags = [*self.flags([level]), "--max-steps", str(self.options.steps), "--json", str(path)]
-        self.start([level], [str(ladder.script(level)), *flags])
-        self.results[level]["run"] = json.loads(path.read_text())
-        self.write(complete=False)
-
-    def prove(self, group: list[str], folder: Path) -> None:
-        """Weights and memory of several levels, from one start."""
-        arguments = [str(folder), ",".join(group), str(PROOF_STEPS), *self.flags(group)]
-        self.start(group, ["-m", "benchmarks.proof", *arguments])
-        baseline = torch.load(folder / "00_single_gpu.pt", weights_only=True)
-        for level in group:
-            weights = torch.load(folder / f"{level}.pt", weights_only=True)
-            devices = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{level}.[0-9]*.json"))]
-            self.results[level]["max_weight_difference"] = farthest(weights, baseline)
-            self.results[level]["weight_checksum"] = checksum(weights)
-            self.results[level]["simulated_peak_memory"] = [device for rank in devices for device in rank]
-        self.write(complete=False)
-
-    def flags(self, group: list[str]) -> list[str]:
-        options = self.options
-        flags = ["--batch-size", str(options.batch_size), "--dataset", options.dataset]
-        flags += ["--data-dir", options.data_dir] if options.data_dir else []
-        return flags + (["--replicas", str(options.world_size)] if "01_data_parallel" in group else [])
-
-    def start(self, group: list[str], arguments: list[str]) -> None:
-        """Run Python on `arguments`, under torchrun for levels of several processes; its output shows on failure."""
-        command = [sys.executable]
-        if group[0] in ladder.DISTRIBUTED:
-            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.options.world_size)]
-        try:
-            done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            sys.exit(f"error: {', '.join(group)} did not end within {TIMEOUT} s")
-        if done.returncode:
-            sys.exit(f"{done.stdout}{done.stderr}error: {', '.join(group)} ended with exit code {done.returncode}")
-        for line in done.stderr.splitlines():
-            if line.startswith("NOT MNIST") and group == self.levels[:1]:
-                tqdm.write(line, file=sys.stderr)
-
-    def write(self, complete: bool) -> dict:
-        report = {
-            "complete": complete,
+        self.report = {
+            "complete": False,
+            "interrupted": False,
+            "failures": [],
             "machine": machine(),
-            "world_size": self.options.world_size,
-            "global_batch_size": self.options.batch_size,
-            "steps": self.options.steps,
+            "world_size": options.world_size,
+            "global_batch_size": options.batch_sizes[0],
+            "steps": options.steps,
             "proof_steps": PROOF_STEPS,
-            "levels": self.results,
+            "levels": {level: {} for level in self.levels},
         }
+
+    def parts(self) -> Iterator[tuple[str, str | None, int, Callable]]:
+        """Title, level, the share of the whole time that it takes, and what it does."""
+        for level in self.levels:
+            yield f"training {level}", level, 8, partial(self.train, level)
+        for level in self.levels:
+            yield f"weights and memory of {level}", level, 3, partial(self.prove, level)
+        for level in ladder.DISTRIBUTED:
+            yield f"{level} on {EVALUATION_RANKS} ranks", level, 4, partial(self.evaluate, level)
+        for size in self.options.batch_sizes:
+            yield f"timing all levels in turn, batch {size}", None, 10, partial(self.time, size)
+        for devices in (2, 4, 8):
+            yield f"memory on {devices} devices", None, 3, partial(self.account, devices)
+        yield "overhead of a step", None, 15, self.overhead
+
+    def run(self) -> None:
+        """Run every part, writing `results.json` after each. A part that fails is noted, and the others go on."""
+        parts = list(self.parts())
+        form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed}"
+        # disable=None: silent where stderr is not a terminal.
+        total = sum(share for _, _, share, _ in parts) + self.options.rounds * len(self.options.batch_sizes) * ROUND
+        with (
+            tempfile.TemporaryDirectory() as name,
+            tqdm(total=total, leave=False, disable=None, bar_format=form, ncols=79) as self.bar,
+        ):
+            self.folder = Path(name)
+            for title, level, share, part in parts:
+                self.bar.set_description_str(title)
+                if level not in self.failed():
+                    try:
+                        part()
+                    except (RankFailed, subprocess.SubprocessError) as failure:
+                        self.report["failures"].append({"part": title, "level": level, "message": str(failure)})
+                self.write()
+                self.bar.update(share)
+        self.report["complete"] = not self.report["failures"]
+
+    def failed(self) -> set[str]:
+        """The levels of which a part failed: of them nothing more is asked."""
+        return {failure["level"] for failure in self.report["failures"]} - {None}
+
+    def train(self, level: str) -> None:
+        """Training for a number of steps, then the whole test set."""
+        flags = [*self.flags(level), "--max-steps", str(self.options.steps)]
+        self.report["levels"][level]["run"] = self.on_ranks(level, proof.train, flags)[0]
+
+    def prove(self, level: str) -> None:
+        """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
+        path, baseline = (self.folder / f"{name}.pt" for name in (level, self.levels[0]))
+        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", str(PROOF_STEPS), "--save", str(path), *proof.FEW]
+        self.on_ranks(level, proof.train, [*self.flags(level), *exact])
+        weights, result = torch.load(path, weights_only=True), self.report["levels"][level]
+        if baseline.exists():
+            result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
+        result["weight_checksum"] = checksum(weights)
+        peaks = self.on_ranks(level, proof.peaks, self.flags(level))
+        result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
+
+    def evaluate(self, level: str) -> None:
+        """The whole test set on a number of ranks that it does not divide by."""
+        flags = [*self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS), "--max-steps", "1"]
+        result = self.on_ranks(level, proof.train, flags, EVALUATION_RANKS)[0]
+        self.report["levels"][level]["evaluated_on"] = {str(EVALUATION_RANKS): result["evaluated"]}
+
+    def time(self, size: int) -> None:
+        """Images per second, the levels taking turns."""
+        n, first = self.options.world_size, self.levels[0]
+        levels = [level for level in self.levels if level not in self.failed()]
+        configurations = [throughput.Configuration(level, 1 if level == first else n, size) for level in levels]
+        timed = throughput.Throughput(configurations, 1.0, tuple(self.data_flags()))
+        samples = measure(timed.contestants, self.turns())
+        one, *others = samples
+        ratios = [(name, one) for name in others] if first in levels else []
+        group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios)
+        self.report.setdefault("throughput", []).append(group)
+
+    def turns(self) -> Iterator[int]:
+        """The rounds' numbers; the bar moves with them."""
+        for turn in range(self.options.rounds):
+            yield turn
+            self.bar.update(ROUND)
+
+    def account(self, devices: int) -> None:
+        """Memory of DataParallel and DDP on more devices than the levels ran on."""
+        networks = list(NETWORKS) if self.options.full else ["basic_net", "big_output"]
+        self.report.setdefault("memory", []).extend(memory.measure(networks, [devices]))
+
+    def overhead(self) -> None:
+        """In a process of its own: the peers that it imports stay out of this one."""
+        path, rounds = self.folder / "overhead.json", "20" if self.options.full else "8"
+        command = [sys.executable, "-m", "benchmarks.overhead", "--rounds", rounds, "--json", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        if done.returncode:
+            raise subprocess.SubprocessError(f"{done.stderr[-4000:]}ended with exit code {done.returncode}")
+        self.report["overhead"] = json.loads(path.read_text())["groups"]
+
+    def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
+        """A job of `benchmarks.proof` on the processes of this level, which share the cores."""
+        processes = (processes or self.options.world_size) if level in ladder.DISTRIBUTED else 1
+        threads = max(1, available_cores() // processes)
+        return ranks(processes).run(job, level, flags, threads, timeout=TIMEOUT)
+
+    def flags(self, level: str, batch_size: int | None = None) -> list[str]:
+        replicas = ["--replicas", str(self.options.world_size)] if level == "01_data_parallel" else []
+        return ["--batch-size", str(batch_size or self.options.batch_sizes[0]), *self.data_flags(), *replicas]
+
+    def data_flags(self) -> list[str]:
+        options = self.options
+        return ["--dataset", options.dataset] + (["--data-dir", options.data_dir] if options.data_dir else [])
+
+    def write(self) -> None:
         draft = self.options.out / ".results.json"
-        draft.write_text(json.dumps(report, indent=2) + "\n")
+        draft.write_text(json.dumps(self.report, indent=2) + "\n")
         draft.replace(self.options.out / "results.json")
-        return report
 
 
 def machine() -> dict:
     """The hardware and the versions that the numbers belong to."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "processor": platform.machine(),
+        "processor": processor(),
         "cores": available_cores(),
         "gpus": gpus,
         "python": platform.python_version(),
@@ -134,9 +199,18 @@ def machine() -> dict:
     }
 
 
+def processor() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
 def farthest(weights: dict, others: dict) -> float:
-    """The largest absolute difference between two state dicts."""
-    return max((weights[name] - others[name]).abs().max().item() for name in others)
+    """The largest absolute difference between two state dicts; infinite where one is not a number."""
+    differences = [(weights[name] - others[name]).abs().max().item() for name in others]
+    return max(difference if difference == difference else float("inf") for difference in differences)
 
 
 def checksum(weights: dict) -> str:
@@ -147,77 +221,18 @@ def checksum(weights: dict) -> str:
     return f"{crc:08x}"
 
 
-def introduction(options: argparse.Namespace) -> str:
-    this = machine()
-    hardware = ", ".join(this["gpus"]) or "no GPU"
-    return (
-        f"torch {this['torch']}, {this['cores']} CPU cores, {hardware}. "
-        f"Every level: global batch {options.batch_size}, {options.steps} steps, seed 42."
-    )
-
-
-COLUMNS = "{:<16} {:>5} {:>8} {:>9} {:>8} {:>12} {:>7} {:>8}"
-
-
-def table(report: dict) -> str:
-    """The comparison in 80 columns."""
-    lines = [
-        COLUMNS.format("", "pro-", "", "eval-", "images", "peak MiB", "max", "weight"),
-        COLUMNS.format("level", "cess", "accuracy", "uated", "per s", "per device", "|Δw|", "checksum"),
-    ]
-    for level, result in report["levels"].items():
-        run = result["run"]
-        lines.append(
-            COLUMNS.format(
-                level,
-                run["world_size"] if level in ladder.DISTRIBUTED else 1,
-                f"{run['accuracy']:.2%}",
-                run["evaluated"],
-                f"{run['images_per_sec']:.0f}",
-                per_device(peaks(result)),
-                f"{result['max_weight_difference']:.0e}",
-                result["weight_checksum"],
-            )
-        )
-    return "\n".join(lines)
-
-
-def peaks(result: dict) -> list[int]:
-    """Peak bytes per device: measured by the allocator where there is one, else simulated."""
-    return result["run"]["peak_memory_bytes"] or [sum(peak.values()) for peak in result["simulated_peak_memory"]]
-
-
-def per_device(sizes: list[int]) -> str:
-    """'51', '39 22' or, where all but the first are alike, '38 7×16'."""
-    first, *others = [f"{size / 2**20:.0f}" for size in sizes]
-    if len(others) > 1 and len(set(others)) == 1:
-        others = [f"{len(others)}×{others[0]}"]
-    return " ".join([first, *others])
-
-
-def notes(report: dict) -> str:
-    """What the columns mean, and the verdict."""
-    runs = report["levels"].values()
-    names = {result["run"]["dataset"] for result in runs}
-    measured = all(result["run"]["peak_memory_bytes"] for result in runs)
-    worst = max(result["max_weight_difference"] for result in runs)
-    verdict = "IN STEP" if worst <= 1e-9 else "OUT OF STEP"
-    return "\n".join(
-        [
-            f"Dataset: {', '.join(sorted(names))}. Memory: "
-            + ("measured by the CUDA allocator." if measured else "simulated, every tensor charged to its device."),
-            f"Weights: after {report['proof_steps']} steps in float64 without dropout, against level 00.",
-            f"{verdict}: {len(runs)} levels, max |Δw| = {worst:.1e}",
-        ]
-    )
-
-
 def main() -> None:
     options = parse_options()
     options.out.mkdir(parents=True, exist_ok=True)
-    print(introduction(options), flush=True)
-    report = Comparison(options).run()
-    print(f"\n{table(report)}\n\n{notes(report)}\nWritten: {options.out / 'results.json'}")
+    comparison = Comparison(options)
+    print(f"{report.introduction(comparison.report)}\n", flush=True)
+    try:
+        comparison.run()
+    except KeyboardInterrupt:
+        comparison.report["interrupted"] = True
+    comparison.write()
+    print(report.publish(comparison.report, options.out))
+    sys.exit(report.exit_code(comparison.report))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ def pytest_configure(config):
     # Our tables take the place of pytest-benchmark's, which --benchmark-verbose shows.
     config.option.benchmark_quiet = True
     config.stash[RECORDS] = {}
+    if config.getoption("--quick", False):
+        # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -51,7 +54,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_sessionfinish(session):
-    folder = session.config.getoption("--record")
+    folder = session.config.getoption("--record", None)
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         for suite, groups in session.config.stash[RECORDS].items():
@@ -60,7 +63,7 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture(scope="session")
 def quick(request) -> bool:
-    return request.config.getoption("--quick")
+    return request.config.getoption("--quick", False)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +99,8 @@ def keep(request, benchmark, capsys):
     """`keep(record)`: print the group's table and leave its record in `extra_info` and for --record."""
 
     def run(record):
-        benchmark.group = record["group"]
+        if benchmark.stats:  # not with --benchmark-disable
+            benchmark.stats.group = record["group"]
         benchmark.extra_info.update(record)
         suite = request.path.stem.removeprefix("test_")
         request.config.stash[RECORDS].setdefault(suite, []).append(record)

@@ -42,15 +42,14 @@ class Collectives(TorchDispatchMode):
 
 
 def evaluate(way: str, flags: tuple[str, ...], counting: bool = False) -> dict:
-    """On one of the ranks: "samples" and "correct" over all ranks, and "collectives" if `counting`, else "seconds".
+    """On one of the ranks: samples "counted" and "correct" over all ranks; "collectives" if `counting`, else "seconds".
 
     Counting slows the operations down, so a timed run does without.
     """
     torch.set_num_threads(max(1, available_cores() // RANKS))
     with contextlib.redirect_stdout(io.StringIO()):
-        _, test_set = load_data(
-            parse_args(str(script("02_ddp_raw")), ["--batch-size", str(BATCH_SIZE * RANKS), *flags])
-        )
+        argv = ["--batch-size", str(BATCH_SIZE * RANKS), *flags]
+        _, test_set = load_data(parse_args(str(script("02_ddp_raw")), argv))
     accelerator = Accelerator(cpu=True)
     try:
         torch.manual_seed(0)
@@ -66,7 +65,7 @@ def evaluate(way: str, flags: tuple[str, ...], counting: bool = False) -> dict:
         began = time.perf_counter()
         with counter, torch.no_grad():
             totals = _gathered(model, loader, accelerator) if way == GATHERED else _summed(model, loader)
-        result = {"samples": int(totals[1]), "correct": int(totals[0])}
+        result = {"counted": int(totals[1]), "correct": int(totals[0])}
         return result | ({"collectives": counter.count} if counting else {"seconds": time.perf_counter() - began})
     finally:
         accelerator.end_training()
@@ -104,13 +103,13 @@ def contestants(flags: tuple[str, ...]) -> dict[str, Callable[[], float]]:
 
 
 def facts(flags: tuple[str, ...]) -> dict[str, dict]:
-    """What each way counts, from a run apart from the timed ones: "samples", "correct", "collectives"."""
+    """What each way counts, from a run apart from the timed ones: "counted", "correct", "collectives"."""
     return {way: ranks(RANKS).run(evaluate, way, flags, True, timeout=900)[0] for way in (PADDED, EXACT, GATHERED)}
 
 
 def record(samples: Samples, counted: dict[str, dict]) -> dict:
     notes = [
-        f"{way}: samples counted {row['samples']}, correct {row['correct']}, collectives {row['collectives']}"
+        f"{way}: samples counted {row['counted']}, correct {row['correct']}, collectives {row['collectives']}"
         for way, row in counted.items()
     ]
     ratios = [(PADDED, EXACT), (GATHERED, EXACT)]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.first_step FOLDER SCRIPT FLAGS…
 
-Each process leaves the time of day in seconds in FOLDER/RANK. Every optimizer of torch calls the hook, whoever steps it.
+Each process leaves the time of day in seconds in FOLDER/RANK. Whoever steps an optimizer of torch, it calls the hook.
 """
 
 import os

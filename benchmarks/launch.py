@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks import records
@@ -64,19 +65,15 @@ def seconds_to_first_step(script: Path, processes: int, flags: tuple[str, ...]) 
 
 def launches(flags: tuple[str, ...], folder: Path) -> dict[str, Callable[[], float]]:
     """Seconds to the first step of every level, and of the peers that are here; `folder` takes their files."""
-    found = {}
-    for level in ladder.levels():
-        processes = PROCESSES if level in ladder.DISTRIBUTED else 1
-        name = f"{level}, {processes} process{'es' if processes > 1 else ''}"
-        found[name] = lambda script=ladder.script(level), processes=processes: seconds_to_first_step(
-            script, processes, flags
-        )
+    starts = [(level, level, ladder.script(level)) for level in ladder.levels()]
     for name, (level, ours, theirs, packages) in PEERS.items():
         if not missing(*packages):
-            script = switched(level, ours, theirs, folder / theirs)
-            found[f"{name}, {PROCESSES} processes"] = lambda script=script: seconds_to_first_step(
-                script, PROCESSES, flags
-            )
+            starts.append((name, level, switched(level, ours, theirs, folder / theirs)))
+    found = {}
+    for name, level, script in starts:
+        processes = PROCESSES if level in ladder.DISTRIBUTED else 1
+        start_it = partial(seconds_to_first_step, script, processes, flags)
+        found[f"{name}, {processes} process{'es' if processes > 1 else ''}"] = start_it
     return found
 
 

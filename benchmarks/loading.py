@@ -63,5 +63,5 @@ def record(samples: Samples, facts: dict[str, dict]) -> dict:
     """With the factor between the pipelines, and the share of level 00's step that each takes without workers."""
     plain, pil = "tensors, 0 workers", "PIL images, 0 workers"
     ratios = [(pil, plain), ("PIL images, 2 workers", plain), (plain, STEP), (pil, STEP)]
-    notes = [f"{STEP} includes loading its batch from tensors, without workers. {torch.get_num_threads()} threads."]
+    notes = [f"{STEP.capitalize()} includes loading: tensors, 0 workers. {torch.get_num_threads()} threads."]
     return records.group("loading a batch of 64", "ms", samples, facts, ratios, notes=notes)

@@ -111,7 +111,7 @@ def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
 
 
 def optimizer_and_schedule(model: torch.nn.Module):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
 

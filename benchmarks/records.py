@@ -15,7 +15,8 @@
         {"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio",
          "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02}, …
       ],
-      "notes": ["…", …]
+      "notes": ["…", …],
+      "skipped": ["…", …]                     where something could not be measured here: what and why
     }
 
 `low` and `high` are quartiles (error bars); spread and noisy are defined in `benchmarks.paired`. A pair compares two
@@ -50,6 +51,9 @@ def group(
         facts: of each row, what else to keep.
         ratios, differences: the pairs (of, to) of rows to compare.
         notes: sentences for the reader.
+
+    Raises:
+        ValueError: if a fact bears the name of one of the measured values.
     """
     facts = facts or {}
     pairs = [("ratio", paired_ratio, pair) for pair in ratios]
@@ -58,7 +62,7 @@ def group(
         "group": name,
         "unit": unit,
         "rounds": max(map(len, samples.values()), default=0),
-        "rows": {row: _row(own) | facts.get(row, {}) for row, own in samples.items()},
+        "rows": {row: _row(own, facts.get(row, {})) for row, own in samples.items()},
         "pairs": [
             {"of": of, "to": to, "kind": kind} | _numbers(compare(samples[of], samples[to]))
             for kind, compare, (of, to) in pairs
@@ -67,9 +71,12 @@ def group(
     }
 
 
-def _row(samples: list[float]) -> dict:
+def _row(samples: list[float], facts: dict) -> dict:
     summary = summarise(samples)
-    return _numbers(summary) | {"noisy": summary.noisy, "samples": [rounded(sample) for sample in samples]}
+    row = _numbers(summary) | {"noisy": summary.noisy, "samples": [rounded(sample) for sample in samples]}
+    if taken := row.keys() & facts.keys():
+        raise ValueError(f"{', '.join(sorted(taken))} of a row cannot be a fact too")
+    return row | facts
 
 
 def _numbers(summary: Summary) -> dict:
@@ -84,13 +91,13 @@ def table(record: dict) -> str:
     """The group in at most 80 columns: rows with median, quartiles and spread, then pairs, then notes."""
     lines = [record["group"]]
     if record["rows"]:
-        lines.append(f"  {record['unit'] + ', medians of ' + str(record['rounds']) + ' rounds':<40}{'median':>10}")
-        lines[-1] += f"{'quartiles':>17}{'spread':>8}"
+        rounds = f"medians of {record['rounds']} rounds" if record["rounds"] > 1 else "a single round"
+        lines.append(f"  {record['unit'] + ', ' + rounds:<40}{'median':>10}{'quartiles':>17}{'spread':>8}")
     for name, row in record["rows"].items():
-        quartiles = f"{number(row['low'])} – {number(row['high'])}"
-        lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}")
-        if row["noisy"]:
-            lines[-1] += " *"
+        lines.append(f"  {name:<40}{number(row['median']):>10}")
+        if record["rounds"] > 1:
+            quartiles = f"{number(row['low'])} – {number(row['high'])}"
+            lines[-1] += f"{quartiles:>17}{row['spread']:>8.1%}{' *' if row['noisy'] else ''}"
     lines += [_pair_line(pair) for pair in record["pairs"]]
     if any(row["noisy"] for row in record["rows"].values()):
         lines.append("  * noisy: a spread over 15 %")
@@ -99,8 +106,9 @@ def table(record: dict) -> str:
 
 def _pair_line(pair: dict) -> str:
     ratio = pair["kind"] == "ratio"
-    middle, low, high = (f"{pair[key]:.3f}" if ratio else f"{pair[key]:.1f}" for key in ("median", "low", "high"))
-    return f"  {pair['of']} {'/' if ratio else '−'} {pair['to']}".ljust(58) + f" {middle} ({low} to {high})"
+    middle, low, high = (f"{pair[key]:.3f}" if ratio else f"{pair[key]:.3g}" for key in ("median", "low", "high"))
+    left, right = f"  {pair['of']} {'/' if ratio else '−'} {pair['to']}", f"{middle} ({low} to {high})"
+    return f"{left} {right:>{max(0, 79 - len(left))}}"
 
 
 def number(value: float) -> str:

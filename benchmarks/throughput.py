@@ -1,4 +1,4 @@
-"""Steady-state throughput of the levels: their own train.py, called again and again in processes that are there already.
+"""Steady-state throughput of the levels: their own train.py, called again and again in processes that stay.
 
 A configuration is a level, a number of processes and a global batch. Its processes are started once and import the
 level once; a sample is one call of the unmodified `train(args)` for some steps, of which the first few are not counted,
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import records
-from benchmarks.paired import Samples, summarise
+from benchmarks.paired import Samples
 from benchmarks.workers import ranks
 from common import ladder, report
 from common.accelerator.state import available_cores
@@ -176,7 +176,7 @@ def environment(facts: dict[str, dict]) -> list[str]:
     shares = ", ".join(f"{count} × {share}" for count, share in sorted(threads.items()))
     row = next(iter(facts.values()))
     backends = ", ".join(sorted({row["backend"] for row in facts.values() if row["backend"]}))
-    return [f"{row['dataset']} on {row['device']}, {backends}; processes × threads: {shares}; {row['steps']} steps."]
+    return [f"{row['dataset']} on {row['device']}: {backends}.", f"{row['steps']} steps; processes × threads {shares}."]
 
 
 LEAST = {"03_accelerate": 0.98, "04_trainer": 0.97}  # of level 02's throughput
@@ -209,12 +209,8 @@ def why_no_faster(record: dict, worth_it: float = 1.1) -> list[str]:
         return []
     whole, half, both = (1000 * row["global_batch_size"] / row["median"] for row in (one, share, two))
     return [
-        f"Why two processes reach {ratio:.2f} of one: one process alone takes {whole:.1f} ms for a step with all cores.",
-        f"One rank's half of the batch takes {half:.1f} ms with half of the cores, so that {whole / half:.2f} would be",
-        f"reached if ranks did not meet; averaging gradients and sharing the memory makes it {both:.1f} ms.",
+        f"Why two processes reach {ratio:.2f} of one: one alone takes {whole:.1f} ms for a step with",
+        f"all cores. A rank's half of the batch takes {half:.1f} ms with half of the cores: without",
+        f"meeting each other the two would reach {whole / half:.2f}. Averaging gradients and sharing the",
+        f"memory makes their step {both:.1f} ms.",
     ]
-
-
-def median_step(row: dict) -> float:
-    """Milliseconds."""
-    return 1000 * row["global_batch_size"] / summarise(row["samples"]).median

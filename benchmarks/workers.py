@@ -4,8 +4,12 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import signal
 import socket
+import threading
+import time
 import traceback
+from multiprocessing.connection import wait
 
 _context = multiprocessing.get_context("forkserver")
 # Imported once and forked, not once per rank: torch's optimizers import its compiler, which takes seconds.
@@ -20,7 +24,11 @@ def free_port() -> int:
 
 def _serve(pipe, rank: int, world_size: int) -> None:
     import torch
+    from tqdm import tqdm
 
+    # For the levels' bars: by default a semaphore, which a killed process leaves behind.
+    tqdm.set_lock(threading.RLock())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
     torch.set_num_threads(1)
     while True:
         job = pipe.recv()
@@ -80,24 +88,36 @@ class Ranks:
                 "MASTER_PORT": str(port),
             }
             pipe.send((function, args, kwargs, ranked | (environment or {})))
-        results, failures = [], []
-        for rank, (process, pipe) in enumerate(self._workers):
-            # After one failure the others may wait for the dead rank for ever: grant them a moment only.
-            if not pipe.poll(2 if failures else timeout):
-                failures.append(f"rank {rank}: no answer ({'alive' if process.is_alive() else 'dead'})")
-                continue
-            try:
-                succeeded, value = pipe.recv()
-            except EOFError:
-                succeeded, value = False, f"the process ended with exit code {process.exitcode}"
-            if succeeded:
-                results.append(value)
-            else:
-                failures.append(f"rank {rank}: {value}")
+        results, failures = self._answers(timeout)
         if failures:
             self.stop()
-            raise RankFailed("\n".join(failures))
-        return results
+            raise RankFailed("\n".join(failure for _, failure in sorted(failures.items())))
+        return [results[rank] for rank in range(self.world_size)]
+
+    def _answers(self, timeout: float) -> tuple[dict, dict[int, str]]:
+        """By rank what each returned, and why others did not, in the order in which they answer."""
+        results, failures = {}, {}
+        waiting = {pipe: (rank, process) for rank, (process, pipe) in enumerate(self._workers)}
+        deadline = time.monotonic() + timeout
+        while waiting:
+            # After one failure the others may wait for the dead rank for ever: grant them a moment only.
+            ready = wait(list(waiting), 2 if failures else max(0, deadline - time.monotonic()))
+            if not ready:
+                for rank, process in waiting.values():
+                    failures[rank] = f"rank {rank}: no answer ({'alive' if process.is_alive() else 'dead'})"
+                break
+            for pipe in ready:
+                rank, process = waiting.pop(pipe)
+                try:
+                    succeeded, value = pipe.recv()
+                except (EOFError, ConnectionError):
+                    process.join(5)
+                    succeeded, value = False, f"the process ended with exit code {process.exitcode}"
+                if succeeded:
+                    results[rank] = value
+                else:
+                    failures[rank] = f"rank {rank}: {value}"
+        return results, failures
 
     def stop(self, patience: float = 0) -> None:
         """End the processes, at once or after as many seconds each in which to end by themselves."""

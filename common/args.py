@@ -42,7 +42,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     flag("--epochs", type=_positive, default=1, metavar="N", help="passes over the training set")
     flag("--batch-size", type=_positive, default=64, metavar="N", help="global batch: samples per optimizer step")
     flag("--lr", type=_positive_float, default=1e-3, metavar="F", help="learning rate of AdamW")
-    flag("--seed", type=_natural, default=42, metavar="N", help="weights, sample order, dropout")
+    flag("--seed", type=_seed, default=42, metavar="N", help="weights, sample order, dropout")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto", help="auto: MNIST if it can be had")
     flag("--data-dir", default=os.environ.get("MNIST_ROOT", "data"), metavar="PATH", help="holds MNIST/raw")
     flag("--device", default="auto", help="auto, cpu, cuda, …")
@@ -67,6 +67,9 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
         flag("--checkpoint-dir", metavar="PATH", help="save there, and resume from the newest checkpoint in it")
         flag("--checkpoint-every", type=_positive, default=100, metavar="STEPS")
     args, unknown = parser.parse_known_args(argv)
+    for name, value in vars(args).items():
+        if value == []:  # what argparse makes of --name=--
+            parser.error(f"argument --{name.replace('_', '-')}: expected one argument")
     for word in unknown:
         name = word.partition("=")[0]
         if name in _OWN_FLAGS:
@@ -97,6 +100,11 @@ def _positive(text: str) -> int:
 
 def _natural(text: str) -> int:
     return _number(text, int, 0, "a whole number of at least 0")
+
+
+def _seed(text: str) -> int:
+    # NumPy takes 32 bits, and a rank and an epoch are added.
+    return _number(text, int, 0, "a whole number from 0 to 4000000000", 4 * 10**9)
 
 
 def _seconds(text: str) -> timedelta:
@@ -143,6 +151,10 @@ def _check_world(args) -> None:
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
     if given and missing:
         fail(f"{', '.join(given)} is set but {', '.join(missing)} is not: start the ranks with torchrun, or set all")
+    for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        number, total = os.environ.get(name, "0"), os.environ.get(of, "1")
+        if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
+            fail(f"{name}={number} does not fit {of}={total}: ranks are numbered from 0")
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if args.level in _ONE_PROCESS:
         if world_size > 1:

@@ -83,7 +83,7 @@ def load_data(args) -> tuple[DigitImages, DigitImages]:
         sets = [_read(name, folder, part, args.dtype) for part in ("train", "t10k")]
     except (OSError, IdxError) as error:
         fail(f"{error}. Remove {folder} to have it made again, or use --dataset synthetic")
-    _agree(f"{name} ({len(sets[0])} + {len(sets[1])} samples)")
+    agree(sets[0])
     for dataset, limit in zip(sets, (args.train_samples, args.eval_samples), strict=True):
         dataset.images, dataset.labels = dataset.images[:limit], dataset.labels[:limit]
     return sets[0], sets[1]
@@ -146,12 +146,12 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _agree(description: str) -> None:
+def agree(dataset: DigitImages) -> None:
     """Raise on every rank if the ranks have loaded different data, as machines with different disks may."""
     if not (dist.is_available() and dist.is_initialized()):
         return
     everyone: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, description)
+    dist.all_gather_object(everyone, f"{dataset.name} ({len(dataset)} samples)")
     for rank, other in enumerate(everyone):
         if other != everyone[0]:
             fail(f"the ranks have different data: rank 0 {everyone[0]}, rank {rank} {other}. Name one with --dataset")

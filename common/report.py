@@ -1,7 +1,10 @@
 """What a run says about itself: the plan before, progress and throughput meanwhile, the result after."""
 
+import contextlib
 import json
+import math
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,9 +12,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common.claim import claim
+from common.data import agree
 from common.errors import fail
+from common.finite import LossWatch, demand_finite_weights
+from common.stopping import Stop
 
 WARM_UP_STEPS = 10
 
@@ -103,6 +110,7 @@ class Run:
         self.rank, self.backend, self.world_size = 0, backend, world_size
         if dist.is_available() and dist.is_initialized():
             self.rank, self.backend, self.world_size = dist.get_rank(), dist.get_backend(), dist.get_world_size()
+        agree(train_set)  # again for level 04, whose processes do not know each other when they load
         self.dataset = train_set.name
         self.accumulation = getattr(args, "gradient_accumulation_steps", 1)
         self.steps_per_epoch = len(train_set) // args.batch_size
@@ -112,6 +120,9 @@ class Run:
         if args.max_steps:
             self.total_steps = min(self.total_steps, args.max_steps)
         self.meter = Meter(device, args.batch_size)
+        self.losses = LossWatch(device, self.rank)
+        self._optimizer: torch.optim.Optimizer | None = None  # that steps, where checkpoints are made
+        self.stop = Stop(device, self.rank, distributed=dist.is_available() and dist.is_initialized())
         self.epoch = 0
         if getattr(args, "checkpoint_dir", None):
             self._claim = claim(args.checkpoint_dir, self.rank)
@@ -121,16 +132,42 @@ class Run:
                 torch.cuda.reset_peak_memory_stats(index)
         if self.rank == 0:
             print(self._plan(len(train_set), len(test_set)), flush=True)
+            if getattr(args, "mixed_precision", "no") == "fp16" and device.type == "cpu":
+                slow = "warning: fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
+                print(f"{slow}; bf16 is not", file=sys.stderr, flush=True)
 
     def epochs(self) -> Iterator[int]:
         """0, 1, …: as many epochs as `--epochs` says, or as it takes to come to `--max-steps`."""
-        while True:
-            yield self.epoch
-            if self.meter.steps >= self.total_steps:
-                return
-            self.epoch += 1
-            self._loss.zero_()
-            self._losses = 0
+        with self.listening():
+            while True:
+                yield self.epoch
+                if self.meter.steps >= self.total_steps:
+                    return
+                self.epoch += 1
+                self._loss.zero_()
+                self._losses = 0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within it SIGTERM and Ctrl-C lead to a checkpoint, if there is a folder for it, before they end the run."""
+        if not getattr(self.args, "checkpoint_dir", None):
+            yield
+            return
+        noting = register_optimizer_step_post_hook(self._note_optimizer)
+        try:
+            with self.stop.listening():
+                yield
+        finally:
+            noting.remove()
+
+    def _note_optimizer(self, optimizer: torch.optim.Optimizer, *_) -> None:
+        self._optimizer = optimizer
+
+    def demand_finite(self) -> None:
+        """Raise UserError unless the losses so far and the weights are finite: before a checkpoint."""
+        self.losses.settle()
+        if self._optimizer is not None:
+            demand_finite_weights(self._optimizer, self.meter.steps)
 
     def batches(self, loader: Iterable) -> Iterator:
         """The batches of one epoch's training, timed and shown on a terminal; ends early at `--max-steps`."""
@@ -145,6 +182,8 @@ class Run:
             for _, batch in zip(range(left), loader, strict=False):
                 yield batch
                 bar.update()
+                if self.stop.agreed:
+                    self.stop.leave(self.meter.steps)
         self.meter.stop()
 
     def count(self, loss: Tensor) -> None:
@@ -152,6 +191,7 @@ class Run:
 
         Reading it with `.item()` would make the CPU wait for the GPU at every step.
         """
+        self.losses.note(loss, self.meter.steps + 1)
         self._loss += loss.detach()
         self._losses += 1
         if self._losses % self.accumulation == 0:
@@ -159,16 +199,20 @@ class Run:
 
     def mean_loss(self) -> Tensor:
         """The mean of this process's training losses of this epoch, a float64 scalar on the device."""
+        self.losses.settle()
         return self._loss / self._losses
 
     def wants_checkpoint(self) -> bool:
-        """Whether `--checkpoint-dir` is given and this step is one of every `--checkpoint-every`. A collective if so.
+        """Whether, with `--checkpoint-dir`, to save now: every `--checkpoint-every` steps, and where a run must stop.
 
-        One rank's state of this object is saved for all: the ranks agree on the mean of their losses so far.
+        A collective if so: one rank's state of this object is saved for all, who agree on the mean of their losses.
         """
-        args, step_is_whole = self.args, self._losses % self.accumulation == 0
-        if not args.checkpoint_dir or not step_is_whole or self.meter.steps % args.checkpoint_every:
+        args, steps = self.args, self.meter.steps
+        if not args.checkpoint_dir or self._losses % self.accumulation:
             return False
+        if not self.stop.here(steps) and steps % args.checkpoint_every:
+            return False
+        self.demand_finite()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self._loss)
             self._loss /= self.world_size
@@ -221,6 +265,8 @@ class Run:
             totals: float64 [loss sum, correct, samples] of the last evaluation over all ranks.
         """
         loss_sum, correct, evaluated = totals.tolist()
+        if not math.isfinite(loss_sum):
+            fail(f"loss is not finite ({loss_sum}) in the evaluation after step {self.meter.steps}")
         peaks = self._peak_memory_bytes()
         result = {
             "level": self.args.level,
@@ -242,7 +288,7 @@ class Run:
             "memory_source": "measured" if peaks else None,
         }
         if self.rank == 0:
-            print(_result_line(result), flush=True)
+            print(result_line(result), flush=True)
             if self.args.save:
                 weights = {name: value.cpu() for name, value in model.state_dict().items()}
                 _write(self.args.save, lambda path: torch.save(weights, path))
@@ -284,7 +330,7 @@ class Run:
         return peaks
 
 
-def _result_line(result: dict) -> str:
+def result_line(result: dict) -> str:
     return (
         f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']} | "
         f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f} | "

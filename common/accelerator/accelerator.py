@@ -5,7 +5,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from operator import attrgetter
 from types import MethodType
 from typing import Any
 
@@ -18,36 +17,17 @@ from torch.utils.hooks import RemovableHandle
 
 from . import checkpointing, operations
 from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
-from .optimizer import AcceleratedOptimizer, LossScaler
+from .optimizer import AcceleratedOptimizer, LossScaler, linked
 from .scheduler import AcceleratedScheduler
 from .state import AcceleratorState, GradientState, PartialState, parse_flag_from_env
-from .utils.dataclasses import (
-    AutocastKwargs,
-    DataLoaderConfiguration,
-    DistributedDataParallelKwargs,
-    GradientAccumulationPlugin,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-    KwargsHandler,
-    ProjectConfiguration,
-)
+from .tracking import GeneralTracker, select_trackers
+from .utils import dataclasses as settings
 from .utils.memory import release_memory
 
-_HANDLERS = {
-    AutocastKwargs: "autocast_handler",
-    DistributedDataParallelKwargs: "ddp_handler",
-    GradScalerKwargs: "scaler_handler",
-    InitProcessGroupKwargs: "init_handler",
-}
 _OUT_OF_SCOPE = (
     "deepspeed_plugin deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin parallelism_config dynamo_plugin"
 )
 _NO_CONTEXT = contextlib.nullcontext()
-
-
-def _linked(part: str, name: str) -> property:
-    """`name` of the Accelerator's `part`, to read and to set."""
-    return property(attrgetter(f"{part}.{name}"), lambda self, value: setattr(getattr(self, part), name, value))
 
 
 class Accelerator:
@@ -86,56 +66,52 @@ class Accelerator:
         mixed_precision: str | None = None,
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
-        dataloader_config: DataLoaderConfiguration | None = None,
+        dataloader_config: settings.DataLoaderConfiguration | None = None,
         *,
         rng_types: list[str] | None = None,
         log_with: Any = None,
         project_dir: str | os.PathLike | None = None,
-        project_config: ProjectConfiguration | None = None,
-        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        project_config: settings.ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: settings.GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: list | None = None,
         dynamo_backend: str | None = None,
         **out_of_scope,
     ) -> None:
-        for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"):
-            out_of_scope[f"ACCELERATE_USE_{kind}"] = parse_flag_from_env(f"ACCELERATE_USE_{kind}")
-        for name, value in out_of_scope.items():
-            if name not in _OUT_OF_SCOPE.split() and not name.startswith("ACCELERATE_"):
-                raise TypeError(f"Accelerator() got an unexpected keyword argument {name!r}")
-            if value:
-                raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
+        for name in out_of_scope.keys() - set(_OUT_OF_SCOPE.split()):
+            raise TypeError(f"Accelerator() got an unexpected keyword argument {name!r}")
+        flags = [f"ACCELERATE_USE_{kind}" for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")]
+        for name in (*filter(out_of_scope.get, out_of_scope), *filter(parse_flag_from_env, flags)):
+            raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
         if gradient_accumulation_plugin is not None and gradient_accumulation_steps != 1:
             raise ValueError("pass either gradient_accumulation_steps or gradient_accumulation_plugin")
-        self.autocast_handler = self.ddp_handler = self.scaler_handler = self.init_handler = None
-        for handler in kwargs_handlers or ():
-            if type(handler) not in _HANDLERS:
-                raise NotImplementedError(f"{type(handler).__name__} is no kwargs handler of this core")
-            if getattr(self, _HANDLERS[type(handler)]) is not None:
-                raise ValueError(f"You can only pass one {type(handler).__name__} in `kwargs_handlers`.")
-            setattr(self, _HANDLERS[type(handler)], handler)
+        handlers = {type(handler): handler for handler in kwargs_handlers or ()}
+        if len(handlers) < len(kwargs_handlers or ()):
+            raise ValueError("You can only pass one of each kind in `kwargs_handlers`.")
+        kinds = settings.AutocastKwargs, settings.GradScalerKwargs
+        self.autocast_handler, self.scaler_handler = (handlers.pop(kind, None) or kind() for kind in kinds)
+        kinds = settings.DistributedDataParallelKwargs, settings.InitProcessGroupKwargs
+        self.ddp_handler, self.init_handler = (handlers.pop(kind, None) or kind() for kind in kinds)
+        if handlers:
+            raise NotImplementedError(f"no kwargs handlers of this core: {', '.join(map(str, handlers))}")
         if PartialState._shared_state.get("ended"):
             PartialState._reset_state()
             GradientState._reset_state()
         steps = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", gradient_accumulation_steps))
-        self.gradient_state = GradientState(gradient_accumulation_plugin or GradientAccumulationPlugin(steps))
-        self.state = AcceleratorState(mixed_precision, cpu, **_kwargs(self.init_handler))
-        self.project_configuration = project_config or ProjectConfiguration(project_dir)
+        self.gradient_state = GradientState(gradient_accumulation_plugin or settings.GradientAccumulationPlugin(steps))
+        self.state = AcceleratorState(mixed_precision, cpu, **self.init_handler.to_kwargs())
+        self.project_configuration = project_config or settings.ProjectConfiguration(project_dir)
         if project_dir is not None and self.project_configuration.project_dir is None:
             self.project_configuration.set_directories(project_dir)
-        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        self.dataloader_config = dataloader_config or settings.DataLoaderConfiguration()
         if split_batches is not None:
             self.dataloader_config = replace(self.dataloader_config, split_batches=split_batches)
         self.device_placement, self.rng_types = device_placement, rng_types or []
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.dynamo_backend = str(dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")).lower()
-        self.trackers, self.log_with = [], []
-        if log_with is not None:
-            from .tracking import select_trackers
-
-            self.log_with = select_trackers(log_with, self.project_configuration.logging_dir)
+        self.trackers, self.log_with = [], select_trackers(log_with, self.project_configuration.logging_dir)
         fp16 = self.state.mixed_precision == "fp16"
-        self.scaler = LossScaler(self.state.device.type, **_kwargs(self.scaler_handler)) if fp16 else None
+        self.scaler = LossScaler(self.state.device.type, **self.scaler_handler.to_kwargs()) if fp16 else None
         # Micro-batches since a loader's end last closed a window, and how many the one has that is being closed so.
         self.step, self._short_window = 0, 0
         self._loss_was_divided = False
@@ -150,10 +126,10 @@ class Accelerator:
                 return getattr(vars(self)[part], name)
         raise AttributeError(f"'Accelerator' object has no attribute {name!r}")
 
-    save_iteration = _linked("project_configuration", "iteration")
-    even_batches = _linked("dataloader_config", "even_batches")
-    sync_gradients = _linked("gradient_state", "sync_gradients")
-    gradient_accumulation_steps = _linked("gradient_state", "num_steps")
+    save_iteration = linked("project_configuration", "iteration")
+    even_batches = linked("dataloader_config", "even_batches")
+    sync_gradients = linked("gradient_state", "sync_gradients")
+    gradient_accumulation_steps = linked("gradient_state", "num_steps")
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -210,7 +186,7 @@ class Accelerator:
             model.compile(backend=self.dynamo_backend)
         if self.use_distributed and not evaluation_mode and any(p.requires_grad for p in model.parameters()):
             devices = None if self.device.type == "cpu" else [self.device.index]
-            model = DistributedDataParallel(model, device_ids=devices, **_kwargs(self.ddp_handler))
+            model = DistributedDataParallel(model, device_ids=devices, **self.ddp_handler.to_kwargs())
         model._is_accelerate_prepared = True
         return self._keep(model, self._models)
 
@@ -231,12 +207,9 @@ class Accelerator:
     def prepare_data_loader(self, data_loader, device_placement=None, slice_fn_for_dispatch=None) -> DataLoaderShard:
         """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run."""
         if not isinstance(data_loader, DataLoaderShard):
-            settings = vars(self.dataloader_config) | {"slice_fn_for_dispatch": slice_fn_for_dispatch}
-            who = self.device, self.num_processes, self.process_index
-            place = self._places(device_placement)
-            data_loader = prepare_data_loader(
-                data_loader, *who, put_on_device=place, rng_types=self.rng_types, **settings
-            )
+            how = vars(self.dataloader_config) | {"slice_fn_for_dispatch": slice_fn_for_dispatch}
+            how |= {"put_on_device": self._places(device_placement), "rng_types": self.rng_types}
+            data_loader = prepare_data_loader(data_loader, self.device, self.num_processes, self.process_index, **how)
         return self._keep(data_loader, self._dataloaders)
 
     def accumulate(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager:
@@ -259,7 +232,10 @@ class Accelerator:
             state.sync_gradients = self.step % state.num_steps == 0
         if state.sync_gradients or state.sync_each_batch or not self.use_distributed:
             return _NO_CONTEXT
-        return self._without_sync(models)
+        unsynced = contextlib.ExitStack()
+        for model in models:
+            unsynced.enter_context(self.no_sync(model))
+        return unsynced
 
     def _shorten_window(self, micro_batches: int) -> None:
         # Those before this one were divided by the size of a whole window, when its end was not in sight.
@@ -268,13 +244,6 @@ class Accelerator:
             for parameter in (p for optimizer in self._optimizers for p in optimizer.parameters()):
                 if parameter.grad is not None:
                     parameter.grad.mul_(self.gradient_state.num_steps / micro_batches)
-
-    @contextlib.contextmanager
-    def _without_sync(self, models: tuple[torch.nn.Module, ...]) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for model in models:
-                stack.enter_context(self.no_sync(model))
-            yield
 
     def no_sync(self, model: torch.nn.Module) -> contextlib.AbstractContextManager:
         """A context in which gradients of `model` stay on their process."""
@@ -305,13 +274,12 @@ class Accelerator:
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
 
-    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> contextlib.AbstractContextManager:
+    def autocast(self, autocast_handler: settings.AutocastKwargs | None = None) -> contextlib.AbstractContextManager:
         """A context with the run's mixed precision; prepared models enter it by themselves in their forward."""
         if self.mixed_precision == "no":
             return _NO_CONTEXT
         dtype = torch.float16 if self.mixed_precision == "fp16" else torch.bfloat16
-        handler = autocast_handler or self.autocast_handler or AutocastKwargs()
-        return torch.autocast(self.device.type, dtype, **vars(handler))
+        return torch.autocast(self.device.type, dtype, **vars(autocast_handler or self.autocast_handler))
 
     def unscale_gradients(self, optimizer=None) -> None:
         """Divide the scale of the loss (fp16) out of the gradients of `optimizer`, one, several, or all prepared."""
@@ -322,7 +290,7 @@ class Accelerator:
     def _unscaled(self, parameters) -> list[torch.Tensor]:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         chosen = set(map(id, parameters))
-        for optimizer in self._optimizers:
+        for optimizer in self._optimizers if self.sync_gradients else ():
             if not chosen.isdisjoint(map(id, optimizer.parameters())):
                 optimizer.unscale()
         return parameters
@@ -333,11 +301,9 @@ class Accelerator:
         Returns:
             The norm before; before the window's end that of what is there so far.
         """
-        if self.sync_gradients:
-            return torch.nn.utils.clip_grad_norm_(self._unscaled(parameters), max_norm, norm_type)
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], norm_type)
-        return norm / self.scaler.get_scale() if self.scaler else norm
+        limit = max_norm if self.sync_gradients else float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._unscaled(parameters), limit, norm_type)
+        return norm if self.sync_gradients or not self.scaler else norm / self.scaler.get_scale()
 
     def clip_grad_value_(self, parameters, clip_value: float) -> None:
         """Cut the gradients to [-clip_value, clip_value]; nothing before the window's end."""
@@ -370,17 +336,8 @@ class Accelerator:
     save_state, load_state = checkpointing.save_state, checkpointing.load_state
     save, save_model = checkpointing.save, checkpointing.save_model
 
-    def skip_first_batches(self, dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
-        """See `data_loader.skip_first_batches`."""
-        return skip_first_batches(dataloader, num_batches)
-
-    def gather(self, tensor: Any) -> Any:
-        """See `operations.gather`."""
-        return operations.gather(tensor)
-
-    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
-        """See `operations.pad_across_processes`."""
-        return operations.pad_across_processes(tensor, dim, pad_index, pad_first)
+    skip_first_batches = staticmethod(skip_first_batches)
+    gather, pad_across_processes = staticmethod(operations.gather), staticmethod(operations.pad_across_processes)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """What all processes computed for the batch at hand, each real sample once: `operations.gather_for_metrics`."""
@@ -455,7 +412,6 @@ class Accelerator:
                 place = [self.logging_dir] if tracker.requires_logging_directory else []
                 tracker = tracker(project_name, *place, **(init_kwargs or {}).get(tracker.name, {}))
             self.trackers.append(tracker)
-        for tracker in self.trackers:
             getattr(tracker, "start", lambda: None)()
             if config is not None:
                 tracker.store_init_configuration(config)
@@ -467,8 +423,6 @@ class Accelerator:
             ValueError: on the main process, if there is no such tracker.
         """
         if not self.is_main_process:
-            from .tracking import GeneralTracker
-
             return GeneralTracker(_blank=True)
         for tracker in self.trackers:
             if tracker.name == name:
@@ -487,7 +441,3 @@ class Accelerator:
         self.trackers = []
         self.state.destroy_process_group()
         self.state.ended = True
-
-
-def _kwargs(handler: KwargsHandler | None) -> dict[str, Any]:
-    return handler.to_kwargs() if handler else {}

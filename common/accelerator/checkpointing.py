@@ -11,9 +11,11 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import random
 import re
 import shutil
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -57,7 +59,7 @@ def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_se
     elif output_dir is None:
         raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
     folder = Path(os.path.abspath(output_dir))
-    building = folder / broadcast_object_list([f".{uuid.uuid4().hex}.tmp"])[0]
+    building = Path(broadcast_object_list([str(draft(folder)) if accelerator.is_main_process else ""])[0])
 
     def start() -> None:
         if config.automatic_checkpoint_naming and _contents(folder) is not None:
@@ -99,6 +101,27 @@ def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_se
     _together(write, _writes(config.save_on_each_node))
     config.iteration += 1
     return str(folder)
+
+
+def draft(folder: Path) -> Path:
+    """A name in `folder` for work in progress; what dead processes of this machine left under such names is dropped.
+
+    What belongs to a living process, or to another machine, may be the work of another job and stays.
+    """
+    host, pid = socket.gethostname(), os.getpid()
+    for left in folder.glob(f".*@*@{host}.tmp"):
+        owner = int(left.name.split("@")[1])
+        if owner == pid or not _is_alive(owner):
+            shutil.rmtree(left, ignore_errors=True)
+    return folder / f".{uuid.uuid4().hex}@{pid}@{host}.tmp"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
 
 
 def _writes(on_each_node: bool) -> bool:
@@ -262,7 +285,7 @@ def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **l
 
     Raises:
         CheckpointError: naming the file that is missing, damaged or foreign.
-        ValueError: for a folder that does not exist, or none given.
+        ValueError: if no folder is given.
         FileNotFoundError: under automatic naming, if no checkpoint is complete.
         RuntimeError: if other objects were registered than are here now.
     """
@@ -273,8 +296,6 @@ def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **l
     def choose() -> Path:
         if input_dir is None:
             return _newest(Path(accelerator.project_dir, "checkpoints"))
-        if not Path(input_dir).expanduser().is_dir():
-            raise ValueError(f"Tried to find {input_dir} but folder does not exist")
         _verify(Path(input_dir).expanduser())
         return Path(input_dir).expanduser()
 
@@ -294,7 +315,7 @@ def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwar
     def load(name: str) -> Any:
         if not (folder / name).exists():
             raise CheckpointError(f"{folder} holds no {name}: it was saved by a run that had prepared something else")
-        return torch.load(folder / name, **({"map_location": where} | load_kwargs | {"weights_only": True}))
+        return _open(torch.load, folder / name, {"map_location": where} | load_kwargs | {"weights_only": True})
 
     saved, registered = len(list(folder.glob("custom_checkpoint_*.pkl"))), len(accelerator._custom_objects)
     if saved != registered:
@@ -303,7 +324,7 @@ def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwar
         if (folder / _model_name(index, True)).exists():
             from safetensors.torch import load_file
 
-            tensors = load_file(folder / _model_name(index, True), device=str(where))
+            tensors = _open(load_file, folder / _model_name(index, True), {"device": str(where)})
         else:
             tensors = load(_model_name(index, False))
         model = accelerator.unwrap_model(model, keep_torch_compile=False)
@@ -311,13 +332,25 @@ def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwar
     for name, obj in _stateful(accelerator):
         obj.load_state_dict(load(name))
     rank, ranks = accelerator.process_index, len(list(folder.glob(RANDOM_STATES.format("*"))))
-    _restore_random(accelerator, load(RANDOM_STATES.format(min(rank, ranks - 1))), rank < ranks)
+    name = RANDOM_STATES.format(min(rank, ranks - 1))
+    states = load(name)
+    _open(lambda _: _restore_random(accelerator, states, rank < ranks), folder / name, {})
     gradients = [load(GRADIENTS.format(r)) for r in range(ranks) if (folder / GRADIENTS.format(r)).exists()]
     gradients = gradients if ranks != accelerator.num_processes else gradients[rank : rank + 1]
     for index, model in enumerate(accelerator._models):
         for name, parameter in accelerator.unwrap_model(model).named_parameters():
             parts = [of_rank[index][name] for of_rank in gradients if name in of_rank[index]]
             parameter.grad = sum(parts).div_(len(gradients)).to(parameter.device) if parts else None
+
+
+def _open(reader: Callable, path: Path, how: dict) -> Any:
+    """`reader(path)`: a forged file, for which the manifest vouches, is an error that names it."""
+    try:
+        return reader(path, **how)
+    except pickle.UnpicklingError:  # says what it refused to execute
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _restore_random(accelerator, states: dict[str, Any], own: bool) -> None:
@@ -376,11 +409,8 @@ def save_model(accelerator, model, save_directory, max_shard_size="10GB", safe_s
 
     Raises:
         NotImplementedError: for a model larger than `max_shard_size`, in bytes or like "10GB".
-        RuntimeError: for a model whose parameters are on the meta device.
     """
     tensors = accelerator.get_state_dict(model)
-    if any(tensor.is_meta for tensor in tensors.values()):
-        raise RuntimeError("You can't save the model since some parameters are on the meta device.")
     number, unit = re.fullmatch(r"(\d+)([KMG]?I?B)", f"{max_shard_size}B".upper().replace("BB", "B")).groups()
     limit = int(number) * (1024 if "I" in unit else 1000) ** "BKMG".index(unit[0])
     size = sum(tensor.nbytes for tensor in tensors.values())

@@ -1,17 +1,16 @@
 """A DataLoader that hands each process its share, knows its last batch, and can continue where it was stopped."""
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler
 from torch.utils.data._utils import worker as torch_worker
 
-from .operations import broadcast_object_list, honor_type, send_to_device
+from .operations import broadcast_object_list, recursively_apply, send_to_device
 from .sampler import (
     BatchSamplerShard,
     DistributedEvalSampler,
@@ -19,17 +18,16 @@ from .sampler import (
     SeedableRandomSampler,
     ShardedBatches,
     SkipBatchSampler,
-    check_split,
 )
 from .state import GradientState, PartialState
 from .utils.random import synchronize_rng_states
 
 
 class _Tail(NamedTuple):
-    """A sample, or a batch, from the last step of a stream, which holds `real` samples over all processes."""
+    """A sample, or a batch, from a step of a stream that is `irregular`, as ShardedBatches has it."""
 
     content: Any
-    real: int
+    irregular: tuple[int | None, int]
 
 
 class _Collate:
@@ -40,34 +38,13 @@ class _Collate:
 
     def __call__(self, samples: Any) -> Any:
         if type(samples) is _Tail:  # batch_size=None: the sample is a batch
-            return _Tail(self.collate_fn(samples.content), samples.real)
+            return _Tail(self.collate_fn(samples.content), samples.irregular)
         if isinstance(samples, list) and not samples:
             fetch = getattr(self.dataset, "__getitems__", lambda indices: [self.dataset[i] for i in indices])
-            return _without_rows(self.collate_fn(fetch([0])))
+            return recursively_apply(lambda tensor: tensor[:0], self.collate_fn(fetch([0])))
         if type(samples) is list and type(samples[0]) is _Tail:
-            return _Tail(self.collate_fn([sample.content for sample in samples]), samples[0].real)
+            return _Tail(self.collate_fn([sample.content for sample in samples]), samples[0].irregular)
         return self.collate_fn(samples)
-
-
-def _without_rows(batch: Any) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch[:0]
-    if isinstance(batch, Mapping):
-        return type(batch)({key: _without_rows(value) for key, value in batch.items()})
-    if isinstance(batch, (list, tuple)):
-        nested = any(isinstance(item, (torch.Tensor, Mapping, list, tuple)) for item in batch)
-        return honor_type(batch, [_without_rows(item) for item in batch] if nested else [])
-    raise TypeError(f"cannot make an empty batch of {type(batch)}, which a process without samples needs")
-
-
-@contextmanager
-def _as_only_worker() -> Iterator[None]:
-    """Within the block `get_worker_info()` is None, so that a dataset that shards by worker yields all it has."""
-    info, torch_worker._worker_info = torch_worker._worker_info, None
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = info
 
 
 class IterableDatasetShard(IterableDataset):
@@ -86,62 +63,44 @@ class IterableDatasetShard(IterableDataset):
     """
 
     even_batches, seed, epoch = True, 0, 0
-    # Whether the samples of a short last step come as _Tail.
+    # Whether the samples of an irregular step come as _Tail.
     tags_tail = False
+    _worker = None
 
     def __init__(
         self, dataset, batch_size=1, drop_last=False, num_processes=1, process_index=0, split_batches=False
     ) -> None:
-        if split_batches and batch_size > 1:
-            check_split(batch_size, num_processes)
-        self.dataset, self.drop_last = dataset, drop_last
-        self.num_processes, self.process_index = num_processes, process_index
-        self.batch_size, self.split_batches = batch_size, split_batches
+        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self.num_processes, self.process_index, self.split_batches = num_processes, process_index, split_batches
         self.share = batch_size // num_processes if split_batches else batch_size
+        self._dealt()
+
+    def _dealt(self) -> BatchSamplerShard:
+        """The stream dealt out like sample numbers."""
+        batches = BatchSampler(self.dataset, self.batch_size, self.drop_last)
+        who = self.num_processes, self.process_index
+        return BatchSamplerShard(batches, *who, self.split_batches, self.even_batches)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 
-    def of_the_tail(self, real: int) -> tuple[int, int]:
-        """Of a last step with `real` samples: how many of them this process has, and how many processes take part."""
-        present = self.num_processes if self.even_batches else min(-(-real // self.share), self.num_processes)
-        return min(max(real - self.process_index * self.share, 0), self.share), present
-
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.dataset), self.share * self.num_processes)
-        if self.drop_last or not rest:
-            return whole * self.share
-        return whole * self.share + (self.share if self.even_batches else self.of_the_tail(rest)[0])
+        """Samples of this process, its last batch taken as full."""
+        return len(self._dealt()) * self.share
 
     def __iter__(self) -> Iterator[Any]:
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.seed + self.epoch)
-        worker = get_worker_info()
-        own, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        size, first = self.share * self.num_processes, None
-        for step, samples in enumerate(self._steps(size)):
-            first = first or list(samples)
-            real = len(samples)
-            if real < size and self.drop_last:
-                return
-            if self.even_batches:
-                samples += islice(cycle(first), size - real)
+        self._worker = self._worker or torch_worker.get_worker_info()
+        torch_worker._worker_info = None  # a dataset that shards by worker is to yield all it has
+        own, workers = (self._worker.id, self._worker.num_workers) if self._worker else (0, 1)
+        for step, (samples, irregular) in enumerate(self._dealt().shares()):
             if step % workers == own:
-                for sample in samples[self.process_index * self.share : (self.process_index + 1) * self.share]:
-                    yield _Tail(sample, real) if real < size and self.tags_tail else sample
-
-    def _steps(self, size: int) -> Iterator[list[Any]]:
-        with _as_only_worker():
-            stream = iter(self.dataset)
-        samples = True
-        while samples:
-            with _as_only_worker():
-                samples = list(islice(stream, size))
-            if samples:
-                yield samples
+                for sample in samples:
+                    yield _Tail(sample, irregular) if irregular and self.tags_tail else sample
 
 
 @dataclass
@@ -251,10 +210,9 @@ class DataLoaderShard(DataLoader):
             following = next(batches, nothing)
             self.end_of_dataloader, self.irregular = following is nothing, None
             if type(batch) is _Tail:
-                real, present = self.dataset.of_the_tail(batch.real)
+                batch, (real, present) = batch
                 # With batch_size=None the samples of the stream are batches, all rows of which are real or none.
                 self.irregular = None if self.batch_size is None and real else real, present
-                batch = batch.content
             yield batch
             batch = following
 
@@ -287,10 +245,6 @@ class DataLoaderShard(DataLoader):
             where = f"{samples} samples of epoch {state_dict['epoch']}"
             raise ValueError(f"it stopped after {where}, no whole number of steps of {self.total_batch_size}")
         vars(self._progress).update(epoch=state_dict["epoch"], step=step, resume_at=step)
-
-    def get_sampler(self) -> Any:
-        """What draws the sample numbers, under the batch samplers."""
-        return get_sampler(self)
 
 
 def get_sampler(dataloader: DataLoader) -> Any:

@@ -38,39 +38,29 @@ def notebook_launcher(
     """Run `function(*args)` in `num_processes` processes on this machine; with one, right here.
 
     Port "0" is a free one. Processes use GPUs where there are any and `ACCELERATE_USE_CPU` is not set; a process on
-    the CPU computes with one thread, since the thread pool of the notebook does not survive the fork. Several nodes
-    meet at `rdzv_endpoint`, by default `master_addr:use_port`.
+    the CPU computes with one thread, since the thread pool of the notebook does not survive the fork.
 
     Raises:
-        ValueError: for an unknown precision, a missing or impossible number of processes or nodes.
+        ValueError: for a missing or impossible number of processes.
+        NotImplementedError: for several nodes, which `python -m common.accelerator launch` starts a script on, and for
+            how the processes are to meet, which on one machine is not open to choice.
         RuntimeError: if the notebook has a process group or has used CUDA, which no forked process can use again.
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: with the traceback of the rank that failed.
     """
-    if mixed_precision.lower() not in ("no", "fp16", "bf16"):
-        raise ValueError(f"mixed_precision must be no, fp16 or bf16, not {mixed_precision!r}")
+    nodes, meeting = (node_rank, num_nodes), (master_addr, rdzv_backend, rdzv_endpoint, rdzv_conf or {}, rdzv_id)
+    if nodes != (0, 1) or meeting != ("127.0.0.1", "static", "", {}, "none"):
+        raise NotImplementedError("master_addr, node_rank, num_nodes, rdzv_*: a notebook launches on one machine")
     gpus = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
-    if num_processes is None and not gpus:
-        raise ValueError("there is no GPU to count: pass num_processes")
     num_processes = gpus if num_processes is None else num_processes
-    if num_processes < 1 or not 0 <= node_rank < num_nodes:
-        raise ValueError(f"{num_processes=} must be positive and {node_rank=} between 0 and {num_nodes - 1}")
-    if num_nodes > 1 and not rdzv_endpoint and not int(use_port):
-        raise ValueError(f"{num_nodes} nodes need a use_port, or a rdzv_endpoint, that they all know")
-
+    if num_processes < 1:
+        raise ValueError(f"pass a positive num_processes, not {num_processes}, which is the number of GPUs by default")
     with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision.lower()):
-        if num_processes == num_nodes == 1:
+        if num_processes == 1:
             with _fresh_state():
                 function(*args)
             return
-        meeting = {"rdzv_backend": rdzv_backend, "rdzv_configs": dict(rdzv_conf or {}), "run_id": rdzv_id}
-        meeting["rdzv_endpoint"] = rdzv_endpoint or f"{master_addr}:{use_port}"
-        if meeting["rdzv_endpoint"].endswith(":0"):
-            meeting |= {"rdzv_backend": "c10d", "run_id": str(uuid.uuid4()), "local_addr": master_addr}
-        elif rdzv_backend == "static":
-            meeting["rdzv_configs"]["rank"] = node_rank
-        size = {"min_nodes": num_nodes, "max_nodes": num_nodes, "nproc_per_node": num_processes}
-        supervision = {"max_restarts": max_restarts, "monitor_interval": monitor_interval}
-        _fork(function, args, log_line_prefix_template=log_line_prefix_template, **meeting, **size, **supervision)
+        restarts = {"max_restarts": max_restarts, "monitor_interval": monitor_interval}
+        _fork(function, args, num_processes, use_port, log_line_prefix_template=log_line_prefix_template, **restarts)
 
 
 def debug_launcher(function, args: tuple = (), num_processes: int = 2) -> None:
@@ -82,18 +72,18 @@ def debug_launcher(function, args: tuple = (), num_processes: int = 2) -> None:
         notebook_launcher(function, args, num_processes)
 
 
-def _fork(function, args: tuple, **config) -> None:
+def _fork(function, args: tuple, num_processes: int, port: str, **config) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if torch.distributed.is_initialized():
         raise RuntimeError("this process has a process group; destroy it before launching processes from here")
     if torch.cuda.is_initialized() and not parse_flag_from_env("ACCELERATE_USE_CPU"):
-        raise RuntimeError(
-            "CUDA has been used in this notebook, and no forked process can use it again: restart the kernel and keep "
-            "whatever touches a GPU inside the function that you launch"
-        )
+        used = "CUDA has been used in this notebook, and no forked process can use it again"
+        raise RuntimeError(f"{used}: restart the kernel and touch GPUs only inside the function that you launch")
     names = ",".join(number.name for number in HANDLED_SIGNALS)
-    config |= {"start_method": "fork", "signals_to_handle": names}
+    config |= {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": num_processes}
+    config |= {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "run_id": str(uuid.uuid4())}
+    config |= {"local_addr": "127.0.0.1", "start_method": "fork", "signals_to_handle": names}
     with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=names), _signal_handlers_kept() as handlers:
         elastic_launch(LaunchConfig(**config), _in_child(function, handlers))(*args)
 
@@ -106,9 +96,8 @@ def _in_child(function, handlers: dict):
         # OpenMP's threads stayed behind in the parent; whoever asked for a second one would wait for it for ever.
         torch.set_num_threads(1)
         torch.set_num_threads = lambda number: None
-        PartialState._reset_state()
-        GradientState._reset_state()
-        function(*args)  # its result is dropped: it would have to be pickled
+        with _fresh_state():
+            function(*args)  # its result is dropped: it would have to be pickled
 
     return run
 
@@ -129,9 +118,8 @@ def _fresh_state():
 @contextlib.contextmanager
 def _signal_handlers_kept():
     """torchrun's machinery leaves handlers of its own behind: the notebook could no longer be interrupted."""
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():  # elsewhere it leaves the handlers alone
-        handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    main = threading.current_thread() is threading.main_thread()  # elsewhere it leaves the handlers alone
+    handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS if main}
     try:
         yield handlers
     finally:

@@ -18,10 +18,6 @@ class MultiProcessAdapter(logging.LoggerAdapter):
     which process is the main one.
     """
 
-    @staticmethod
-    def _should_log(main_process_only: bool) -> bool:
-        return not main_process_only or PartialState().is_main_process
-
     def process(self, msg, kwargs):
         msg, kwargs = super().process(msg, kwargs)
         # The caller's file and line belong into the record, not `log` below.
@@ -31,17 +27,14 @@ class MultiProcessAdapter(logging.LoggerAdapter):
     def log(self, level, msg, *args, **kwargs):
         if not PartialState._shared_state:
             raise RuntimeError("create an Accelerator() or PartialState() before logging: the logger needs the rank")
-        main_process_only = kwargs.pop("main_process_only", True)
-        in_order = kwargs.pop("in_order", False)
+        main_process_only, in_order = kwargs.pop("main_process_only", True), kwargs.pop("in_order", False)
         if not self.isEnabledFor(level):
             return
         msg, kwargs = self.process(msg, kwargs)
-        if not in_order:
-            if self._should_log(main_process_only):
-                self.logger.log(level, msg, *args, **kwargs)
-            return
         state = PartialState()
-        for rank in range(state.num_processes):
+        if not in_order and (state.is_main_process or not main_process_only):
+            self.logger.log(level, msg, *args, **kwargs)
+        for rank in range(state.num_processes) if in_order else ():
             if rank == state.process_index:
                 self.logger.log(level, msg, *args, **kwargs)
             state.wait_for_everyone()

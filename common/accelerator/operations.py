@@ -19,20 +19,16 @@ def _collective(function: Callable) -> Callable:
 
     @wraps(function)
     def checked(*args, **kwargs):
-        state = PartialState()
-        if not state.debug:
-            return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
+            state = PartialState()
+            if not state.debug:
+                raise
             who = f"rank {state.process_index} of {state.num_processes}"
             raise DistributedOperationException(f"`{function.__name__}` failed on {who}: {error}") from error
 
     return checked
-
-
-def is_torch_tensor(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor)
 
 
 def honor_type(obj: Any, generator: Iterable) -> Any:
@@ -40,7 +36,7 @@ def honor_type(obj: Any, generator: Iterable) -> Any:
     return type(obj)(*generator) if hasattr(obj, "_fields") else type(obj)(generator)
 
 
-def recursively_apply(func, data, *args, test_type=is_torch_tensor, error_on_other_type=False, **kwargs) -> Any:
+def recursively_apply(func, data, *args, test_type=torch.is_tensor, error_on_other_type=False, **kwargs) -> Any:
     """`func(leaf, *args, **kwargs)` for every leaf of nested lists, tuples and mappings that passes `test_type`.
 
     Raises:
@@ -163,11 +159,8 @@ def _holds_tensors(data: Any) -> bool:
 
 
 def _gather_rows(tensor: torch.Tensor) -> torch.Tensor:
-    if not PartialState().use_distributed:
-        return tensor
     counts = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
-    padding = tensor.new_zeros((max(counts) - len(tensor), *tensor.shape[1:]))
-    everyone = gather(torch.cat([tensor, padding])).view(len(counts), max(counts), *tensor.shape[1:])
+    everyone = gather(pad_across_processes(tensor)).view(len(counts), max(counts), *tensor.shape[1:])
     return torch.cat([rows[:count] for rows, count in zip(everyone, counts, strict=True)])
 
 

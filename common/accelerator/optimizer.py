@@ -32,8 +32,9 @@ class LossScaler(torch.amp.GradScaler):
         return super().state_dict()
 
 
-def _wrapped(name: str) -> property:
-    return property(attrgetter(f"optimizer.{name}"), lambda self, value: setattr(self.optimizer, name, value))
+def linked(part: str, name: str) -> property:
+    """`name` of an object's `part`, to read and to set."""
+    return property(attrgetter(f"{part}.{name}"), lambda self, value: setattr(getattr(self, part), name, value))
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -55,7 +56,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if device_placement:
             optimizer.load_state_dict(optimizer.state_dict())
 
-    state, param_groups, defaults = _wrapped("state"), _wrapped("param_groups"), _wrapped("defaults")
+    state, param_groups = linked("optimizer", "state"), linked("optimizer", "param_groups")
+    defaults = linked("optimizer", "defaults")
 
     def _note_step(self, *_) -> None:
         self.step_was_skipped = False

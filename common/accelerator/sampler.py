@@ -38,7 +38,7 @@ class SeedableRandomSampler(RandomSampler):
 class ShardedBatches(BatchSampler):
     """One process's batches, told one batch ahead, so that the last one is known when it is handed out.
 
-    Subclasses say in `_shares` what this process gets in every step. While they are iterated over:
+    Subclasses say in `shares` what this process gets in every step. While they are iterated over:
 
     Attributes:
         start: steps to pass over at the start of the next iteration.
@@ -50,7 +50,7 @@ class ShardedBatches(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         self.last_step, self.irregular = None, {}
         ahead, step = None, -1
-        for batch, irregular in self._shares():
+        for batch, irregular in self.shares():
             if step >= 0:
                 yield ahead
             ahead, step = batch, step + 1
@@ -59,11 +59,6 @@ class ShardedBatches(BatchSampler):
         if step >= 0:
             self.last_step = step
             yield ahead
-
-
-def check_split(batch_size: int | None, num_processes: int) -> None:
-    if batch_size is None or batch_size % num_processes:
-        raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {batch_size}")
 
 
 class BatchSamplerShard(ShardedBatches):
@@ -88,14 +83,11 @@ class BatchSamplerShard(ShardedBatches):
         self.batch_size = getattr(batch_sampler, "batch_size", None)
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         self.start = 0
-        if split_batches:
-            check_split(self.batch_size, num_processes)
+        size = self.batch_size
+        if split_batches and (size is None or size % num_processes):
+            raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
 
-    @property
-    def total_length(self) -> int:
-        return len(self.batch_sampler)
-
-    def _shares(self) -> Iterator[Share]:
+    def shares(self) -> Iterator[Share]:
         width = 1 if self.split_batches else self.num_processes
         fill = self.even_batches and not self.drop_last
         group, first = [], []
@@ -108,39 +100,29 @@ class BatchSamplerShard(ShardedBatches):
                 raise ValueError("batches of different sizes need even_batches=False")
             group.append(batch)
             if len(group) == width and (self._is_whole(batch) or not self.even_batches):
-                yield from self._share(group)
+                yield from self._share(group, [])
                 group = []
-        if group and fill:
-            yield self._filled_share(group, first)
-        elif group and not self.drop_last:
-            yield from self._share(group)
+        if group and not self.drop_last:
+            yield from self._share(group, first)
 
     def _is_whole(self, batch: list[int]) -> bool:
         return self.batch_size is None or len(batch) == self.batch_size
 
-    def _share(self, group: list[list[int]]) -> Iterator[Share]:
-        if self.split_batches:
-            size = self.batch_size // self.num_processes
-            group = [group[0][at : at + size] for at in range(0, len(group[0]), size)]
-        if self.process_index >= len(group):
-            return
-        share = group[self.process_index]
-        if self.batch_size is None:
-            yield share, (None, len(group))
-        elif sum(map(len, group)) == self.batch_size * (1 if self.split_batches else self.num_processes):
-            yield share, None
-        else:
-            yield share, (len(share), len(group))
-
-    def _filled_share(self, group: list[list[int]], first: list[list[int]]) -> Share:
-        rank, processes = self.process_index, self.num_processes
+    def _share(self, group: list[list[int]], first: list[list[int]]) -> Iterator[Share]:
+        """This process's part of a step's batches, which are filled up from `first`, the batches of the first step."""
+        rank, processes, real = self.process_index, self.num_processes, sum(map(len, group))
         if self.batch_size is None:
             filled = [*group, *islice(cycle(first), processes - len(group))]
-            return filled[rank], (None if rank < len(group) else 0, processes)
+            if rank < len(filled):
+                yield filled[rank], (None if rank < len(group) else 0, len(filled))
+            return
         size = self.batch_size // processes if self.split_batches else self.batch_size
-        real = list(chain(*group))
-        filled = [*real, *islice(cycle(chain(*first)), processes * size - len(real))]
-        return filled[rank * size : (rank + 1) * size], (min(max(len(real) - rank * size, 0), size), processes)
+        if first or self.split_batches:
+            filled = [*chain(*group), *islice(cycle(chain(*first)), processes * size - real)]
+            group = [filled[at : at + size] for at in range(0, len(filled), size)]
+        if rank < len(group):
+            own = min(max(real - rank * size, 0), size) if first else len(group[rank])
+            yield group[rank], None if real == processes * size else (own, len(group))
 
     def __len__(self) -> int:
         total = len(self.batch_sampler)
@@ -164,12 +146,11 @@ class EvalBatches(ShardedBatches):
         self.batch_sampler, self.start = batch_sampler, 0
         self.batch_size, self.num_processes = batch_sampler.batch_size, batch_sampler.sampler.num_replicas
 
-    def _shares(self) -> Iterator[Share]:
-        fewest = len(self.batch_sampler.sampler.dataset) // self.num_processes
+    def shares(self) -> Iterator[Share]:
         batches = islice(self.batch_sampler, self.start, None)
-        for step in range(self.start, len(self)):
+        for _ in range(self.start, len(self)):
             batch = next(batches, [])
-            yield batch, None if (step + 1) * self.batch_size <= fewest else (len(batch), self.num_processes)
+            yield batch, (len(batch), self.num_processes)
 
     def __len__(self) -> int:
         most = -(-len(self.batch_sampler.sampler.dataset) // self.num_processes)
@@ -184,10 +165,6 @@ class SkipBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         return islice(self.batch_sampler, self.skip_batches, None)
-
-    @property
-    def total_length(self) -> int:
-        return len(self.batch_sampler)
 
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)

@@ -40,12 +40,6 @@ class AcceleratedScheduler:
             if self.scheduler._step_count <= getattr(self.scheduler, "total_steps", float("inf")):
                 self.scheduler.step(*args, **kwargs)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.scheduler.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.scheduler.load_state_dict(state_dict)
-
     def __getattr__(self, name: str) -> Any:
         if name == "scheduler":
             raise AttributeError(name)

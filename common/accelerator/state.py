@@ -104,6 +104,9 @@ class PartialState:
         if self.debug:
             # In groups built at this level torch compares every collective's fingerprint over the ranks.
             dist.set_debug_level(dist.DebugLevel.DETAIL)
+            # When a DDP on such a group logs how it was made, torch 2.15 takes the group for a bare gloo group, reads
+            # beside it, and crashes.
+            dist.Logger.set_construction_data_and_log = lambda *_: None
         rank, world_size = self.process_index, self.num_processes
         store = next(dist.rendezvous(init_method, rank, world_size, timeout=timeout))[0]
         store = dist.PrefixStore(_meet(store, rank, world_size, timeout), store)
@@ -111,8 +114,8 @@ class PartialState:
         self._owns_group = True
 
     def __repr__(self) -> str:
-        names = ["distributed_type", "backend", "num_processes", "process_index", "local_process_index", "device"]
-        return "\n".join(f"{name.replace('_', ' ').capitalize()}: {getattr(self, name)}" for name in names)
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return "\n".join(f"{name.replace('_', ' ').capitalize()}: {value}" for name, value in public.items())
 
     @staticmethod
     def _reset_state() -> None:
@@ -157,14 +160,10 @@ class PartialState:
 
     def on_process(self, function: Callable | None = None, process_index: int | None = None) -> Callable:
         """`function`, called on rank `process_index` (and in a single process) and returning None elsewhere."""
-        if function is None:
-            return partial(self.on_process, process_index=process_index)
         return _only_if(lambda: process_index == self.process_index or not self.use_distributed, function)
 
     def on_local_process(self, function: Callable | None = None, local_process_index: int | None = None) -> Callable:
         """`function`, called on local rank `local_process_index` of every machine and returning None elsewhere."""
-        if function is None:
-            return partial(self.on_local_process, local_process_index=local_process_index)
         return _only_if(lambda: local_process_index == self.local_process_index or not self.use_distributed, function)
 
     def on_main_process(self, function: Callable) -> Callable:
@@ -231,7 +230,10 @@ class PartialState:
             print(*args, **kwargs)
 
 
-def _only_if(condition: Callable[[], bool], function: Callable) -> Callable:
+def _only_if(condition: Callable[[], bool], function: Callable | None) -> Callable:
+    if function is None:  # as in `@state.on_process(process_index=1)`
+        return partial(_only_if, condition)
+
     @wraps(function)
     def run(*args, **kwargs):
         return function(*args, **kwargs) if condition() else None
@@ -300,9 +302,6 @@ class AcceleratorState(PartialState):
         if mixed_precision is not None and wanted != current:
             raise ValueError(f"mixed_precision='{wanted}' came too late: this process already runs with '{current}'")
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()}\nMixed precision: {self.mixed_precision}"
-
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Forget the precision, and with `reset_partial_state` the process and its device too."""
@@ -326,19 +325,13 @@ class GradientState:
     def __init__(self, gradient_accumulation_plugin=None) -> None:
         self.__dict__ = GradientState._shared_state
         if not self.initialized:
-            self.sync_gradients = True
-            self.dataloader_references = []
-            self._configure({})
-        if gradient_accumulation_plugin is not None:
-            self._configure(gradient_accumulation_plugin.to_kwargs())
-
-    def _configure(self, plugin_kwargs: dict[str, Any]) -> None:
-        # Plain attributes: `accumulate` reads them in every step.
-        self.plugin_kwargs = plugin_kwargs
-        self.num_steps = plugin_kwargs.get("num_steps", 1)
-        self.adjust_scheduler = plugin_kwargs.get("adjust_scheduler", False)
-        self.sync_with_dataloader = plugin_kwargs.get("sync_with_dataloader", True)
-        self.sync_each_batch = plugin_kwargs.get("sync_each_batch", False)
+            self.sync_gradients, self.dataloader_references = True, []
+        if not self.initialized or gradient_accumulation_plugin is not None:
+            self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs() if gradient_accumulation_plugin else {}
+            # Plain attributes: `accumulate` reads them in every step.
+            self.num_steps, self.adjust_scheduler = 1, False
+            self.sync_with_dataloader, self.sync_each_batch = True, False
+            self.__dict__.update(self.plugin_kwargs)
 
     @property
     def initialized(self) -> bool:

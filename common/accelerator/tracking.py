@@ -100,9 +100,7 @@ class TensorBoardTracker(GeneralTracker):
         self.tracker = SummaryWriter(self.logging_dir, **self.init_kwargs)
 
     def store_init_configuration(self, values: dict) -> None:
-        hparams = {
-            name: value if isinstance(value, bool | int | float) else str(value) for name, value in values.items()
-        }
+        hparams = {n: v if isinstance(v, bool | int | float) else str(v) for n, v in values.items()}
         self.tracker.add_hparams(hparams, metric_dict={}, run_name=".")
         self.tracker.flush()
 
@@ -164,34 +162,25 @@ def select_trackers(log_with, logging_dir: str | os.PathLike | None = None) -> l
     """The trackers that `log_with` asks for, in order and without repeats: classes for names, objects as given.
 
     `log_with` is None, a name, "all" (whatever is installed and, without a `logging_dir`, needs none), an object with
-    the tracker's methods, or a list of these. Raises ValueError for an unknown name or a missing `logging_dir`,
-    ImportError for a package that is not installed and TypeError for an object that lacks a method.
+    the tracker's methods, or a list of these. Raises ValueError for an unknown name or a missing `logging_dir`, and
+    ImportError for a package that is not installed.
     """
     chosen = []
     for entry in [] if log_with is None else log_with if isinstance(log_with, list | tuple) else [log_with]:
-        chosen += _by_name(str(entry), logging_dir) if isinstance(entry, str) else [_checked(entry)]
-    return [tracker for index, tracker in enumerate(chosen) if tracker not in chosen[:index]]
+        if entry == "all":
+            classes = [LOGGER_TYPE_TO_CLASS[name] for name in get_available_trackers()]
+            chosen += [each for each in classes if logging_dir is not None or not each.requires_logging_directory]
+        else:
+            chosen.append(_by_name(str(entry), logging_dir) if isinstance(entry, str) else entry)
+    return list(dict.fromkeys(chosen))
 
 
-def _by_name(name: str, logging_dir) -> list[type[GeneralTracker]]:
-    installed = get_available_trackers()
-    if name == "all":
-        classes = [LOGGER_TYPE_TO_CLASS[each] for each in installed]
-        return [each for each in classes if logging_dir is not None or not each.requires_logging_directory]
+def _by_name(name: str, logging_dir) -> type[GeneralTracker]:
     if name not in LOGGER_TYPE_TO_CLASS:
         known = ", ".join(LOGGER_TYPE_TO_CLASS)
         raise ValueError(f"unknown tracker {name!r}: choose all, {known}, or pass an object with the tracker's methods")
-    if name not in installed:
+    if name not in get_available_trackers():
         raise ImportError(f"log_with={name!r} needs a package that is not installed: pip install {name}")
     if LOGGER_TYPE_TO_CLASS[name].requires_logging_directory and logging_dir is None:
         raise ValueError(f"log_with={name!r} writes files: give the Accelerator a project_dir or a logging_dir")
-    return [LOGGER_TYPE_TO_CLASS[name]]
-
-
-def _checked(tracker):
-    needed = ("name", "store_init_configuration", "log", "finish")
-    missing = [attribute for attribute in needed if not hasattr(tracker, attribute)]
-    if missing or isinstance(tracker, type):
-        lacks = f"lacks {', '.join(missing)}" if missing else "is a class, not an instance"
-        raise TypeError(f"log_with: {tracker!r} is no tracker, it {lacks}")
-    return tracker
+    return LOGGER_TYPE_TO_CLASS[name]

@@ -162,8 +162,7 @@ class TrainingArguments:
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps of warm-up in a training of `num_training_steps` steps."""
-        share = self.warmup_steps if self.warmup_steps < 1 else 0.0
-        return int(self.warmup_steps) or math.ceil(num_training_steps * (share or self.warmup_ratio))
+        return int(self.warmup_steps) or math.ceil(num_training_steps * (self.warmup_steps or self.warmup_ratio))
 
     @property
     def best_metric_key(self) -> str | None:

@@ -71,7 +71,7 @@ class Progress:
     logged_loss: float = 0.0  # of these, what has been logged
     logged_samples: int = 0
     learning_rate: float = 0.0  # of the last step, for a log before the next one
-    grad_norm: float = 0.0
+    grad_norm: float = 0.0  # likewise; a tensor until it is read from the device
 
 
 class TrainerCallback:
@@ -222,9 +222,8 @@ class EarlyStoppingCallback(TrainerCallback):
         if metric is None:  # one of several evaluation sets, and not the one to watch
             return
         best = state.best_metric  # the Trainer updates it after this event
-        improved = (
-            best is None or (metric - best) * (1 if args.greater_is_better else -1) > self.early_stopping_threshold
-        )
+        sign = 1 if args.greater_is_better else -1
+        improved = best is None or (metric - best) * sign > self.early_stopping_threshold
         self.early_stopping_patience_counter = 0 if improved else self.early_stopping_patience_counter + 1
         control.should_training_stop |= self.early_stopping_patience_counter >= self.early_stopping_patience
 

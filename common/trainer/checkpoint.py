@@ -6,10 +6,10 @@ loader's position; the Trainer adds `trainer_state.json`.
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 from common.accelerator import Accelerator
+from common.accelerator.checkpointing import draft
 from common.trainer.callbacks import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -20,22 +20,23 @@ def checkpoint_path(output_dir: str, step: int) -> Path:
 
 
 def save_checkpoint(accelerator: Accelerator, state: TrainerState, output_dir: str, limit: int | None) -> None:
-    """Save a checkpoint of `state.global_step` and then delete the oldest beyond `limit`. All ranks must call this.
+    """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this.
 
     It is written under another name and renamed when it is complete, so that whatever is called `checkpoint-<step>`
-    can be loaded, wherever the process was killed.
+    can be loaded, wherever the process was killed. What a killed one left, the next one sweeps.
     """
     path = checkpoint_path(output_dir, state.global_step)
-    partial = path.with_name(f"tmp-{path.name}")
-    if accelerator.is_main_process:
-        shutil.rmtree(partial, ignore_errors=True)
+    partial = draft(path.parent) if accelerator.is_main_process else path
     accelerator.save_state(str(partial))
     if accelerator.is_main_process:
         state.save_to_json(str(partial / TRAINER_STATE_NAME))
         if path.exists():
-            _delete(path)
+            _delete(path, partial)
         partial.rename(path)
-        rotate_checkpoints(output_dir, limit or sys.maxsize, keep={str(path), state.best_model_checkpoint})
+        found, keep = list_checkpoints(output_dir), {str(path), state.best_model_checkpoint}
+        surplus = max(0, len(found) - limit) if limit else 0
+        for old in [each for each in found if str(each) not in keep][:surplus]:
+            _delete(old, partial)
     accelerator.wait_for_everyone()
 
 
@@ -59,17 +60,9 @@ def list_checkpoints(output_dir: str) -> list[Path]:
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, _step(path)))
 
 
-def rotate_checkpoints(output_dir: str, limit: int, keep: set[str | None]) -> None:
-    """Delete the oldest checkpoints until `limit` are left, but never one in `keep`."""
-    found = list_checkpoints(output_dir)
-    for path in [path for path in found if str(path) not in keep][: max(0, len(found) - limit)]:
-        _delete(path)
-
-
-def _delete(path: Path) -> None:
-    # Renamed first: half a checkpoint must not bear a checkpoint's name.
-    doomed = path.with_name(f"tmp-deleted-{path.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
+def _delete(path: Path, partial: Path) -> None:
+    # Renamed first: half a checkpoint must not bear a checkpoint's name. To one that the next save sweeps, as drafts.
+    doomed = partial.with_name(f".{path.name}{partial.name}")
     path.rename(doomed)
     shutil.rmtree(doomed)
 

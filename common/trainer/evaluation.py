@@ -61,7 +61,10 @@ def evaluation_loop(trainer, dataloader, prediction_loss_only, ignore_keys, pref
     loss_sum = math.fsum(mean * count for mean, count in zip(means, counts, strict=False))
     totals = gather_object([(loss_sum, len(losses), sum(counts), len(results))])
     loss_sum, num_losses, num_samples, _ = (sum(column) for column in zip(*totals, strict=True))
-    batches = _in_dataset_order(results, rounds=max(number for *_, number in totals))
+    # Batch i of rank r is number i · num_processes + r of the whole. One round at a time, because the collective may
+    # pass through the device's memory: that bounds it to one batch of each rank.
+    rounds = max(number for *_, number in totals)
+    batches = [batch for i in range(rounds) for batch in gather_object(results[i : i + 1])]
     predictions, label_ids = (_join(list(column)) for column in zip(*batches, strict=True)) if batches else (None, None)
 
     metrics = {"loss": loss_sum / num_samples} if num_losses else {}
@@ -78,15 +81,6 @@ def speed_metrics(start_time: float, num_samples: int, num_steps: int) -> dict[s
     runtime = time.time() - start_time
     rates = {"samples_per_second": round(num_samples / runtime, 3), "steps_per_second": round(num_steps / runtime, 3)}
     return {"runtime": round(runtime, 4)} | rates
-
-
-def _in_dataset_order(results: list, rounds: int) -> list:
-    """The batches of all ranks; batch i of rank r is number i · num_processes + r of the whole.
-
-    One round at a time, because the collective may pass through the device's memory: that bounds it to one batch
-    of each rank.
-    """
-    return [batch for i in range(rounds) for batch in gather_object(results[i : i + 1])]
 
 
 def _join(parts: list) -> Any:

@@ -132,8 +132,7 @@ class Trainer:
         accelerator.free_memory()
         self.train_dataloader = loader = accelerator.prepare(self.get_train_dataloader())
         batches_per_epoch, num_epochs, max_steps = self._plan(loader)
-        self.state, self.control = self._new_state(max_steps, num_epochs), TrainerControl()
-        self.progress = Progress()
+        self.state, self.control, self.progress = self._new_state(max_steps, num_epochs), TrainerControl(), Progress()
         if self._own_scheduler:
             self.lr_scheduler = None
         self.create_optimizer()
@@ -146,7 +145,6 @@ class Trainer:
         state, progress = self.state, self.progress
         dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
         self._loss_sum, self._num_samples = torch.zeros((), dtype=dtype, device=accelerator.device), 0
-        self._learning_rate, self._grad_norm = progress.learning_rate, progress.grad_norm
         steps_before, samples_before, start_time = state.global_step, progress.samples, time.time()
 
         self.model_wrapped.train()
@@ -175,7 +173,7 @@ class Trainer:
             if self.control.should_training_stop:
                 break
 
-        self._collect_losses()
+        self._read_device()
         num_steps, num_samples = state.global_step - steps_before, progress.samples - samples_before
         train_loss = progress.loss / max(1, progress.samples)
         metrics = {f"train_{n}": v for n, v in evaluation.speed_metrics(start_time, num_samples, num_steps).items()}
@@ -217,8 +215,7 @@ class Trainer:
         self.optimizer.zero_grad()
         counts = [utils.find_batch_size(batch) for batch in window]
         num_samples = sum(counts)
-        num_items = self._num_items(window)
-        num_items = num_items if num_items is None else self.accelerator.reduce(num_items, reduction="sum")
+        num_items = self.accelerator.reduce(self._num_items(window), "sum") if self.compute_loss_func else None
         for i, (batch, count) in enumerate(zip(window, counts, strict=True), start=1):
             self._weight, last = count / num_samples, i == len(window)
             with nullcontext() if last else self.accelerator.no_sync(self.model_wrapped):
@@ -226,13 +223,12 @@ class Trainer:
             if not last:
                 self.call_event("on_substep_end")
         self._num_samples += num_samples
-        self._grad_norm = None
-        if self.args.max_grad_norm > 0:
-            self._grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+        progress, limit = self.progress, self.args.max_grad_norm
+        progress.grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit) if limit else None
         self.call_event("on_pre_optimizer_step")
         self.optimizer.step()
         self.call_event("on_optimizer_step")
-        self._learning_rate = self.optimizer.param_groups[0]["lr"]
+        progress.learning_rate = self.optimizer.param_groups[0]["lr"]
         if not self._plateau and not self.accelerator.optimizer_step_was_skipped:
             self.lr_scheduler.step()
 
@@ -270,10 +266,8 @@ class Trainer:
         count = {"num_items_in_batch": num_items} if self._loss_takes_count else {}
         return self.compute_loss(model, inputs, **count, **kwargs)
 
-    def _num_items(self, window: list) -> Tensor | None:
-        """Labels other than -100 in these batches of this rank; None where no loss asks for them."""
-        if self.compute_loss_func is None:
-            return None
+    def _num_items(self, window: list) -> Tensor:
+        """Labels other than -100 in these batches of this rank, for a loss that asks for them."""
         return sum((batches.split_labels(batch, self.label_names)[1] != -100).sum() for batch in window)
 
     def _log_evaluate_save(self) -> None:
@@ -289,34 +283,30 @@ class Trainer:
 
     def _log_training(self) -> None:
         """Log the mean loss over the samples since the last time, if there are any."""
-        self._collect_losses()
+        self._read_device()
         progress = self.progress
         loss, samples = progress.loss - progress.logged_loss, progress.samples - progress.logged_samples
         if samples == 0:
             return
         progress.logged_loss, progress.logged_samples = progress.loss, progress.samples
-        self._note_step()
         rates = {"grad_norm": progress.grad_norm, "learning_rate": progress.learning_rate}
         self.log({"loss": loss / samples, **rates})
 
-    def _note_step(self) -> None:
-        """Keep what a log says of the last step, also for one that comes only after a restart."""
-        if self._grad_norm is None:
-            gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
-            self._grad_norm = nn.utils.get_total_norm(gradients)
-        self.progress.grad_norm, self.progress.learning_rate = float(self._grad_norm), float(self._learning_rate)
-
-    def _collect_losses(self) -> None:
-        """Move the losses of all ranks from the device into `progress`.
+    def _read_device(self) -> None:
+        """Move the losses of all ranks, and the norm of the last step's gradients, from the device into `progress`.
 
         Before each save too, in every run: then the sums are added up in the same order with and without restarts.
         """
+        progress = self.progress
         sums = torch.stack([self._loss_sum, torch.full_like(self._loss_sum, self._num_samples)])
         loss, samples = self.accelerator.reduce(sums, reduction="sum").tolist()
-        self.progress.loss += loss
-        self.progress.samples += round(samples)
+        progress.loss += loss
+        progress.samples += round(samples)
         self._loss_sum.zero_()
         self._num_samples = 0
+        if progress.grad_norm is None:
+            progress.grad_norm = nn.utils.get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+        progress.grad_norm, progress.learning_rate = float(progress.grad_norm), float(progress.learning_rate)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add `logs`, with epoch and step, to the log history, and tell the callbacks."""
@@ -340,8 +330,7 @@ class Trainer:
         return improved
 
     def _save_checkpoint(self) -> None:
-        self._collect_losses()
-        self._note_step()
+        self._read_device()
         state, output_dir = self.state, self.args.output_dir
         if state.best_global_step is not None:
             best = checkpoint.checkpoint_path(output_dir, state.best_global_step)
@@ -406,7 +395,8 @@ class Trainer:
         _, labels = batches.split_labels(inputs, self.label_names)
         with torch.no_grad(), self.accelerator.autocast():
             if labels is not None:
-                loss, outputs = self._compute_loss(model, inputs, self._num_items([inputs]), return_outputs=True)
+                num_items = self._num_items([inputs]) if self.compute_loss_func else None
+                loss, outputs = self._compute_loss(model, inputs, num_items, return_outputs=True)
                 _, logits = batches.loss_and_logits(outputs, ignore_keys)
             else:
                 outputs = batches.call_model(model, inputs)
@@ -416,11 +406,9 @@ class Trainer:
 
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared."""
-        how = {
-            "drop_last": self.args.dataloader_drop_last,
-            "shuffle": not isinstance(self.train_dataset, IterableDataset),
-        }
-        return self.accelerator.prepare(self._loader(self.train_dataset, self.args.per_device_train_batch_size, **how))
+        dataset, batch_size = self.train_dataset, self.args.per_device_train_batch_size
+        how = {"shuffle": not isinstance(dataset, IterableDataset), "drop_last": self.args.dataloader_drop_last}
+        return self.accelerator.prepare(self._loader(dataset, batch_size, **how))
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """The loader of this rank's share of an evaluation set, in order and without padding.
@@ -428,9 +416,8 @@ class Trainer:
         An override may return a plain loader of the whole set: it is sharded before use.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        return evaluation.shard_for_evaluation(
-            self._loader(dataset, self.args.per_device_eval_batch_size), self.accelerator.device
-        )
+        loader = self._loader(dataset, self.args.per_device_eval_batch_size)
+        return evaluation.shard_for_evaluation(loader, self.accelerator.device)
 
     get_test_dataloader = get_eval_dataloader
 

@@ -1,52 +1,266 @@
-"""The READMEs' commands are commands that work, and their links lead somewhere."""
+"""What the READMEs say is what is there: links, diffs, counts and recorded numbers."""
 
 import json
 import re
-import shlex
+import shutil
 
 import pytest
+import torch
+import yaml
 
-from benchmarks.compare import notes, table
+from benchmarks import readmes
 from common import ladder
 from common.args import parse_args
+from tests.docs.pages import READMES, name, prose
 
-READMES = sorted(path for path in ladder.ROOT.rglob("README.md") if ".venv" not in path.parts)
-COMMAND = re.compile(r"(?:torchrun|python) [^`\n]*?0\d_\w+/train\.py[^`\n]*")
+GENERATED = readmes.readmes()
+QUANTITY = re.compile(
+    r"\b\d[\d.,]*[ -]?(?:[KMG]i?B|images/s|µs|ms|s|%|seconds|minutes|times)(?![\w-])|\b\d+\.\d+\b", re.IGNORECASE
+)
+# Quantities in prose that are no results: what they are, and where that is checked.
+ARITHMETIC = {
+    "8 times": "8 processes with their own batch each",
+}
 
 
-def _text(path) -> str:
-    return path.read_text().replace("\\\n", " ")
+def anchors(text: str) -> set[str]:
+    """The names by which a page's headings can be linked to."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def _name(path) -> str:
-    return str(path.relative_to(ladder.ROOT))
-
-
-@pytest.mark.parametrize("path", READMES, ids=_name)
+@pytest.mark.parametrize("path", READMES, ids=name)
 def test_links_inside_the_repository_resolve(path):
-    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
-        if "://" not in target:
-            assert (path.parent / target).exists(), target
+    text = path.read_text()
+    defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
+    for reference in re.findall(r"\]\[([^\]]+)\]|\| \[([^\]]+)\] \|", re.sub(r"\s+", " ", prose(text))):
+        assert "".join(reference) in defined, reference
+    for label in defined:
+        assert f"[{label}]" in re.sub(r"^\[[^\]]+\]: .*$", "", text, flags=re.MULTILINE).replace("\n", " "), (
+            f"{label} is not used"
+        )
+    for target in [*re.findall(r'(?:\]\(|src=")([^)"\s]+)', text), *defined.values()]:
+        if "://" in target:
+            continue
+        file, _, heading = target.partition("#")
+        page = (path.parent / file) if file else path
+        assert page.exists(), target
+        assert not heading or heading in anchors(page.read_text()), target
 
 
-@pytest.mark.parametrize("path", READMES, ids=_name)
-def test_commands_start_levels_that_exist_with_flags_that_they_take(path, monkeypatch):
-    for command in COMMAND.findall(_text(path)):
-        before, script, flags = re.split(r"(0\d_\w+/train\.py)", command, maxsplit=1)
-        assert (ladder.ROOT / script).exists(), command
-        words = shlex.split(before)
-        processes = int(words[words.index("--nproc-per-node") + 1]) if "--nproc-per-node" in words else 1
-        nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
-        names = ("RANK", "LOCAL_RANK", "MASTER_PORT")
-        world = dict.fromkeys(names, "0") | {"MASTER_ADDR": "localhost", "LOCAL_WORLD_SIZE": str(processes)}
-        for name, value in (world | {"WORLD_SIZE": str(processes * nodes)}).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.chdir(ladder.ROOT)
-        parse_args(script, shlex.split(flags))
+@pytest.mark.parametrize("path", READMES, ids=name)
+def test_files_named_in_the_text_exist(path):
+    for file in re.findall(r"`((?:tests|common|benchmarks|0\d_\w+)/[\w/]+\.\w+)[`:]", path.read_text()):
+        assert (ladder.ROOT / file).exists(), file
 
 
-def test_the_readmes_have_commands_and_ci_runs_the_two_of_the_quick_start():
-    assert sum(len(COMMAND.findall(_text(path))) for path in READMES) > 15
+def test_the_generated_parts_have_not_drifted(capsys):
+    assert len(GENERATED) == 1 + len(ladder.levels())
+    readmes.main(["--check"])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("level", ladder.levels()[1:])
+def test_each_levels_readme_shows_the_whole_diff_and_says_why(level):
+    before = ladder.levels()[ladder.levels().index(level) - 1]
+    text = ladder.script(level).with_name("README.md").read_text()
+    parts = [part for part in readmes.PART.finditer(text) if part[1] == "diff"]
+    shown = [line for part in parts for line in part[3].splitlines() if line.startswith(("-", "+"))]
+    hunks = [hunk for hunk in ladder.diff(before, level) if hunk.kind != "equal"]
+    assert shown == [f"{sign} {line}" for hunk in hunks for sign, line in readmes.signed(hunk)]
+    for part in parts:
+        above = text[: part.start()].rstrip().splitlines()[-1]
+        assert above and not above.startswith(("<!--", "#", "|")), f"no sentence stands above {part[2]}"
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """The levels, the READMEs and the recorded results in a folder where they may be changed."""
+    for path in [*ladder.ROOT.glob("0?_*/train.py"), *GENERATED, *readmes.RESULTS.glob("*.json")]:
+        target = tmp_path / path.relative_to(ladder.ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    monkeypatch.setattr(readmes, "RESULTS", tmp_path / readmes.RESULTS.relative_to(ladder.ROOT))
+    monkeypatch.setattr(ladder, "ROOT", tmp_path)
+    return tmp_path
+
+
+def drifted() -> bool:
+    """Whether a README no longer says what is there, or cannot."""
+    try:
+        return any(readmes.renewed(path.read_text()) != path.read_text() for path in readmes.readmes())
+    except readmes.Drift:
+        return True
+
+
+@pytest.mark.parametrize("level", ladder.levels())
+def test_changing_a_line_of_a_train_py_is_noticed(copy, level):
+    assert not drifted()
+    script = copy / level / "train.py"
+    lines = script.read_text().splitlines(keepends=True)
+    end = ladder.docstring_end(level)
+    numbers = [i for i in range(end, len(lines)) if lines[i].strip()]
+    for i in numbers[::9]:
+        script.write_text("".join([*lines[:i], lines[i].replace("\n", "  # changed\n"), *lines[i + 1 :]]))
+        assert drifted(), lines[i]
+    script.write_text("".join(lines))
+    assert not drifted()
+
+
+def leaves(value, path=()) -> list[tuple]:
+    """The ways to the numbers in a nested structure."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [leaf for key, inner in items for leaf in leaves(inner, (*path, key))]
+    return [path] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+# Numbers that a README shows, or that are part of a sum that it shows: dots between the keys.
+SHOWN = (
+    r"levels\.\w+\.run\.(accuracy|evaluated|loss|eval_loss|images_per_sec|steps|seconds)"
+    r"|levels\.\w+\.(max_weight_difference|simulated_peak_memory\.\d+\.activations)"
+    r"|throughput\.0\.(rows\.[^.]+|pairs\.\d+)\.median|memory\.\d+\.peaks\.\d+\.activations"
+)
+
+
+def test_changing_a_recorded_number_is_noticed(copy):
+    file = readmes.RESULTS / "results.json"
+    text = file.read_text()
+    other_networks = {i for i, row in enumerate(json.loads(text).get("memory", [])) if row["network"] != "basic_net"}
+    numbers = [path for path in leaves(json.loads(text)) if re.fullmatch(SHOWN, ".".join(map(str, path)))]
+    numbers = [path for path in numbers if path[0] != "memory" or path[1] not in other_networks]
+    assert len(numbers) >= 30
+    for path in numbers:
+        changed = json.loads(text)
+        *way, last = path
+        inner = changed
+        for key in way:
+            inner = inner[key]
+        inner[last] = inner[last] * 1.5 + {"activations": 2**20, "max_weight_difference": 1e-12}.get(last, 0)
+        file.write_text(json.dumps(changed))
+        assert drifted(), path
+
+
+def test_changing_a_sentence_is_not_noticed_and_survives(copy):
+    """What is written by hand belongs to the hand."""
+    page = copy / "02_ddp_raw" / "README.md"
+    page.write_text(page.read_text().replace("**Who am I?**", "**Which rank am I?**"))
+    assert not drifted()
+    script = copy / "02_ddp_raw" / "train.py"
+    script.write_text(script.read_text().replace("# for dropout", "# its own dropout"))
+    with pytest.raises(SystemExit, match="writes them anew"):
+        readmes.main(["--check"])
+    readmes.main([])
+    assert "**Which rank am I?**" in page.read_text() and "# its own dropout" in page.read_text() and not drifted()
+
+
+@pytest.mark.parametrize(
+    "anchors, message",
+    [
+        (["import data_parallel", "no such line"], "0 changes"),
+        (["model"], "changes from 00_single_gpu to 01_data_parallel contain 'model'"),
+        (["model = data_parallel("], "begin with its first change"),
+        (["import data_parallel", "run.result(model.module", "model = data_parallel("], "in order"),
+    ],
+)
+def test_parts_that_do_not_divide_a_diff_are_refused(anchors, message):
+    with pytest.raises(readmes.Drift, match=re.escape(message)):
+        readmes.divided("00_single_gpu", "01_data_parallel", anchors)
+
+
+def test_a_part_that_nobody_can_write_is_refused():
+    with pytest.raises(readmes.Drift, match="no part 'wishes'"):
+        readmes.renewed("<!-- wishes -->\n<!-- /wishes -->\n")
+
+
+@pytest.mark.parametrize("path", GENERATED, ids=name)
+def test_quantities_in_the_prose_are_no_results(path):
+    """What was measured stands in generated parts, where it cannot differ from its record."""
+    for quantity in QUANTITY.findall(re.sub(r"`[^`]*`|\]\([^)]*\)|^\[.*$", "", prose(path.read_text()), flags=re.M)):
+        assert quantity in ARITHMETIC or quantity == "3.11", quantity
+
+
+@pytest.mark.parametrize("path", GENERATED, ids=name)
+def test_tables_and_text_fit_into_80_columns(path):
+    """Code is as wide as it is; a picture's or a link's address cannot be folded."""
+    text = path.read_text()
+    for line in prose(text).splitlines():
+        assert len(line) <= 80 or line.startswith(("![", "[")), line
+    for part in readmes.PART.finditer(text):
+        if part[1] != "diff":
+            assert max(map(len, part[3].splitlines())) <= 80, part[0]
+
+
+def test_arithmetic_in_the_prose():
+    text = " ".join(prose("\n".join(path.read_text() for path in GENERATED)).split())
+    samples, batch = 60_000, 64
+    assert samples % batch == 32 and samples // batch == 937
+    assert "the last 32 of 60,000 images, so that an epoch is 937 steps of exactly 64" in text
+    assert 10_000 // 1024 * 1024 == 9216 and "With batches of 1024 they evaluate 9,216 of 10,000" in text
+    seven = torch.utils.data.DistributedSampler(range(10_000), 7, 0)
+    shorter = torch.utils.data.DistributedSampler(range(10_000), 7, 0, drop_last=True)
+    assert (len(seven) * 7, len(shorter) * 7) == (10_003, 9_996) and "On 7 ranks it evaluates 10,003 samples" in text
+    assert len(torch.utils.data.DistributedSampler(range(10_000), 3, 0)) * 3 == 10_002 and "10,002 of 10,000" in text
+    assert samples * 28 * 28 // 10**6 == 47 and "47 million pixels" in text
+    shards = " + ".join(str(len(shard)) for shard in torch.empty(batch).chunk(3))
+    assert f"three replicas: {shards}" in text
+
+
+def test_two_processes_on_two_cores_are_no_faster_as_the_readme_says():
+    assert "two processes are no faster than one" in (ladder.ROOT / "README.md").read_text()
+    record = readmes.recorded("results")
+    if "throughput" not in record:
+        pytest.skip("the recorded comparison has no throughput")
+    assert record["machine"]["cores"] == 2
+    for level in ladder.DISTRIBUTED:
+        assert readmes.paired(record, level) < 1.05, level
+
+
+def test_the_errors_that_the_readme_explains_are_those_that_appear(monkeypatch, capsys, tmp_path):
+    readme = " ".join((ladder.ROOT / "README.md").read_text().split())
+
+    def said(level: str, **environment: str) -> str:
+        with monkeypatch.context() as patch:
+            for key, value in environment.items():
+                patch.setenv(key, value)
+            with pytest.raises(SystemExit):
+                parse_args(str(ladder.script(level)), [])
+        return capsys.readouterr().err.strip()
+
+    world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"), "0") | {"LOCAL_WORLD_SIZE": "2"}
+    assert f"`{said('02_ddp_raw', WORLD_SIZE='3', **world)}`" in readme
+    refused = said("00_single_gpu", WORLD_SIZE="2", **world).partition(": start")[0]
+    assert f"`{refused}`" in readme
+    assert said("03_accelerate", RANK="0").endswith("is not: start the ranks with torchrun, or set all")
+    assert "is not: start the ranks with torchrun, or set all`" in readme
+    wrapped = {f"module.{key}": value for key, value in torch.nn.Linear(1, 1).state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict"):
+        torch.nn.Linear(1, 1).load_state_dict(wrapped)
+
+
+def test_the_pytorch_job_starts_what_torchrun_understands(monkeypatch):
+    """The operator sets PET_ variables on each pod; torchrun takes its options from them."""
+    from torch.distributed.run import parse_args as torchrun
+
+    text = (ladder.ROOT / "02_ddp_raw" / "README.md").read_text()
+    job = yaml.safe_load(re.search(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1])
+    spec = job["spec"]
+    replicas = spec["pytorchReplicaSpecs"]
+    assert list(replicas) == ["Master", "Worker"] and job["apiVersion"] == "kubeflow.org/v1"
+    nodes = sum(replica["replicas"] for replica in replicas.values())
+    given = {"NNODES": str(nodes), "NPROC_PER_NODE": spec["nprocPerNode"], "NODE_RANK": "1", "MASTER_ADDR": "ladder-0"}
+    for key, value in given.items():
+        monkeypatch.setenv(f"PET_{key}", value)
+    for replica in replicas.values():
+        (container,) = replica["template"]["spec"]["containers"]
+        program, *words = container["command"]
+        options = torchrun(words)
+        assert program == "torchrun" and (options.nnodes, options.nproc_per_node, options.node_rank) == ("2", "2", 1)
+        assert (ladder.ROOT / options.training_script).exists()
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == int(spec["nprocPerNode"])
+
+
+def test_ci_runs_the_two_commands_of_the_quick_start():
     readme, ci = (ladder.ROOT / "README.md").read_text(), (ladder.ROOT / ".ci" / "run").read_text()
     start = re.findall(r"^    (\[ -d \.venv \].*)$", readme, re.MULTILINE)
     assert len(start) == 2
@@ -54,8 +268,14 @@ def test_the_readmes_have_commands_and_ci_runs_the_two_of_the_quick_start():
     assert ci.rstrip().endswith(start[1]) and start[0] in ci
 
 
-def test_the_table_of_the_readme_is_the_recorded_one():
-    report = json.loads((ladder.ROOT / "benchmarks/results/amd-epyc-2-cores/compare.json").read_text())
-    lines = (ladder.ROOT / "README.md").read_text().splitlines()
-    for line in (*table(report).splitlines(), *notes(report).splitlines()):
-        assert f"    {line}".rstrip() in lines and len(line) <= 80, line
+def unknown_tests(text: str) -> list[str]:
+    """The tests that `text` names in backticks and that there are not."""
+    sources = "\n".join(path.read_text() for path in (ladder.ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+    return [name for name in named if not re.search(rf"^def {name}\(", sources, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("path", READMES, ids=name)
+def test_the_tests_that_are_named_exist(path):
+    assert unknown_tests(path.read_text()) == []
+    assert unknown_tests("`test_the_tests_that_are_named_exist`, `test_of_nothing`") == ["test_of_nothing"]

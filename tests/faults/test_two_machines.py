@@ -91,7 +91,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def slowly(start, tmp_path):
-    """`slowly(restarts, **environment)`: level 03 with checkpoints, slowed by its cable, to be hurt in the middle."""
+    """`slowly(restarts, **environment)`: level 03 with checkpoints, over a cable slow enough to be hurt in time."""
 
     def run(restarts: int, **environment: str) -> Job:
         flags = ["--eval-samples", "96", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "3"]

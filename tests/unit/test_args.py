@@ -56,7 +56,7 @@ def test_mnist_root_changes_the_default_folder(monkeypatch):
         (["--lr", "0"], "argument --lr: must be a number above 0, not '0'"),
         (["--lr", "nan"], "not 'nan'"),
         (["--lr", "inf"], "not 'inf'"),
-        (["--seed", "-1"], "argument --seed: must be a whole number of at least 0"),
+        (["--seed", "-1"], "argument --seed: must be a whole number from 0 to 4000000000"),
         (["--dataset", "cifar"], "invalid choice: 'cifar'"),
         (["--dtype", "float16"], "invalid choice: 'float16'"),
         (["--device", "abacus"], "argument --device: 'abacus' cannot be used here"),
@@ -65,10 +65,21 @@ def test_mnist_root_changes_the_default_folder(monkeypatch):
         (["--batchsize", "64"], "unknown argument --batchsize"),
         (["--batch", "64"], "unknown argument --batch"),
         (["--epochs"], "expected one argument"),
+        (["--epochs=--"], "argument --epochs: expected one argument"),
+        (["--seed", "9" * 5000], "a whole number from 0 to 4000000000, not '999"),
     ],
 )
 def test_a_wrong_value_is_one_clear_line(argv, message, capsys):
     assert message in refusal(capsys, "00_single_gpu", *argv)
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.5", "1000001", "for ever"])
+def test_a_timeout_is_whole_seconds_that_a_backend_can_count(seconds, capsys):
+    assert "argument --timeout: must be a whole number from 1 to 1000000" in refusal(
+        capsys, "02_ddp_raw", "--timeout", seconds
+    )
+    assert parse("04_trainer").timeout.total_seconds() == 300
+    assert "--timeout belongs to level 02_ddp_raw and 03" in refusal(capsys, "00_single_gpu", "--timeout", "5")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -116,6 +127,14 @@ def test_half_an_environment_says_what_is_missing(missing, capsys, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
     assert f"is set but {missing} is not: start the ranks with torchrun" in refusal(capsys, "02_ddp_raw")
+
+
+@pytest.mark.parametrize("name, value", [("RANK", "3"), ("RANK", "-1"), ("LOCAL_RANK", "3"), ("WORLD_SIZE", "two")])
+def test_an_impossible_environment_is_one_line(name, value, capsys, monkeypatch):
+    monkeypatch.setattr("common.errors.time.sleep", lambda seconds: None)
+    for each, usual in (RANKED | {name: value}).items():
+        monkeypatch.setenv(each, usual)
+    assert f"{name}={value}" in refusal(capsys, "02_ddp_raw", "--batch-size", "66")
 
 
 def test_the_second_local_rank_leaves_the_word_to_the_first(capsys, monkeypatch):

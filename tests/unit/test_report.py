@@ -3,12 +3,16 @@
 import contextlib
 import io
 import json
+import os
 import time
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from common import ladder
+from common.accelerator import PartialState
 from common.args import parse_args
 from common.errors import UserError
 from common.model import BasicNet
@@ -152,3 +156,44 @@ def test_the_result_has_the_keys_of_the_contract():
         "loss", "eval_loss", "accuracy", "evaluated", "images_per_sec", "seconds", "peak_memory_bytes", "memory_source",
     ]  # fmt: skip
     assert (result["accuracy"], result["eval_loss"], result["evaluated"]) == (0.9, 0.1, 100)
+
+
+@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+def test_fp16_on_a_cpu_is_warned_of_once(level, capsys):
+    a_run(["--mixed-precision", "bf16"], level)
+    assert capsys.readouterr().err == ""
+    a_run(["--mixed-precision", "fp16"], level)
+    assert capsys.readouterr().err.count("fp16 on a CPU works, but its convolutions are some 90 times slower") == 1
+    said = ranks(2).run(what_a_rank_says_of_fp16, level)
+    assert "some 90 times slower" in said[0] and said[1] == ""
+
+
+def what_a_rank_says_of_fp16(level: str) -> str:
+    dist.init_process_group("gloo")
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            a_run(["--mixed-precision", "fp16"], level)
+        return said.getvalue()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_level_whose_ranks_meet_after_loading_compares_their_data_too():
+    said = ranks(2).run(train_on_other_data)
+    assert said == ["the ranks have different data: rank 0 synthetic (320 samples), rank 1 synthetic (336 samples). "
+                    "Name one with --dataset"] * 2  # fmt: skip
+
+
+def train_on_other_data() -> str:
+    module = ladder.load("04_trainer")
+    samples = ["--train-samples", str(320 + 16 * int(os.environ["RANK"]))]
+    try:
+        with mock.patch("common.errors.time.sleep"):
+            module.train(parse_args(module.__file__, ["--dataset", "synthetic", "--max-steps", "1", *samples]))
+    except UserError as error:
+        return str(error)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        PartialState._reset_state()
+    return "trained"

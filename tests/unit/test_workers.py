@@ -1,5 +1,8 @@
 """The test ranks themselves: they share a group, and a failure on one of them reaches the test."""
 
+import os
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,8 +21,6 @@ def _sum_of_ranks():
 
 
 def _fail_on_rank_1():
-    import os
-
     if os.environ["RANK"] == "1":
         raise ValueError("rank 1 says no")
 
@@ -33,3 +34,16 @@ def test_a_failing_rank_is_named_and_the_pool_recovers():
     with pytest.raises(RankFailed, match="rank 1: ValueError: rank 1 says no"):
         ranks(2).run(_fail_on_rank_1)
     assert ranks(2).run(_sum_of_ranks) == [3, 3]
+
+
+def _wait_for_rank_1_which_fails():
+    if os.environ["RANK"] == "1":
+        raise ValueError("rank 1 says no")
+    time.sleep(600)
+
+
+def test_nobody_waits_for_ranks_that_wait_for_a_failed_one():
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=r"(?s)rank 0: no answer \(alive\)\nrank 1: ValueError"):
+        ranks(2).run(_wait_for_rank_1_which_fails, timeout=500)
+    assert time.monotonic() - began < 250

@@ -33,17 +33,10 @@ def main(argv: list[str] | None = None) -> int:
         command.set_defaults(run=module.run, parser=command)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        refuse(args.parser, unknown[0])
+        option = unknown[0].partition("=")[0]
+        args.parser.error(f"unknown argument {option}{suggestion(option, args.parser._option_string_actions)}")
     try:
         return args.run(args)
     except ConfigError as error:
         print(f"{args.parser.prog}: {error}", file=sys.stderr)
         return 2
-
-
-def refuse(parser: CommandParser, argument: str) -> None:
-    option = argument.partition("=")[0]
-    out_of_scope = ("deepspeed", "zero", "offload", "fsdp", "megatron", "tpu", "fp8", "parallelism", "mpirun", "aws")
-    if option.startswith("--") and any(word in option for word in out_of_scope):
-        parser.error(f"{option} belongs to a part of Accelerate that is not supported here")
-    parser.error(f"unknown argument {option}{suggestion(option, parser._option_string_actions)}")

@@ -10,13 +10,10 @@ on one machine is simply this interpreter running the script.
 import dataclasses
 import os
 import signal
-import socket
 import sys
 
 from ..state import available_cores
 from .config.config_args import READERS, ClusterConfig, ConfigError, load_config_from_file, require
-
-TORCHRUN_OPTIONS = ("max_restarts", "monitor_interval", "log_dir", "tee", "role")
 
 
 def add_arguments(parser) -> None:
@@ -28,22 +25,15 @@ def add_arguments(parser) -> None:
     add("--main_process_ip", help="address of machine 0")
     add("--main_process_port", type=int, help="where the machines meet; 0, the default on one machine, is a free port")
     add("--rdzv_backend", help="static or c10d")
-    add("--rdzv_conf", help="torchrun's: key=value,key=value")
     add("--mixed_precision", help="no, fp16 or bf16")
     add("--gradient_accumulation_steps", type=int)
     add("--cpu", action="store_true", help="train on the CPU whatever the file says")
     add("--multi_gpu", action="store_true", help="one GPU per process, or an error")
     add("--gpu_ids", help="devices of this machine to use, as 0,1")
     add("--num_cpu_threads_per_process", type=int, help="by default the cores shared out")
-    add("--enable_cpu_affinity", action="store_true", help="bind a process to the cores next to its GPU")
     add("--debug", action="store_true", help="check every collective (ACCELERATE_DEBUG_MODE)")
-    add("--max_restarts", type=int, help="how often to start all processes again after a failure")
-    add("--monitor_interval", type=float, help="torchrun's: seconds between two looks at the processes")
-    add("--log_dir", help="torchrun's: a folder for log files")
-    add("-t", "--tee", help="torchrun's: the streams that also go to --log_dir; 1 stdout, 2 stderr, 3 both")
-    add("--role", help="torchrun's")
+    add("--max_restarts", type=int, default=0, help="how often to start all processes again after a failure")
     add("-m", "--module", action="store_true", help="the script is a module's name, as for `python -m`")
-    add("--no_python", action="store_true", help="the script is a program to execute as it is")
     add("training_script")
     add("training_script_args", nargs="...")
 
@@ -53,10 +43,8 @@ def run(args) -> int:
     os.environ.update(launch_environment(config, args))
     config.num_processes = count_processes(config)
     check_devices(config)
-    require(not (args.module and args.no_python), "--module and --no_python exclude each other")
-    is_file = not args.module and not args.no_python
-    require(not is_file or os.path.exists(args.training_script), f"no such script: {args.training_script}")
-    if config.num_processes == 1 and not args.max_restarts and not config.enable_cpu_affinity:
+    require(args.module or os.path.exists(args.training_script), f"no such script: {args.training_script}")
+    if config.num_processes == 1 and not args.max_restarts:
         run_plainly(args)
     # torchrun would give each process one thread; the cores that are there, shared out, are what one wants.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // config.processes_per_machine)))
@@ -70,7 +58,7 @@ def merge(config: ClusterConfig, args) -> ClusterConfig:
     given = {name: READERS[name](f"--{name}", value) for name, value in flags.items() if name in READERS}
     config = dataclasses.replace(config, **given)
     if args.cpu:
-        config.distributed_type, config.use_cpu, config.gpu_ids, config.enable_cpu_affinity = None, True, "all", False
+        config.distributed_type, config.use_cpu, config.gpu_ids = None, True, "all"
     elif args.multi_gpu:
         config.distributed_type = "MULTI_GPU"
     elif args.num_processes is not None and config.distributed_type == "NO":
@@ -83,9 +71,8 @@ def count_processes(config: ClusterConfig) -> int:
     """`num_processes`, else one per GPU of every machine, else one per machine."""
     import torch
 
-    number_is_open = config.num_processes is None and config.distributed_type == "MULTI_CPU"
-    number_is_open |= config.num_processes == -1
-    require(not number_is_open, "the configuration leaves the number of processes open: pass --num_processes")
+    given = config.num_processes != -1 and (config.num_processes or config.distributed_type != "MULTI_CPU")
+    require(given, "the configuration leaves the number of processes open: pass --num_processes")
     alone = config.use_cpu or config.distributed_type == "NO"
     return config.num_processes or config.num_machines * (1 if alone else max(1, torch.cuda.device_count()))
 
@@ -94,7 +81,7 @@ def check_devices(config: ClusterConfig) -> None:
     """Raise ConfigError if the configuration wants more GPUs than this machine has."""
     import torch
 
-    asks = config.distributed_type == "MULTI_GPU" or config.gpu_ids != "all" or config.enable_cpu_affinity
+    asks = config.distributed_type == "MULTI_GPU" or config.gpu_ids != "all"
     wanted, present = config.processes_per_machine, torch.cuda.device_count()
     needs = f"this launch needs {wanted} GPU{'s' * (wanted > 1)} on this machine, which has {present}"
     among = "" if config.gpu_ids == "all" else f" among gpu_ids {config.gpu_ids}"
@@ -115,7 +102,6 @@ def launch_environment(config: ClusterConfig, args) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": config.gpu_ids if config.gpu_ids != "all" else None,
         "OMP_NUM_THREADS": threads,
         "ACCELERATE_CPU_THREADS": threads,  # torchrun sets the other one too, to 1
-        "ACCELERATE_DYNAMO_BACKEND": config.dynamo_config.get("dynamo_backend"),
     }
     return {name: str(value) for name, value in environment.items() if value is not None}
 
@@ -128,45 +114,22 @@ def run_plainly(args) -> None:
     """Become the script: its signals, its exit code. Left-over ranks of an outer job are no part of a world of one."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
-    program = command(args) if args.no_python else [sys.executable, *command(args)]
     sys.stdout.flush()
-    try:
-        os.execvp(program[0], program)
-    except OSError as error:
-        raise ConfigError(f"cannot execute {program[0]}: {error.strerror}") from error
+    os.execv(sys.executable, [sys.executable, *command(args)])
 
 
 def torchrun_arguments(config: ClusterConfig, args) -> list[str]:
-    """The same launch as a torchrun command line. Raises ConfigError if the port it would serve is taken."""
+    """The same launch as a torchrun command line."""
     arguments = [f"--nnodes={config.num_machines}", f"--nproc-per-node={config.processes_per_machine}"]
-    port, rdzv_conf = config.main_process_port or 0, args.rdzv_conf
-    if port:
-        serves = config.machine_rank == 0
-        require(not serves or port_is_free(port), f"main_process_port {port} is in use on this machine: take another")
-        arguments += [f"--rdzv-endpoint={config.main_process_ip or '127.0.0.1'}:{port}"]
-        arguments.append(f"--rdzv-backend={config.rdzv_backend}")
-        if config.rdzv_backend == "static":
-            arguments.append(f"--node-rank={config.machine_rank}")
-        else:  # Say who serves the meeting point, which torch would guess from host names.
-            rdzv_conf = f"is_host={int(serves)},{rdzv_conf or ''}".rstrip(",")
-    else:
+    if not config.main_process_port:
         arguments.append("--standalone")
-    if rdzv_conf:
-        arguments.append(f"--rdzv-conf={rdzv_conf}")
-    if config.enable_cpu_affinity:
-        arguments.append("--numa-binding=node")
-    arguments += [f"--{name}={getattr(args, name)}" for name in TORCHRUN_OPTIONS if getattr(args, name) is not None]
-    return [*arguments, *(["--no-python"] if args.no_python else []), *command(args)]
-
-
-def port_is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+    else:
+        arguments += [f"--rdzv-endpoint={config.main_process_ip or '127.0.0.1'}:{config.main_process_port}"]
+        # With c10d say who serves the meeting point, which torch would guess from host names.
+        host = f"--rdzv-conf=is_host={int(config.machine_rank == 0)}"
+        which = host if config.rdzv_backend == "c10d" else f"--node-rank={config.machine_rank}"
+        arguments += [f"--rdzv-backend={config.rdzv_backend}", which]
+    return [*arguments, f"--max-restarts={args.max_restarts}", *command(args)]
 
 
 def run_torchrun(arguments: list[str]) -> int:
@@ -180,13 +143,10 @@ def run_torchrun(arguments: list[str]) -> int:
         # `record` hands the first failing rank's error file on to whoever launched the launcher.
         record(run.run)(run.parse_args(arguments))
     except ChildFailedError as error:
-        first, _ = error.get_first_failure()
-        for rank, failure in error.failures.items():
-            if rank == first or failure.exitcode != -signal.SIGTERM:  # which the others get from torchrun
-                name = failure.signal_name()
-                how = f"exit code {failure.exitcode}" if failure.exitcode > 0 else f"ended by {name}"
-                where = f"local rank {failure.local_rank}, pid {failure.pid}"
-                print(f"launch: rank {rank} failed: {how} ({where})", file=sys.stderr)
+        rank, failure = error.get_first_failure()
+        how = f"exit code {failure.exitcode}" if failure.exitcode > 0 else f"ended by {failure.signal_name()}"
+        where = f"local rank {failure.local_rank}, pid {failure.pid}"
+        print(f"launch: rank {rank} failed: {how} ({where})", file=sys.stderr)
         return 1
     except SignalException as error:
         print(f"launch: stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)

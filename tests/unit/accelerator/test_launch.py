@@ -132,15 +132,13 @@ def test_the_default_file_is_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_module_and_a_program(tmp_path):
+def test_a_module(tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "tool.py").write_text(SHOW)
     paths = {**os.environ, "PYTHONPATH": str(tmp_path)}
     flags = ["--cpu", "--num_processes", "2"]
     assert run(*flags, "-m", "package.tool", tmp_path, "-m", env=paths).returncode == 0
     assert seen(tmp_path)["1"]["argv"] == ["-m"]
-    result = run(*flags, "--no_python", "/bin/sh", "-c", "echo rank $RANK")
-    assert sorted(result.stdout.split("\n")) == ["", "rank 0", "rank 1"]
 
 
 @pytest.mark.slow
@@ -167,7 +165,7 @@ def test_a_port_of_ones_own(tmp_path, capsys):
     with socket.socket() as other:
         other.bind(("", port))
         other.listen()
-        assert f"main_process_port {port} is in use" in refused(capsys, *flags, script(tmp_path))
+        assert f"port: {port}" in run(*flags, script(tmp_path)).stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -297,18 +295,17 @@ def test_the_multi_gpu_file_runs_on_the_cpu_when_told_to(tmp_path):
 
 
 @NO_GPU
-def test_gpu_ids_and_affinity_need_gpus(tmp_path, capsys, monkeypatch):
+def test_gpu_ids_need_gpus(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "among gpu_ids 0,1" in refused(capsys, "--num_processes", 2, "--gpu_ids", "0,1", script(tmp_path))
-    assert "needs 1 GPU " in refused(capsys, "--enable_cpu_affinity", script(tmp_path))
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (["--num_proceses", "2", "x.py"], "unknown argument --num_proceses; did you mean '--num_processes'?"),
-        (["--use_deepspeed", "x.py"], "--use_deepspeed belongs to a part of Accelerate that is not supported"),
-        (["--fsdp_version=2", "x.py"], "--fsdp_version belongs to a part of Accelerate that is not supported"),
+        (["--use_deepspeed", "x.py"], "unknown argument --use_deepspeed"),
+        (["--fsdp_version=2", "x.py"], "unknown argument --fsdp_version"),
         (["--num_processes", "two", "x.py"], "invalid int value: 'two'"),
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--mixed_precision", "fp8", "x.py"], "mixed_precision 'fp8' is not supported"),
@@ -317,9 +314,7 @@ def test_gpu_ids_and_affinity_need_gpus(tmp_path, capsys, monkeypatch):
         (["--cpu", "--multi_gpu", "x.py"], "--cpu and --multi_gpu exclude each other"),
         (["--gpu_ids", "a", "x.py"], "--gpu_ids must be 'all' or distinct device numbers"),
         (["--cpu", "nowhere.py"], "no such script: nowhere.py"),
-        (["--cpu", "-m", "--no_python", "x"], "--module and --no_python exclude each other"),
-        (["--cpu", "--no_python", "/no/such/program"], "cannot execute /no/such/program"),
-        (["--config_file", "nowhere.yaml", "x.py"], "nowhere.yaml: no such file"),
+        (["--config_file", "nowhere.yaml", "x.py"], "nowhere.yaml: cannot be read: [Errno 2] No such file"),
         ([], "the following arguments are required: training_script"),
     ],
 )
@@ -362,17 +357,12 @@ def test_more_processes_than_gpus(monkeypatch):
 def test_what_torchrun_is_told():
     config = ClusterConfig(
         num_processes=8, num_machines=2, machine_rank=1, main_process_ip="10.0.0.1", main_process_port=29501,
-        rdzv_backend="c10d", enable_cpu_affinity=True,
+        rdzv_backend="c10d",
     )  # fmt: skip
-    told = launch.torchrun_arguments(config, arguments("--rdzv_conf", "timeout=5", "--max_restarts", "3"))
+    told = launch.torchrun_arguments(config, arguments("--max_restarts", "3"))
     assert told[:2] == ["--nnodes=2", "--nproc-per-node=4"]
-    assert "--rdzv-endpoint=10.0.0.1:29501" in told and "--rdzv-conf=is_host=0,timeout=5" in told
-    assert "--numa-binding=node" in told and "--max_restarts=3" in told
+    assert "--rdzv-endpoint=10.0.0.1:29501" in told and "--rdzv-conf=is_host=0" in told
+    assert "--max-restarts=3" in told
     assert "--node-rank=1" in launch.torchrun_arguments(
         ClusterConfig(**{**vars(config), "rdzv_backend": "static"}), arguments()
     )
-
-
-def test_the_dynamo_backend_travels_in_the_environment():
-    environment = launch.launch_environment(ClusterConfig(dynamo_config={"dynamo_backend": "INDUCTOR"}), arguments())
-    assert environment == {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}

@@ -144,13 +144,12 @@ def test_one_process_runs_right_here_with_its_precision_and_leaves_the_notebooks
 def test_an_accelerator_in_the_notebook_is_no_obstacle_and_precision_arrives(tmp_path):
     """accelerate refuses to launch once an Accelerator exists, and drops mixed_precision on the way."""
     AcceleratorState(mixed_precision="no")
-    port = str(free_port())
 
     def train():
-        note(tmp_path, f"{AcceleratorState().mixed_precision} {os.environ['MASTER_PORT']}")
+        note(tmp_path, AcceleratorState().mixed_precision)
 
-    notebook_launcher(train, num_processes=2, mixed_precision="bf16", use_port=port)
-    assert notes(tmp_path) == {rank: f"bf16 {port}" for rank in "01"}
+    notebook_launcher(train, num_processes=2, mixed_precision="bf16", use_port=str(free_port()))
+    assert notes(tmp_path) == {"0": "bf16", "1": "bf16"}
 
 
 def test_a_failing_rank_ends_the_launch_with_its_traceback():
@@ -198,18 +197,26 @@ def test_signal_handlers_survive_a_launch(tmp_path):
         signal.signal(signal.SIGINT, before)
 
 
+@ON_CPU
 @pytest.mark.parametrize(
-    "arguments, message",
+    "name, default, other",
     [
-        ({"num_processes": 0}, "must be positive"),
-        ({"num_processes": 2, "node_rank": 1}, "node_rank=1 between 0 and 0"),
-        ({"num_processes": 2, "num_nodes": 2}, "2 nodes need a use_port"),
-        ({"num_processes": 2, "mixed_precision": "fp8"}, "must be no, fp16 or bf16, not 'fp8'"),
+        ("master_addr", "127.0.0.1", "10.0.0.1"),
+        ("node_rank", 0, 1),
+        ("num_nodes", 1, 2),
+        ("rdzv_backend", "static", "etcd"),
+        ("rdzv_endpoint", "", "10.0.0.1:29500"),
+        ("rdzv_conf", {}, {"timeout": 1}),
+        ("rdzv_id", "none", "mine"),
     ],
 )
-def test_impossible_launches(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        notebook_launcher(print, **arguments)
+def test_what_would_have_no_effect_on_one_machine_is_refused_and_its_default_is_not(name, default, other):
+    runs = []
+    notebook_launcher(runs.append, ("ran",), num_processes=1, **{name: default})
+    assert runs == ["ran"]
+    with pytest.raises(NotImplementedError, match="a notebook launches on one machine"):
+        notebook_launcher(runs.append, ("ran",), num_processes=1, **{name: other})
+    assert runs == ["ran"]
 
 
 def test_cuda_that_was_used_before_is_refused(monkeypatch):
@@ -221,5 +228,7 @@ def test_cuda_that_was_used_before_is_refused(monkeypatch):
 
 @ON_CPU
 def test_the_number_of_processes_must_be_known():
-    with pytest.raises(ValueError, match="pass num_processes"):
+    with pytest.raises(ValueError, match="pass a positive num_processes"):
         notebook_launcher(print)
+    with pytest.raises(ValueError, match="pass a positive num_processes, not 0"):
+        notebook_launcher(print, num_processes=0)

@@ -167,9 +167,6 @@ def test_a_missing_package_is_named_with_its_installation(tmp_path, monkeypatch)
     [
         ("tensorbord", ValueError, "unknown tracker 'tensorbord': choose all, jsonl, tensorboard, swanlab"),
         ("jsonl", ValueError, "log_with='jsonl' writes files: give the Accelerator a project_dir or a logging_dir"),
-        (object(), TypeError, "lacks name, store_init_configuration, log, finish"),
-        (Mine, TypeError, "is a class, not an instance"),
-        (3, TypeError, "3 is no tracker"),
     ],
 )
 def test_what_log_with_refuses(log_with, error, message):

@@ -405,6 +405,11 @@ def check_ddp_find_unused_parameters(tmp_path):
         assert trainer.accelerator.ddp_handler.find_unused_parameters is expected
 
 
+def check_ddp_timeout(tmp_path):
+    timeouts = [make_trainer(tmp_path, **given).accelerator.init_handler.timeout for given in ({}, {"ddp_timeout": 7})]
+    assert [timeout.total_seconds() for timeout in timeouts] == [1800, 7]
+
+
 CHECKS = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}
 
 
@@ -419,6 +424,7 @@ IMPOSSIBLE = {
     "per_device_eval_batch_size": [0],
     "gradient_accumulation_steps": [0],
     "num_train_epochs": [0],
+    "ddp_timeout": [0],
     "max_steps": [0, -2],
     "learning_rate": [-1],
     "weight_decay": [-1],

@@ -5,17 +5,16 @@ Settings that ask for nothing pass: a null port, `deepspeed_config: {}`, `tpu_us
 
 import difflib
 import os
-import reprlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from reprlib import repr as shown  # YAML aliases can describe a value whose full repr would fill the memory
 
-# Parts of Accelerate that do not exist here; empty, such a key is no request.
-OTHER_ENGINES = ("deepspeed_config", "fp8_config", "fsdp_config", "megatron_lm_config", "mpirun_config")
-TPU = ("command_file", "commands", "downcast_bf16", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo")
-OUT_OF_SCOPE = (*OTHER_ENGINES, *TPU, "parallelism_config", "tpu_vm", "tpu_zone")
+# Parts of Accelerate that do not exist here, and what is the script's to choose; empty, such a key is no request.
+TPU = ("command_file", "commands", "downcast_bf16", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm")
+ENGINES = tuple(f"{name}_config" for name in ("deepspeed", "dynamo", "fp8", "fsdp", "megatron_lm", "mpirun"))
+OUT_OF_SCOPE = (*TPU, *ENGINES, "tpu_zone", "parallelism_config", "enable_cpu_affinity")
 # Keys with one meaning here; another value would ask for SageMaker, or for a TPU launch by function name.
 FIXED = {"compute_environment": "LOCAL_MACHINE", "main_training_function": "main"}
-TUNED_DYNAMO = ("dynamo_mode", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation")
 
 
 class ConfigError(ValueError):
@@ -38,11 +37,6 @@ def default_config_file() -> Path:
     return Path(os.path.expanduser(home)) / "accelerate" / "default_config.yaml"
 
 
-def shown(value) -> str:
-    # YAML aliases can describe a value whose full repr would fill the memory.
-    return reprlib.repr(value)
-
-
 def suggestion(wrong: str, known) -> str:
     near = difflib.get_close_matches(wrong, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
@@ -56,7 +50,7 @@ def _flag(key: str, value) -> bool:
 def _integer(key: str, value) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         return int(value)
-    require(isinstance(value, int) and not isinstance(value, bool), f"{key} must be a whole number, not {shown(value)}")
+    require(type(value) is int, f"{key} must be a whole number, not {shown(value)}")
     return value
 
 
@@ -73,19 +67,24 @@ def _device_list(key: str, value) -> str:
     return ids
 
 
-def _precision(key: str, value) -> str:
-    # YAML reads an unquoted `no` as false.
-    return "no" if value is False else _text(key, value).lower()
+def _one_of(*allowed: str):
+    def read(key: str, value) -> str:
+        known = ", ".join(allowed)
+        require(value in allowed, f"{key} {shown(value)} is not supported; it can be {known}", UnsupportedConfig)
+        return value
+
+    return read
 
 
-def _dynamo(key: str, value) -> dict:
-    require(isinstance(value, dict), f"{key} must be a mapping, not {shown(value)}")
-    for name, setting in value.items():
-        _choice(f"{key}: key", name, ("dynamo_backend", *TUNED_DYNAMO))
-        asks = name in TUNED_DYNAMO and setting not in (None, False, "default")
-        require(not asks, f"{key}: {name} is the script's to choose: only dynamo_backend is taken", UnsupportedConfig)
-    backend = _text(f"{key}: dynamo_backend", value.get("dynamo_backend") or "no").upper()
-    return {"dynamo_backend": backend} if backend != "NO" else {}
+READERS = {
+    **dict.fromkeys(("debug", "same_network", "use_cpu"), _flag),
+    **dict.fromkeys(("machine_rank", "main_process_port", "num_machines", "num_processes"), _integer),
+    "distributed_type": _one_of("NO", "MULTI_CPU", "MULTI_GPU"),
+    "gpu_ids": _device_list,
+    "main_process_ip": _text,
+    "mixed_precision": _one_of("no", "fp16", "bf16"),
+    "rdzv_backend": _one_of("static", "c10d"),
+}
 
 
 @dataclass
@@ -109,8 +108,6 @@ class ClusterConfig:
     mixed_precision: str | None = None
     use_cpu: bool = False
     debug: bool = False
-    enable_cpu_affinity: bool = False
-    dynamo_config: dict = field(default_factory=dict)
 
     @property
     def on_cpu(self) -> bool:
@@ -121,10 +118,7 @@ class ClusterConfig:
         return self.num_processes // self.num_machines
 
     def check(self) -> None:
-        """Raise ConfigError, or UnsupportedConfig, for a value or a combination that cannot be launched."""
-        _choice("distributed_type", self.distributed_type, (None, "NO", "MULTI_CPU", "MULTI_GPU"))
-        _choice("mixed_precision", self.mixed_precision, (None, "no", "fp16", "bf16"))
-        _choice("rdzv_backend", self.rdzv_backend, ("static", "c10d"))
+        """Raise ConfigError for a combination that cannot be launched."""
         machines, rank, port, kind = self.num_machines, self.machine_rank, self.main_process_port, self.distributed_type
         processes = machines if self.num_processes in (None, -1) else self.num_processes
         require(machines >= 1, f"num_machines must be at least 1, not {machines}")
@@ -136,25 +130,14 @@ class ClusterConfig:
         require(processes % machines == 0, f"num_processes {processes} does not divide by num_machines {machines}")
         require(kind != "NO" or processes == 1, f"distributed_type NO is one process, but num_processes is {processes}")
         require(kind != "MULTI_GPU" or not self.use_cpu, "use_cpu contradicts distributed_type MULTI_GPU")
-        about_gpus = self.gpu_ids != "all" or self.enable_cpu_affinity
-        require(not (self.on_cpu and about_gpus), "gpu_ids and enable_cpu_affinity are about GPUs, this is for the CPU")
+        require(self.gpu_ids == "all" or not self.on_cpu, "gpu_ids are about GPUs, this is for the CPU")
 
     def to_yaml(self) -> str:
         """The file that holds these settings, in the original's keys."""
         import yaml
 
-        settings = {key: value for key, value in asdict(self).items() if value not in (None, {})}
+        settings = {key: value for key, value in asdict(self).items() if value is not None}
         return yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", **settings}, sort_keys=True)
-
-
-_BY_TYPE = {bool: _flag, int: _integer, int | None: _integer, str: _text, str | None: _text, dict: _dynamo}
-READERS = {each.name: _BY_TYPE[each.type] for each in fields(ClusterConfig)}
-READERS |= {"gpu_ids": _device_list, "mixed_precision": _precision}
-
-
-def _choice(key: str, value, allowed: tuple) -> None:
-    known = ", ".join(name for name in allowed if name)
-    require(value in allowed, f"{key} {shown(value)} is not supported; it can be {known}", UnsupportedConfig)
 
 
 def config_from_dict(settings: dict) -> ClusterConfig:
@@ -168,8 +151,10 @@ def config_from_dict(settings: dict) -> ClusterConfig:
             empty = value in (None, False, "", "no") or value == [] or value == {}
             require(empty, f"{key} is out of scope here: leave it empty", UnsupportedConfig)
         elif value is not None and key in FIXED:
-            _choice(key, value, (FIXED[key],))
+            _one_of(FIXED[key])(key, value)
         elif value is not None:
+            # YAML reads an unquoted `no` as false.
+            value = "no" if key == "mixed_precision" and value is False else value
             setattr(config, key, READERS[key](key, value))
     config.check()
     return config
@@ -194,21 +179,13 @@ def _read_mapping(path) -> dict:
     import yaml
 
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError("no such file; `python -m common.accelerator config` writes one") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read: {error}") from error
-    try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        settings = yaml.safe_load(text)
+        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"not valid YAML{line}: {error.problem}") from error
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot be read: {error}") from error
     except Exception as error:  # PyYAML's constructors let KeyError, IndexError, RecursionError … escape.
         raise ConfigError(f"not valid YAML: {type(error).__name__}: {shown(str(error))}") from error
     require(isinstance(settings, dict), f"holds {shown(settings)}, not a mapping of keys to values")
-    written = [key.value for key, _ in tree.value]
-    for key in settings:
-        require(written.count(key) <= 1, f"the key {shown(key)} stands there twice")
     return settings

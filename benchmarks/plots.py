@@ -1,0 +1,211 @@
+"""The plots, drawn from results alone: throughput per level, memory per device, overhead per step.
+
+Each says below itself where its numbers come from. A plot whose results are missing is not drawn, and an older one of
+its name goes, so that none can be taken for new.
+"""
+
+import textwrap
+from pathlib import Path
+
+from benchmarks.verdicts import spread
+from common.accounting import CATEGORIES
+
+# Okabe and Ito's palette: told apart with any kind of colour vision. https://jfly.uni-koeln.de/color/
+BLUE, ORANGE, GREEN, SKY, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#B0B0B0"
+INK, SOFT = "#1f2328", "#59636e"
+COLOURS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, GREY), strict=True))
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # behind a number: no grid through it
+WIDTH, DPI = 7.2, 220  # inches: 12 points are 18 pixels in a README, and 8 on a phone
+STYLE = {
+    "font.size": 12,
+    "font.family": "DejaVu Sans",
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e7eb",
+    "text.color": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+}
+
+
+class MissingResults(LookupError):
+    """What a plot shows has not been measured."""
+
+
+def draw(report: dict, folder: Path) -> tuple[list[str], list[str]]:
+    """Write every plot that the results are enough for. Returns the names of the files, and a line for each other.
+
+    MissingResults is raised if a plot cannot be drawn although the report calls itself complete.
+    """
+    import matplotlib
+
+    drawn, missing = [], []
+    for plot in (throughput, memory, overhead):
+        path = folder / f"{plot.__name__}.png"
+        path.unlink(missing_ok=True)
+        try:
+            with matplotlib.rc_context(STYLE):
+                plot(report, path)
+            drawn.append(path.name)
+        except MissingResults as error:
+            if report["complete"]:
+                raise
+            missing.append(f"{path.name} was not drawn: {error}")
+    return drawn, missing
+
+
+def throughput(report: dict, path: Path) -> None:
+    """Images per second of each level: the median of the rounds, their quartiles, and every round."""
+    groups = [group for group in report.get("throughput") or [] if group["rows"]]
+    if not groups:
+        raise MissingResults("the levels have not been timed")
+    rows = max(len(group["rows"]) for group in groups)
+    figure, panels = _figure(len(groups), 1, 0.95 + (0.42 * rows + 0.9) * len(groups))
+    top = max(max(row["samples"]) for group in groups for row in group["rows"].values())
+    for panel, group in zip(panels, groups, strict=True):
+        ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["kind"] == "ratio"}
+        names = list(group["rows"])
+        for y, (name, row) in enumerate(group["rows"].items()):
+            panel.barh(y, row["median"], 0.62, color=BLUE if name in ratios else GREY, alpha=0.85)
+            whiskers = [[row["median"] - row["low"]], [row["high"] - row["median"]]]
+            panel.errorbar(row["median"], y, xerr=whiskers, color=INK, capsize=4, linewidth=1.4)
+            panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
+            beside = f"{row['median']:.0f}" + (f"   × {ratios[name]:.2f}" if name in ratios else "")
+            panel.text(max(row["samples"]) + 0.02 * top, y, beside + "  noisy" * row["noisy"], va="center", bbox=CLEAR)
+        panel.set_yticks(range(len(names)), names)
+        panel.invert_yaxis()
+        panel.set_xlim(0, 1.27 * top)
+        panel.grid(axis="x")
+        panel.tick_params(axis="y", length=0)
+        panel.set_title(f"Throughput, {group['group']}")
+    panels[-1].set_xlabel("images per second")
+    told = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
+    _save(figure, path, f"{told}; × paired ratio to level 00. {place(report)}.")
+
+
+def memory(report: dict, path: Path) -> None:
+    """Peak memory of every device under DataParallel and under DDP, stacked by what it holds."""
+    rows = [row for row in report.get("memory") or [] if row["devices"] > 1]
+    if not rows:
+        raise MissingResults("memory on 2, 4 and 8 devices has not been accounted for")
+    titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
+    counts = sorted({row["devices"] for row in rows})
+    figure, panels = _figure(len(titles), len(counts), 1.3 + 2.7 * len(titles), [n + 2.5 for n in counts])
+    for line, network in enumerate(titles):
+        own = [row for row in rows if row["network"] == network]
+        top = max(max(_heights(row)) for row in own)
+        for column, devices in enumerate(counts):
+            panel = panels[line * len(counts) + column]
+            for row in own:
+                if row["devices"] == devices:
+                    _devices(panel, row, top)
+            panel.set_xticks([(devices - 1) / 2, devices + 1 + (devices - 1) / 2], ["DP", "DDP"])
+            panel.set(xlim=(-1.1, 2 * devices + 1.1), ylim=(0, 1.32 * top))
+            panel.grid(axis="y")
+            panel.set_title(" ")  # room for the network's name, which is wider than the first panel
+            panel.tick_params(axis="x", length=0)
+            if column:
+                panel.tick_params(axis="y", labelleft=False)
+            else:
+                panel.set_ylabel("peak MiB per device")
+                panel.text(0, 1.06, titles[network], transform=panel.transAxes, weight="bold", in_layout=False)
+            panel.set_xlabel(f"{devices} devices")
+    handles = [_swatch(COLOURS[name]) for name in CATEGORIES]
+    figure.legend(handles, CATEGORIES, loc="upper center", ncols=len(CATEGORIES), columnspacing=1.2, handlelength=1.1)
+    if any(row["allocated"] for row in rows):
+        source = "Bars: simulated, every tensor charged to its device; diamonds: measured by CUDA's allocator"
+    else:
+        source = "Simulated: every tensor charged to its device"
+    _save(figure, path, f"{source}. DP: DataParallel; spread: fullest / emptiest device. {place(report)}.", top=0.36)
+
+
+def _devices(panel, row: dict, top: float) -> None:
+    """The bars of one wrapper's devices: DataParallel's left, DDP's right."""
+    n = row["devices"]
+    start = 0 if row["wrapper"] == "DataParallel" else n + 1
+    for device, split in enumerate(row["peaks"]):
+        below = 0.0
+        for name in CATEGORIES:
+            size = split[name] / 2**20
+            panel.bar(start + device, size, 0.86, below, color=COLOURS[name])
+            below += size
+    if row["allocated"]:
+        panel.plot(range(start, start + n), [size / 2**20 for size in row["allocated"]], "D", color=INK, markersize=4)
+    totals = row["allocated"] or [sum(split.values()) for split in row["peaks"]]
+    middle = start + (n - 1) / 2
+    told = {"ha": "center", "va": "bottom", "fontsize": 10.5, "bbox": CLEAR}
+    panel.text(middle, max(_heights(row)) + 0.03 * top, f"spread\n{spread(totals):.2f}", **told)
+
+
+def _heights(row: dict) -> list[float]:
+    sizes = [sum(split.values()) for split in row["peaks"]] + (row["allocated"] or [])
+    return [size / 2**20 for size in sizes]
+
+
+def overhead(report: dict, path: Path) -> None:
+    """What each abstraction adds to the raw loop's step, in µs: medians of paired differences, and their quartiles."""
+    groups = [group for group in report.get("overhead") or [] if group["pairs"]]
+    if not groups:
+        raise MissingResults("the overhead of a step has not been measured")
+    pairs = groups[0]["pairs"]
+    figure, (panel,) = _figure(1, 1, 1.35 + 0.42 * len(pairs))
+    top = max(max(pair["high"] for pair in pairs), 1)
+    for y, pair in enumerate(pairs):
+        colour = BLUE if pair["of"].startswith("common.") else ORANGE
+        whiskers = [[pair["median"] - pair["low"]], [pair["high"] - pair["median"]]]
+        panel.barh(y, pair["median"], 0.62, color=colour, alpha=0.85)
+        panel.errorbar(pair["median"], y, xerr=whiskers, color=INK, capsize=4, linewidth=1.4)
+        panel.text(max(pair["high"], 0) + 0.02 * top, y, f"{pair['median']:.0f} µs", va="center", bbox=CLEAR)
+    panel.set_yticks(range(len(pairs)), [pair["of"] for pair in pairs])
+    panel.invert_yaxis()
+    panel.set_xlim(min(0, *(1.1 * pair["low"] for pair in pairs)), 1.2 * top)
+    panel.grid(axis="x")
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel("µs added to a step")
+    panel.set_title("What an abstraction adds to a step")
+    loops = {pair["to"]: groups[0]["rows"][pair["to"]]["median"] for pair in pairs}
+    told = "; ".join(f"{name}: {step:.0f} µs" for name, step in loops.items())
+    if any(not pair["of"].startswith("common.") for pair in pairs):
+        panel.legend([_swatch(BLUE), _swatch(ORANGE)], ["this repository", "other libraries"], handlelength=1.1)
+    rounds = f"Measured on one thread: medians of {groups[0]['rounds']} paired rounds, and quartiles"
+    _save(figure, path, f"{rounds}. Steps: {told}. {place(report)}.")
+
+
+def place(report: dict) -> str:
+    """Where the numbers come from: 'x86_64, 2 CPU cores, no GPU, torch 2.11.0'."""
+    machine = report["machine"]
+    gpus = f"{len(machine['gpus'])} × {machine['gpus'][0]}" if machine["gpus"] else "no GPU"
+    return f"{machine['processor']}, {machine['cores']} CPU cores, {gpus}, torch {machine['torch']}"
+
+
+def _figure(rows: int, columns: int, height: float, width_ratios: list[int] | None = None):
+    from matplotlib.figure import Figure  # not pyplot: no window, no state
+
+    figure = Figure((WIDTH, height), dpi=DPI, layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios).flat)
+
+
+def _swatch(colour: str):
+    from matplotlib.patches import Patch
+
+    return Patch(color=colour)
+
+
+def _save(figure, path: Path, source: str, top: float = 0.0) -> None:
+    """Write the figure with a line below it that says where its numbers come from; `top` inches stay free above."""
+    height, lines = figure.get_figheight(), textwrap.wrap(source, 98)
+    bottom = 0.19 * len(lines) + 0.1
+    figure.text(0.012, 0.06 / height, "\n".join(lines), fontsize=9.5, color=SOFT, va="bottom", linespacing=1.3)
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, rect=(0, bottom / height, 1, 1 - (bottom + top) / height))
+    draft = path.with_name(f".{path.name}")
+    figure.savefig(draft, format="png")
+    draft.replace(path)

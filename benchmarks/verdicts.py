@@ -1,0 +1,94 @@
+"""The three promises of the ladder held against results: same weights, exact evaluation, even memory."""
+
+from dataclasses import dataclass
+
+from common import ladder
+
+FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
+MOST_SPREAD = 1.05  # of DDP's ranks, fullest over emptiest
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`kept` is None where the results that would tell are missing; `line` says it with its number."""
+
+    kept: bool | None
+    line: str
+
+
+def verdicts(report: dict) -> list[Verdict]:
+    return [in_step(report["levels"]), exact(report["levels"]), balanced(report["levels"])]
+
+
+def in_step(levels: dict[str, dict]) -> Verdict:
+    """Whether all levels end at level 00's weights."""
+    distance = {level: result.get("max_weight_difference") for level, result in levels.items()}
+    apart = {level: far for level, far in distance.items() if far is not None and not far <= FARTHEST}
+    if apart:
+        return Verdict(
+            False, "OUT OF STEP: " + listed(f"{level} with |Δw| = {far:.1e}" for level, far in apart.items())
+        )
+    if missing := [level for level, far in distance.items() if far is None]:
+        return Verdict(None, f"IN STEP? no weights of {listed(missing)}")
+    return Verdict(True, f"IN STEP: {NUMBERS[len(levels)]} levels, max |Δw| = {max(distance.values()):.1e}")
+
+
+def exact(levels: dict[str, dict]) -> Verdict:
+    """Whether every level evaluated each test sample once on every number of ranks, as level 00 does on one."""
+    counted, missing = {}, []
+    for level, result in levels.items():
+        if "run" in result:
+            ranks = result["run"]["world_size"] if level in ladder.DISTRIBUTED else 1
+            counted[level, ranks] = result["run"]["evaluated"]
+        else:
+            missing.append(level)
+        if level in ladder.DISTRIBUTED:
+            counted |= {(level, int(ranks)): count for ranks, count in result.get("evaluated_on", {}).items()}
+            missing += [level] if "evaluated_on" not in result and level not in missing else []
+    reference = next((count for (level, _), count in counted.items() if level not in ladder.DISTRIBUTED), None)
+    wrong = [
+        f"{level} counts {count} of {reference} samples on {ranks} rank{'s' * (ranks > 1)}"
+        for (level, ranks), count in counted.items()
+        if reference is not None and count != reference
+    ]
+    if wrong:
+        return Verdict(False, f"INEXACT: {listed(wrong)}")
+    if missing or reference is None:
+        return Verdict(None, f"EXACT? no evaluation of {listed(missing)}")
+    ranks = [str(ranks) for ranks in sorted({ranks for _, ranks in counted})]
+    return Verdict(True, f"EXACT: {reference} of {reference} samples on {listed(ranks)} ranks")
+
+
+def balanced(levels: dict[str, dict]) -> Verdict:
+    """Whether DDP's ranks hold the same at every level; DataParallel's devices are told beside, without a promise."""
+    missing = [level for level in levels if level in _SPREADING and not peaks(levels[level])]
+    if missing:
+        return Verdict(None, f"BALANCED? no memory of {listed(missing)}")
+    of_ddp = {level: spread(peaks(result)) for level, result in levels.items() if level in ladder.DISTRIBUTED}
+    line = f"DDP spread {max(of_ddp.values()):.2f}, DataParallel {spread(peaks(levels['01_data_parallel'])):.2f}"
+    uneven = [level for level, fullest in of_ddp.items() if fullest > MOST_SPREAD]
+    if uneven:
+        return Verdict(False, f"UNBALANCED: {line} (at {listed(uneven)})")
+    return Verdict(True, f"BALANCED: {line}")
+
+
+_SPREADING = ("01_data_parallel", *ladder.DISTRIBUTED)
+
+
+def peaks(result: dict) -> list[int]:
+    """Peak bytes per device of a level: the allocator's where it kept them for each device, else simulated."""
+    simulated = [sum(split.values()) for split in result.get("simulated_peak_memory", [])]
+    measured = result.get("run", {}).get("peak_memory_bytes") or []
+    return measured if len(measured) >= max(len(simulated), 1) else simulated
+
+
+def spread(sizes: list[int]) -> float:
+    """The fullest device over the emptiest one: 1 is balance."""
+    return max(sizes) / min(sizes)
+
+
+def listed(words) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else str(last)

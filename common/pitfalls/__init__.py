@@ -1,0 +1,62 @@
+"""The classic mistakes of parallel training, each with what catches it.
+
+    python -m common.pitfalls
+
+runs them all on real processes. A pitfall is a module of this package with
+
+    LEVELS              the levels of the ladder where one meets it
+    WORLD_SIZE          how many processes it runs on
+    TIMEOUT             where the mistake is a hang: seconds until it is ended
+    wrong(), right()    the code with and without the mistake, run on every rank
+                        inside a process group; returns what shows the mistake
+    detect(outcome)     a sentence about the mistake, or None if there is none:
+                        a check to be used in one's own code
+    measure(outcome)    the outcome in a few words, with a number
+
+`outcome` is what `wrong` or `right` has returned, or the RuntimeError that has
+ended it after TIMEOUT. `ranks.py` and `stage.py` start the ranks and join them.
+"""
+
+import ast
+from pathlib import Path
+
+# As a run meets them: data, gradients, schedule, collectives, files, clock.
+NAMES = (
+    "batch_size_per_process",
+    "set_epoch_forgotten",
+    "different_orders",
+    "same_random_numbers",
+    "forward_through_module",
+    "moved_after_wrapping",
+    "replaced_parameters",
+    "unused_parameter",
+    "accumulation_off_by_one",
+    "mean_of_means",
+    "schedule_on_rank_0",
+    "schedule_too_fast",
+    "uneven_inputs",
+    "collective_on_rank_0",
+    "padded_evaluation",
+    "metrics_not_gathered",
+    "every_rank_saves",
+    "prefixed_keys",
+    "clock_without_wait",
+)
+
+
+def module_name(name: str) -> str:
+    return f"{__name__}.{name}"
+
+
+def source(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.py").read_text()
+
+
+def explanation(name: str) -> str:
+    """The docstring of a pitfall, which is read and not imported."""
+    return ast.get_docstring(ast.parse(source(name)))
+
+
+def title(name: str) -> str:
+    """One line that names the mistake and what comes of it."""
+    return explanation(name).splitlines()[0]

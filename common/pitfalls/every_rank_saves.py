@@ -1,0 +1,87 @@
+"""Every rank writes the checkpoint: the slowest one's is what remains.
+
+The weights are equal on all ranks, so that the file often looks right. What is
+a rank's own is not: running statistics, generator states, the position in the
+data. And whoever reads meanwhile finds half a file. One rank writes, under
+another name until the file is complete, and the others wait before they go on.
+"""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.pitfalls.stage import from_all_ranks, scratch
+
+LEVELS = ("02_ddp_raw", "03_accelerate")
+WORLD_SIZE = 2
+
+
+@contextmanager
+def noted_saves():
+    """The paths to which this rank calls `torch.save` within it."""
+    paths, save = [], torch.save
+
+    def noted(value, path, *args, **kwargs):
+        paths.append(str(Path(path).resolve()))
+        return save(value, path, *args, **kwargs)
+
+    torch.save = noted
+    try:
+        yield paths
+    finally:
+        torch.save = save
+
+
+@contextmanager
+def one_after_another():
+    """Ranks are never equally fast: here rank 0 is the fastest."""
+    for turn in range(dist.get_world_size()):
+        if turn == dist.get_rank():
+            yield
+        dist.barrier()
+
+
+def train():
+    model = DistributedDataParallel(nn.BatchNorm1d(4))
+    samples = torch.full((8, 4), float(dist.get_rank()))
+    model(samples)  # the running mean is now of this rank's samples
+    return model.module
+
+
+def wrong():
+    model, path = train(), scratch() / "checkpoint.pt"
+    with noted_saves() as written, one_after_another():
+        torch.save(model.state_dict(), path)
+    return model, path, written
+
+
+def right():
+    model, path = train(), scratch() / "checkpoint.pt"
+    with noted_saves() as written, one_after_another():
+        if dist.get_rank() == 0:
+            draft = path.with_suffix(".tmp")
+            torch.save(model.state_dict(), draft)
+            os.replace(draft, path)
+    return model, path, written
+
+
+def detect(outcome):
+    _, _, written = outcome
+    written = from_all_ranks(written)
+    for path in sorted(set().union(*written)):
+        writers = [rank for rank, paths in enumerate(written) if path in paths]
+        if len(writers) > 1:
+            return f"{Path(path).name} is written by ranks {writers}"
+
+
+def measure(outcome):
+    model, path, _ = outcome
+    saved = torch.load(path, weights_only=True)["running_mean"]
+    means = from_all_ranks(model.running_mean)
+    owner = [torch.equal(mean, saved) for mean in means].index(True)
+    return f"holds rank {owner}'s mean"

@@ -1,0 +1,65 @@
+"""A mean of means over unequal micro-batches: samples in small ones weigh more.
+
+Each micro-batch's loss is a mean over its samples, and DDP's gradient a mean
+over ranks. Averaging means is right where all have as many samples: not at the
+tail of an epoch, not on ranks with shards of different lengths, not with
+sentences of different lengths. Sum instead, and divide by the number of samples
+over all ranks; times the world size, because DDP divides by it.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
+
+from common.pitfalls.stage import from_all_ranks
+
+LEVELS = ("03_accelerate", "04_trainer")
+WORLD_SIZE = 2
+
+
+def micro_batches():
+    samples = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    # Rank 0 has micro-batches of 8 and 4 samples, rank 1 of 6 and 2.
+    return samples.split([8, 6, 4, 2])[dist.get_rank() :: dist.get_world_size()]
+
+
+def losses(model, inputs):
+    return (model(inputs) - 1).pow(2).flatten()
+
+
+def wrong():
+    model, mine = DistributedDataParallel(nn.Linear(4, 1)), micro_batches()
+    for inputs in mine:
+        (losses(model, inputs).mean() / len(mine)).backward()
+    return model, mine
+
+
+def right():
+    model, mine = DistributedDataParallel(nn.Linear(4, 1)), micro_batches()
+    total = torch.tensor(sum(map(len, mine)))
+    dist.all_reduce(total)
+    for inputs in mine:
+        (losses(model, inputs).sum() / total * dist.get_world_size()).backward()
+    return model, mine
+
+
+def error(outcome):
+    """The gradient's relative distance from that of one large batch."""
+    model, mine = outcome
+    everything = torch.cat([torch.cat(part) for part in from_all_ranks(mine)])
+    parameters = list(model.parameters())
+    loss = losses(model.module, everything).mean()
+    exact = parameters_to_vector(torch.autograd.grad(loss, parameters))
+    ours = parameters_to_vector(p.grad for p in parameters)
+    return ((ours - exact).norm() / exact.norm()).item()
+
+
+def detect(outcome):
+    if (distance := error(outcome)) > 1e-4:
+        return f"the gradient is {distance:.0%} off that of one large batch"
+
+
+def measure(outcome):
+    return f"gradient off by {error(outcome):.0%}"

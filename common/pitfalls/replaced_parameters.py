@@ -1,0 +1,51 @@
+"""Parameters replaced after the optimizer was made: it trains the old ones.
+
+Exchanging the last layer for a new task, tying weights or wrapping that
+flattens parameters makes new tensors. An optimizer keeps those it was given;
+the new layer gets gradients and never moves. DDP keeps the parameters it wraps:
+an optimizer made before it is right, and one made last always is.
+"""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+LEVELS = ("00_single_gpu", "02_ddp_raw", "04_trainer")
+WORLD_SIZE = 2
+
+
+def train(model, optimizer):
+    head = model.module[1].weight
+    before = head.detach().clone()
+    for _ in range(5):
+        model(torch.ones(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, (head - before).abs().max().item()
+
+
+def wrong():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[1] = nn.Linear(4, 2)  # two classes instead of ten
+    return train(DistributedDataParallel(model), optimizer)
+
+
+def right():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 10))
+    model[1] = nn.Linear(4, 2)
+    model = DistributedDataParallel(model)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def detect(outcome):
+    model, optimizer, _ = outcome
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    forgotten = [name for name, p in trained.items() if id(p) not in held]
+    if forgotten:
+        return f"no optimizer has {', '.join(forgotten)}"
+
+
+def measure(outcome):
+    return f"head moved by {outcome[2]:.2g}"

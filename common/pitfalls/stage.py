@@ -1,0 +1,113 @@
+"""What a pitfall stands on: a process group, and the view of all its ranks."""
+
+import importlib
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+from common.accelerator.state import GradientState, PartialState
+
+PATIENCE = timedelta(seconds=120)
+# gloo's words on the rank whose patience ends first, and then on the others.
+GIVEN_UP = ("Timed out", "timeout caused", "Connection closed by peer")
+_store: dist.Store | None = None
+_folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank has to say of one version of a pitfall."""
+
+    number: str
+    finding: str | None
+    hung: bool
+
+
+def play(
+    module: str, version: str, folder: str, rank: int, world_size: int
+) -> Report:
+    """Run `wrong` or `right` of a pitfall as one of its ranks.
+
+    `folder` is new and the same on all ranks. What the pitfall raises is
+    raised, except by a collective of `wrong` that gives up after TIMEOUT.
+    """
+    global _store, _folder
+    pitfall = importlib.import_module(module)
+    # The correction has all the time it needs on a slow machine.
+    timeout = getattr(pitfall, "TIMEOUT", None) if version == "wrong" else None
+    _folder = Path(folder)
+    _store = dist.FileStore(str(_folder / "meeting"), world_size)
+    _store.set_timeout(PATIENCE)
+    at("nowhere")
+    torch.manual_seed(0)
+    for state in (PartialState, GradientState):
+        state._reset_state()
+    _wait_for_all("join", rank, world_size)
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore("group", _store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout) if timeout else PATIENCE,
+    )
+    try:
+        # Who has joined and fails at once would take those down who still join.
+        _wait_for_all("start", rank, world_size)
+        try:
+            outcome = getattr(pitfall, version)()
+        except RuntimeError as error:
+            if not timeout or not any(sign in str(error) for sign in GIVEN_UP):
+                raise
+            outcome = error
+        finding = pitfall.detect(outcome)  # at once: it may be about time
+        number = pitfall.measure(outcome)
+        # A rank that leaves closes its connections. Whoever still waits for it
+        # would see that, and not a time-out.
+        _wait_for_all("end", rank, world_size)
+        return Report(number, finding, isinstance(outcome, RuntimeError))
+    finally:
+        dist.destroy_process_group()
+
+
+def _wait_for_all(what: str, rank: int, world_size: int) -> None:
+    _store.set(f"{what}/{rank}", "")
+    _store.wait([f"{what}/{other}" for other in range(world_size)])
+
+
+def scratch() -> Path:
+    """A folder for this run of the pitfall, the same on all ranks."""
+    folder = _folder / "scratch"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def at(place: str) -> None:
+    """Tell all ranks where this one is, by no collective: also in a hang."""
+    _store.set(f"place/{os.environ['RANK']}", place)
+
+
+def places() -> list[str]:
+    """Where the ranks are, in rank order, by their last call of `at`."""
+    ranks = range(dist.get_world_size())
+    return [_store.get(f"place/{rank}").decode() for rank in ranks]
+
+
+def from_all_ranks(value: Any) -> list:
+    """`value` of every rank, in rank order, on every rank."""
+    values: list = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def farthest_apart(model: nn.Module) -> float:
+    """The largest difference between rank 0's parameters and another rank's."""
+    mine = parameters_to_vector(model.parameters()).detach()
+    first, *others = from_all_ranks(mine)
+    return max((first - other).abs().max().item() for other in others)

@@ -1,0 +1,57 @@
+"""A parameter that the forward does not use: DDP waits for its gradient.
+
+The all-reduce of a bucket starts when the last gradient in it is there. One
+that never comes leaves the reduction unfinished, and the next forward raises.
+Freeze or remove what is not used before wrapping. Where the unused parameters
+change from step to step, `find_unused_parameters=True` searches the graph for
+them, each time.
+"""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+LEVELS = ("02_ddp_raw", "03_accelerate")
+WORLD_SIZE = 2
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.spare_head = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, inputs):
+        return self.head(inputs)
+
+
+def step(model):
+    model(torch.ones(8, 4)).pow(2).mean().backward()
+    return model
+
+
+def wrong():
+    return step(DistributedDataParallel(TwoHeads()))
+
+
+def right():
+    model = TwoHeads()
+    model.spare_head.requires_grad_(False)
+    return step(DistributedDataParallel(model))
+
+
+def detect(model):
+    """To be called between the first backward and `zero_grad`."""
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    unused = [name for name, p in trained.items() if p.grad is None]
+    if unused:
+        return f"without a gradient after backward: {', '.join(unused)}"
+
+
+def measure(model):
+    try:
+        step(model)
+    except RuntimeError as error:
+        if "finished reduction in the prior iteration" not in str(error):
+            raise
+        return "error in step 2"
+    return "2 steps"

@@ -1,0 +1,184 @@
+"""What greets a new user: what this machine has, what each level will use of it, what to expect, what to type next.
+
+python -m common.ladder
+"""
+
+import os
+import textwrap
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from common import ladder
+from common.accelerator.state import available_cores
+from common.data import MNIST_FILES
+
+WIDTH = 80
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the levels will find here."""
+
+    cores: int  # that this process may use
+    threads: int  # that torch uses if nobody tells it otherwise
+    gpus: tuple[str, ...]  # their names
+    gloo: bool
+    nccl: bool
+    data_dir: str
+    mnist: bool  # all four files are there
+
+    @property
+    def processes(self) -> int:
+        """How many processes, or replicas, the tour suggests: one for each GPU, and two where that would be fewer."""
+        return max(2, len(self.gpus))
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one level will use: `processes` of `threads` threads each, which meet over `backend`."""
+
+    level: str
+    processes: int
+    backend: str
+    device: str
+    threads: int
+
+
+def look() -> Machine:
+    """What this machine has. No data is read, and nothing is asked of a network."""
+    gpus = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    data_dir = os.environ.get("MNIST_ROOT", "data")
+    raw = Path(data_dir) / "MNIST" / "raw"
+    return Machine(
+        cores=available_cores(),
+        threads=torch.get_num_threads(),
+        gpus=gpus,
+        gloo=dist.is_available() and dist.is_gloo_available(),
+        nccl=dist.is_available() and dist.is_nccl_available(),
+        data_dir=data_dir,
+        mnist=all((raw / name).exists() for name in MNIST_FILES),
+    )
+
+
+def uses(machine: Machine) -> list[Use]:
+    """What each level will use, started with the commands that the tour shows."""
+    n, gpus, threads = machine.processes, len(machine.gpus), machine.threads
+    device = "cuda" if gpus else "cpu"
+    one = Use("00_single_gpu", 1, "none", device, threads)
+    replicas = Use("01_data_parallel", 1, "DataParallel" if gpus > 1 else f"{n} emulated replicas", device, threads)
+    # nccl wants a GPU for each process; where processes share one, gloo carries their gradients.
+    backend = "nccl" if gpus >= n and machine.nccl else "gloo"
+    return [
+        one,
+        replicas,
+        *(Use(level, n, backend, device, max(1, machine.cores // n)) for level in ladder.DISTRIBUTED),
+    ]
+
+
+def command(level: str, machine: Machine) -> str:
+    """The command that starts the level for 100 steps, with a batch that all processes can share."""
+    n = machine.processes
+    start = f"torchrun --standalone --nproc-per-node {n}" if level in ladder.DISTRIBUTED else "python"
+    batch = f" --batch-size {max(64 // n, 1) * n}" if level in ladder.DISTRIBUTED and 64 % n else ""
+    return f"{start} {level}/train.py --max-steps 100{batch}"
+
+
+def expectation(machine: Machine) -> str:
+    """How fast several processes will be here, before anybody is disappointed."""
+    n, gpus, cores = machine.processes, len(machine.gpus), machine.cores
+    if gpus > 1:
+        return (
+            f"{n} GPUs are not {n} times as fast here. The network is small: at batch 64 a GPU gets "
+            f"{64 // n} images, and launching the kernels and averaging the gradients take longer than computing. "
+            f"Larger batches gain more: try --batch-size {2048 // n * n}."
+        )
+    if gpus:
+        return (
+            "There is one GPU. Two processes share it and send their gradients through the CPU, so levels 02 to 04 are "
+            "slower on two processes than level 00. They show what changes and what does not; speed needs a second GPU."
+        )
+    if cores == 1:
+        return (
+            f"{n} processes take turns on one core and average their gradients besides: they are slower than one "
+            "process. They show that the result is the same, and where the memory goes."
+        )
+    share = f"Each of {n} processes gets {cores // n} of the {cores} cores that one process has alone, and "
+    if cores <= 4:
+        return share + (
+            "all of them pay for averaging the gradients: at batch 64 they are no faster than one process. "
+            "They show that the result is the same, and where the memory goes."
+        )
+    return share + (
+        "all of them pay for averaging the gradients. A small batch does not keep many threads busy, so they may "
+        "gain something; do not expect twice the speed."
+    )
+
+
+def text(machine: Machine) -> str:
+    """The whole greeting, in 80 columns."""
+    backends = [f"gloo {'(CPU, shared GPUs)' if machine.gloo else 'is not in this torch'}"]
+    backends.append(f"nccl {'(a GPU for each process)' if machine.nccl else 'is not in this torch'}")
+    if machine.nccl and not machine.gpus:
+        backends[-1] = "nccl, without a GPU to use it on"
+    if machine.mnist:
+        data = f"MNIST, in {machine.data_dir}"
+    else:
+        data = (
+            f"MNIST is not in {machine.data_dir}: the first run downloads it. Without a network the levels train on "
+            "synthetic digits, and say so"
+        )
+    facts = {
+        "CPU": f"{machine.cores} core{'s' if machine.cores > 1 else ''}",
+        "GPU": ", ".join(f"{n} × {name}" for name, n in Counter(machine.gpus).items()) or "none",
+        "backends": "; ".join(backends),
+        "data": data,
+        "torch": torch.__version__,
+    }
+    row = "  {:<18}{:>9}  {:<22}{:<8}{:>7}".format
+    table = [row("level", "processes", "gradients meet over", "device", "threads")]
+    table += [row(use.level, use.processes, use.backend, use.device, use.threads) for use in uses(machine)]
+    start = ladder.levels()[0]
+    return "\n".join(
+        [
+            *_wrap("The parallelism ladder: one MNIST training run, told at five levels. Each level hands more of the "
+                   "work to a library; the result stays the same."),
+            "",
+            "This machine",
+            *(line for name, fact in facts.items() for line in _wrap(fact, f"  {name:<10}")),
+            "",
+            "What each level will use (threads: of each process)",
+            *table,
+            "",
+            "What to expect",
+            *_wrap(expectation(machine), "  "),
+            "",
+            "Start here, with 100 steps instead of an epoch:",
+            *_fold(command(start, machine)),
+            "",
+            "Then climb:",
+            *(line for level in ladder.levels()[1:] for line in _fold(command(level, machine))),
+            "",
+            "What changes from one level to the next:",
+            "python -m common.ladder diff 00 01",
+            "",
+            "All levels side by side, in one table:",
+            "python -m benchmarks.compare",
+            "",
+        ]
+    )  # fmt: skip
+
+
+def _wrap(paragraph: str, prefix: str = "") -> list[str]:
+    return textwrap.wrap(paragraph, WIDTH, initial_indent=prefix, subsequent_indent=" " * len(prefix))
+
+
+def _fold(command: str) -> list[str]:
+    """A command that a shell takes as it stands, on as many lines as it needs."""
+    if len(command) <= WIDTH:
+        return [command]
+    lines = textwrap.wrap(command, WIDTH - 2, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]

@@ -1,0 +1,54 @@
+"""What is written for readers: the READMEs, the docstrings of modules, and the commands in them."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+from common import ladder
+
+READMES = sorted(
+    path for path in ladder.ROOT.rglob("README.md") if not any(part.startswith(".") for part in path.parts[1:])
+)
+MODULES = sorted(
+    path
+    for folder in ("0?_*", "common", "benchmarks")
+    for top in ladder.ROOT.glob(folder)
+    for path in top.rglob("*.py")
+)
+
+
+# What a command in a text leaves to its reader.
+PLACEHOLDERS = {"NAME": "padded_evaluation"}
+
+
+# What a command in the text leaves to its reader.
+PLACEHOLDERS = {"NAME": "padded_evaluation"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ladder.ROOT))
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The commands that start Python in a README's code or in a module's docstring, as lists of words."""
+    text, code = path.read_text(), r"^    (.*)$"
+    if path.suffix == ".py":
+        text, code = ast.get_docstring(ast.parse(text)) or "", r"^ *(python .*|    .*)$"
+    joined = re.sub(r"\s*\\\n\s*", " ", text)
+    blocks = [line for block in re.findall(r"^```.*?^```$", joined, re.M | re.S) for line in block.splitlines()]
+    lines = [line.strip() for line in [*re.findall(code, joined, re.M), *blocks]]
+    lines = [re.split(r"\s{2,}", line)[0] for line in lines]  # what follows is an explanation
+    inline = re.findall(r"`((?:python|torchrun) [^`]+)`", joined)
+    found = [line for line in lines if re.match(r"(srun |torchrun |python (-m |\S+\.py))", line)]
+    found += [" ".join(command.split()) for command in inline]
+    concrete = [command for command in dict.fromkeys(found) if not re.search(r"[…<|]", command)]
+    split = [shlex.split(command.removeprefix("srun "), comments=True) for command in concrete]
+    return [[PLACEHOLDERS.get(word, word) for word in words] for words in split if len(words) > 1]
+
+
+def prose(text: str) -> str:
+    """A README without its generated parts and its code."""
+    text = re.sub(r"^<!-- (\w+)[^\n]* -->\n.*?^<!-- /\1 -->$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^    .*$", "", text, flags=re.MULTILINE)

@@ -1,0 +1,155 @@
+"""Told to stop by a signal, a run saves a checkpoint at a step that all ranks agree on; continued, it ends the same."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import ladder
+from common.args import parse_args
+from common.stopping import PATIENCE
+from tests.levels import farthest, run_level
+
+SETTINGS = ["--dataset", "synthetic", "--train-samples", "320", "--eval-samples", "100", "--batch-size", "16"]
+SETTINGS += ["--epochs", "1000", "--checkpoint-every", "5"]
+
+
+def start(level: str, *flags, processes: int | None = None) -> subprocess.Popen:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
+    return subprocess.Popen(
+        [sys.executable, *launcher, str(ladder.script(level)), *SETTINGS, *map(str, flags)],
+        cwd=ladder.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(job: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
+    """Its exit code and all it said; nothing is left of it, whatever happens."""
+    try:
+        out, err = job.communicate(timeout=timeout)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    return job.returncode, out + err
+
+
+def in_the_middle(level: str, folder: Path, processes: int | None = None) -> subprocess.Popen:
+    """A run that would go on for long, after its first periodic checkpoint."""
+    job = start(level, "--checkpoint-dir", folder, processes=processes)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("**/manifest.json")):
+        assert job.poll() is None and time.monotonic() < deadline, finish(job, 10)
+        time.sleep(0.01)
+    return job
+
+
+def assert_it_stopped_and_continues(level: str, folder: Path, said: str, processes: int | None = None) -> None:
+    """Continued for some steps it has the weights of a run of as many steps that nobody stopped, bit for bit."""
+    (step,) = re.findall(r"^stopped at step (\d+) by SIG\w+: run it again to continue$", said, re.MULTILINE)
+    weights = []
+    for name in (folder, folder.with_name("undisturbed")):
+        flags = ["--checkpoint-dir", str(name), "--max-steps", str(int(step) + 7)]
+        if processes:
+            code, said = finish(start(level, *flags, "--save", name.with_suffix(".pt"), processes=processes))
+            assert code == 0 and f"| {int(step) + 7} steps in" in said, said
+            weights.append(torch.load(name.with_suffix(".pt"), weights_only=True))
+        else:
+            result, final = run_level(level, [*SETTINGS, *flags])
+            assert result["steps"] == int(step) + 7
+            weights.append(final)
+    assert farthest(*weights) == 0
+
+
+@pytest.fixture
+def one_thread():
+    """As many as a run has that `start` has started: other sums would have other last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("level", "number"),
+    [("03_accelerate", signal.SIGTERM), pytest.param("04_trainer", signal.SIGINT, marks=pytest.mark.slow)],
+)
+def test_a_process_that_is_told_to_stop_saves_and_continued_it_ends_with_the_same_bits(level, number, tmp_path):
+    job = in_the_middle(level, tmp_path / "stopped")
+    job.send_signal(number)
+    code, said = finish(job)
+    assert code == 128 + number, said
+    assert "Traceback" not in said
+    assert_it_stopped_and_continues(level, tmp_path / "stopped", said)
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that torchrun has started."""
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the ranks of a launcher in /proc")
+@pytest.mark.parametrize("told", ["torchrun", "one rank", "the whole group"])
+@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+def test_ranks_agree_on_the_step_whoever_is_told(level, told, tmp_path):
+    job = in_the_middle(level, tmp_path / "stopped", processes=2)
+    ranks = ranks_of(job.pid)
+    assert len(ranks) == 2
+    if told == "torchrun":
+        job.terminate()
+    elif told == "one rank":
+        os.kill(ranks[1], signal.SIGTERM)
+    else:  # as Ctrl-C in a terminal does
+        os.killpg(job.pid, signal.SIGINT)
+    code, said = finish(job)
+    assert code != 0
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+    assert_it_stopped_and_continues(level, tmp_path / "stopped", said, processes=2)
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_a_dead_one_does_not_wait_for_ever_when_it_is_told_to_stop(tmp_path):
+    job = in_the_middle("03_accelerate", tmp_path / "stopped", processes=2)
+    ranks = ranks_of(job.pid)
+    os.kill(ranks[0], signal.SIGSTOP)  # neither dead nor alive: its peer waits in a collective
+    try:
+        time.sleep(1)
+        os.kill(ranks[1], signal.SIGTERM)
+        begun = time.monotonic()
+        while Path(f"/proc/{ranks[1]}").exists() and time.monotonic() < begun + 100:
+            time.sleep(0.1)
+        assert not Path(f"/proc/{ranks[1]}").exists()
+        assert time.monotonic() - begun > PATIENCE / 2
+    finally:
+        os.kill(ranks[0], signal.SIGCONT)
+        code, said = finish(job)
+    assert code != 0 and "stopped at step" not in said
+
+
+@pytest.mark.slow
+def test_without_checkpoints_a_signal_ends_the_run_as_ever():
+    job = start("03_accelerate")
+    assert job.stdout.readline()  # the plan: it is about to train
+    job.terminate()
+    code, said = finish(job, 60)
+    assert code == -signal.SIGTERM and "stopped at" not in said
+
+
+def test_signals_mean_what_they_meant_before_when_a_run_is_over(tmp_path):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    for level in ("03_accelerate", "04_trainer"):
+        flags = [*SETTINGS, "--max-steps", "2", "--checkpoint-dir", str(tmp_path / level)]
+        module = ladder.load(level)
+        module.train(parse_args(module.__file__, flags))
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

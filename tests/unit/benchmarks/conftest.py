@@ -1,0 +1,84 @@
+"""A comparison's results with every promise kept, small enough to say what each number is."""
+
+import copy
+
+import pytest
+
+from benchmarks import plots, records
+from common import ladder
+from common.accounting import CATEGORIES
+
+MIB = 2**20
+TURNS = {
+    "raw loop": [170.0, 172.0, 171.0],
+    "common.accelerator": [190.0, 195.0, 191.0],
+    "accelerate": [220.0, 224, 219],
+}
+
+
+def _split(*mib: float) -> dict[str, int]:
+    return {name: int(size * MIB) for name, size in zip(CATEGORIES, mib, strict=True)}
+
+
+EVEN, FULL, LIGHT = _split(5, 5, 10, 8, 12), _split(5, 9, 10, 8, 8), _split(5, 5, 0, 8, 2)
+
+
+def _level(level: str) -> dict:
+    world_size = 1 if level == "00_single_gpu" else 2
+    peaks = {"00_single_gpu": [EVEN], "01_data_parallel": [FULL, LIGHT]}.get(level, [EVEN, EVEN])
+    result = {
+        "run": {
+            "level": level,
+            "dataset": "mnist",
+            "world_size": world_size,
+            "accuracy": 0.95,
+            "evaluated": 10_000,
+            "peak_memory_bytes": None,
+        },
+        "max_weight_difference": 0.0 if level == "00_single_gpu" else 3e-13,
+        "weight_checksum": "0badcafe",
+        "simulated_peak_memory": peaks,
+    }
+    return result | ({"evaluated_on": {"3": 10_000}} if level in ladder.DISTRIBUTED else {})
+
+
+def _memory(network: str, title: str, devices: int) -> list[dict]:
+    row = {"network": network, "title": title, "global_batch_size": 64, "devices": devices, "allocated": None}
+    row |= {"source": "simulated"}
+    ddp, dp = [EVEN] * devices, [FULL] + [LIGHT] * (devices - 1)
+    return [row | {"wrapper": "DataParallel", "peaks": dp}, row | {"wrapper": "DDP", "peaks": ddp}]
+
+
+def _report() -> dict:
+    levels = ladder.levels()
+    speed = {level: [900.0 - 50 * i, 910.0 - 50 * i, 905.0 - 50 * i] for i, level in enumerate(levels)}
+    facts = {level: {"level": level} for level in levels}
+    return {
+        "complete": True,
+        "interrupted": False,
+        "failures": [],
+        "machine": {"processor": "x86_64", "cores": 2, "gpus": [], "python": "3.11.7", "torch": "2.11.0"},
+        "world_size": 2,
+        "global_batch_size": 64,
+        "steps": 60,
+        "proof_steps": 10,
+        "levels": {level: _level(level) for level in levels},
+        "throughput": [
+            records.group("global batch 64", "images/s", speed, facts, [(level, levels[0]) for level in levels[1:]])
+        ],
+        "memory": [row for n in (2, 4, 8) for row in _memory("basic_net", "BasicNet", n)],
+        "overhead": [
+            records.group("overhead per step", "µs", TURNS, differences=[(name, "raw loop") for name in TURNS][1:])
+        ],
+    }
+
+
+@pytest.fixture
+def report() -> dict:
+    return copy.deepcopy(_report())
+
+
+@pytest.fixture
+def coarse(monkeypatch):
+    """Plots with few pixels, for tests that need no more."""
+    monkeypatch.setattr(plots, "DPI", 40)

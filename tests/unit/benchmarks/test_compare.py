@@ -1,0 +1,123 @@
+"""A comparison as its user starts it: it ends with a report, whatever happens meanwhile."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.compare import Comparison, checksum, farthest, parse_options
+from common import ladder
+
+QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
+
+
+def _start(out: Path, root: Path = ladder.ROOT) -> subprocess.Popen:
+    command = [sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(out)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, **pipes)
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_for(condition, seconds: float = 400) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def _results(out: Path) -> dict:
+    path = out / "results.json"
+    return json.loads(path.read_text()) if path.exists() else {"levels": {}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "ctrl-c"])
+def test_an_interruption_leaves_a_valid_partial_report_and_no_process(tmp_path, whole_group):
+    """`kill -INT` reaches one process, Ctrl-C in a terminal all of its group."""
+    process = _start(tmp_path)
+    try:
+        _wait_for(lambda: any(_results(tmp_path)["levels"].values()) or process.poll() is not None)
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        printed, complained = process.communicate(timeout=240)
+        assert process.returncode == 130, complained
+        _wait_for(lambda: not _alive(process.pid), 30)
+    finally:
+        if _alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+    results = _results(tmp_path)
+    assert results["interrupted"] and not results["complete"] and results["levels"]["00_single_gpu"]["run"]
+    assert "INTERRUPTED" in printed and "Traceback" not in printed + complained and "leaked" not in complained
+    assert "Incomplete: the run was interrupted" in (tmp_path / "report.html").read_text()
+    assert "overhead.png was not drawn" in printed and not (tmp_path / "overhead.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_level_that_fails_is_named_and_the_others_are_compared(tmp_path):
+    """In a copy of the repository level 03 fails when it is run, and level 02 trains on other samples."""
+    root, out = tmp_path / "copy", tmp_path / "out"
+    for name in (*ladder.levels(), "common", "benchmarks"):
+        shutil.copytree(ladder.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    broken, other = root / "03_accelerate" / "train.py", root / "02_ddp_raw" / "train.py"
+    broken.write_text(broken.read_text().replace("accelerator = Accelerator(", "accelerator = Accelerate("))
+    swapped = "sampler.set_epoch(epoch)", "sampler.set_epoch(epoch + 1)"
+    assert swapped[0] in other.read_text()
+    other.write_text(other.read_text().replace(*swapped))
+
+    process = _start(out, root)
+    try:
+        printed, complained = process.communicate(timeout=1400)
+    finally:
+        if _alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 1, complained
+    assert "FAILED: training 03_accelerate" in printed and "NameError: name 'Accelerate'" in printed
+    assert "OUT OF STEP: 02_ddp_raw with |Δw| = " in printed
+    assert "EXACT? no evaluation of 03_accelerate" in printed and "NOT MNIST" in printed
+    results = _results(out)
+    assert not results["complete"] and len(results["failures"]) == 1
+    assert results["levels"]["03_accelerate"] == {}
+    assert results["levels"]["04_trainer"]["max_weight_difference"] <= 1e-9
+    rows = {row["level"] for row in results["throughput"][0]["rows"].values()}
+    assert rows == {*ladder.levels()} - {"03_accelerate"}
+    assert all((out / name).exists() for name in ("report.html", "throughput.png", "memory.png", "overhead.png"))
+
+
+def test_every_part_knows_its_level_and_the_levels_come_in_order():
+    parts = list(Comparison(parse_options([])).parts())
+    assert [level for title, level, *_ in parts if title.startswith("training")] == ladder.levels()
+    assert {level for title, level, *_ in parts if "3 ranks" in title} == set(ladder.DISTRIBUTED)
+    assert all(level in title for title, level, *_ in parts if level)
+
+
+def test_the_batch_is_the_largest_that_all_processes_can_share():
+    assert parse_options([]).batch_sizes == [64]
+    assert parse_options(["--world-size", "3", "--full"]).batch_sizes == [63, 255]
+    assert parse_options(["--quick"]).steps == parse_options([]).steps < parse_options(["--full"]).steps
+    with pytest.raises(SystemExit):
+        parse_options(["--steps", "0"])
+
+
+def test_equal_weights_have_equal_checksums_and_no_distance():
+    weights = {"a": torch.tensor([0.1234, 2.0], dtype=torch.float64), "b": torch.zeros(2, 2, dtype=torch.float64)}
+    near = {name: value + 1e-13 for name, value in weights.items()}
+    far = weights | {"a": weights["a"] + 1e-3}
+    assert checksum(near) == checksum(weights) != checksum(far)
+    assert farthest(near, weights) == pytest.approx(1e-13, rel=0.1)
+    assert farthest(weights | {"a": torch.full((2,), torch.nan)}, weights) == float("inf")

@@ -1,0 +1,146 @@
+"""Memory per device: a step counted by hand, and what the wrappers do to three networks."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks import memory
+from benchmarks.networks import NETWORKS, Network
+from common import ladder
+from common.accounting import CATEGORIES, accounting
+from common.args import parse_args
+from tests.levels import SHORT
+from tests.workers import RankFailed, ranks
+
+FLOAT, LABEL, SCALAR = 4, 8, 512  # bytes; a scalar fills a block
+INPUTS, OUTPUTS, BATCH = 128, 64, 32
+
+
+def _linear() -> nn.Module:
+    return nn.Linear(INPUTS, OUTPUTS, bias=False)
+
+
+LINEAR = Network("linear", _linear, (INPUTS,), OUTPUTS, BATCH)
+WEIGHTS = INPUTS * OUTPUTS * FLOAT
+
+
+def _peaks(wrapper: str, devices: int) -> list[dict]:
+    with accounting() as ledger:
+        memory.train(LINEAR, torch.device("cpu"), wrapper, devices)
+    return list(ledger.peaks().values())
+
+
+def _peaks_of_rank() -> list[dict]:
+    dist.init_process_group("gloo")
+    try:
+        return _peaks("DDP", dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def _batch(samples: int) -> int:
+    """The images and the labels of a batch, which the loss and the layer save for backward."""
+    return samples * INPUTS * FLOAT + max(samples * LABEL, SCALAR)
+
+
+def test_a_whole_step_on_one_device_is_counted_to_the_byte():
+    """The peak is in AdamW: the root of the second moment, and that divided by its correction. The loss is alive."""
+    assert _peaks("DataParallel", 1) == [
+        {
+            "parameters": WEIGHTS,
+            "gradients": WEIGHTS,
+            "optimizer state": 2 * WEIGHTS,
+            "activations": _batch(BATCH),
+            "other": SCALAR + 2 * WEIGHTS,
+        }
+    ]
+
+
+def test_a_whole_step_of_data_parallel_is_counted_to_the_byte():
+    """The first device's peak is where gradients meet: its own, the other replica's, and their sum.
+
+    "Other" is one of the three, the loss, and the gradient 1 that backward starts from. The second device's is forward:
+    the weights' copy, its half of the batch, its outputs; the labels stay where the loss is.
+    """
+    first, second = _peaks("DataParallel", 2)
+    assert first == {
+        "parameters": WEIGHTS,
+        "gradients": 2 * WEIGHTS,
+        "optimizer state": 2 * WEIGHTS,
+        "activations": _batch(BATCH),
+        "other": WEIGHTS + 2 * SCALAR,
+    }
+    assert second == {
+        "parameters": WEIGHTS,
+        "gradients": 0,
+        "optimizer state": 0,
+        "activations": BATCH // 2 * INPUTS * FLOAT,
+        "other": BATCH // 2 * OUTPUTS * FLOAT,
+    }
+
+
+def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank():
+    """As on one device with half the batch, and a bucket as large as the gradients."""
+    expected = {
+        "parameters": WEIGHTS,
+        "gradients": WEIGHTS,
+        "optimizer state": 2 * WEIGHTS,
+        "activations": _batch(BATCH // 2),
+        "other": SCALAR + 2 * WEIGHTS + WEIGHTS,
+    }
+    assert ranks(2).run(_peaks_of_rank) == [[expected], [expected]]
+
+
+def test_basic_net_is_accounted_for_as_level_01_is():
+    module = ladder.load("01_data_parallel")
+    args = parse_args(module.__file__, [*SHORT[:-1], "64", "--replicas", "2", "--max-steps", "3"])
+    with accounting() as ledger:
+        module.train(args)
+    (ours,) = memory.accounted(["basic_net"], "DataParallel", 2)
+    of_level = [sum(peak.values()) for peak in ledger.peaks().values()]
+    assert [sum(peak.values()) for peak in ours] == pytest.approx(of_level, rel=0.005)
+
+
+def test_the_rows_say_where_their_numbers_come_from_and_gathered_outputs_hurt_the_first_device():
+    rows = memory.measure(["big_output"], [2])
+    for_dp, for_ddp = rows
+    assert [row["wrapper"] for row in rows] == ["DataParallel", "DDP"]
+    assert all(len(row["peaks"]) == 2 and list(row["peaks"][0]) == list(CATEGORIES) for row in rows)
+    two_gpus = torch.cuda.device_count() >= 2
+    assert {row["source"] for row in rows} == {"measured" if two_gpus else "simulated"}
+    assert all((row["allocated"] is not None) == two_gpus for row in rows)
+    assert memory.spread(for_ddp) <= 1.01 and memory.spread(for_dp) > 2
+    network = NETWORKS["big_output"]
+    outputs = network.batch_size * network.classes * FLOAT
+    # All outputs, their log-probabilities and a gradient of either, against half of that on each rank.
+    assert for_dp["peaks"][0]["activations"] + for_dp["peaks"][0]["other"] >= 2.9 * outputs
+    assert for_ddp["peaks"][0]["activations"] + for_ddp["peaks"][0]["other"] <= 2.2 * outputs
+    assert all(len(line) <= 80 for line in memory.table(rows).splitlines())
+
+
+def _fail_on_rank_1(names, wrapper, devices):
+    if dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+def test_a_rank_that_dies_ends_the_measurement():
+    with pytest.raises(RankFailed, match="rank 1: the process ended with exit code 3"):
+        memory.on_ranks(_fail_on_rank_1, ["basic_net"], 2, "gloo")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: compares with CUDA's allocator")
+@pytest.mark.parametrize("network", ["big_output", "basic_net"])
+def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
+    """But for what the libraries take beside: cuBLAS keeps a workspace, cuDNN takes one during a convolution."""
+    before = torch.cuda.memory_allocated()
+    with torch.backends.cudnn.flags(enabled=False):
+        ((measured,),) = memory.allocated([network], "DataParallel", 1)
+    held = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    workspace = held - torch.cuda.memory_allocated()
+    ((simulated,),) = memory.accounted([network], "DataParallel", 1)
+    assert measured - before - workspace == pytest.approx(sum(simulated.values()), rel=0.05)

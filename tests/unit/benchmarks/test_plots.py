@@ -1,0 +1,91 @@
+"""The plots come from the results alone, and from nothing older."""
+
+import pytest
+
+from benchmarks import plots
+
+PLOTS = {"throughput": "throughput.png", "memory": "memory.png", "overhead": "overhead.png"}
+
+
+def _pixels(path):
+    from matplotlib.image import imread
+
+    return imread(path)
+
+
+def test_all_plots_are_drawn_twice_as_wide_as_they_are_shown(report, tmp_path):
+    assert plots.draw(report, tmp_path) == (list(PLOTS.values()), [])
+    for name in PLOTS.values():
+        height, width, _ = _pixels(tmp_path / name).shape
+        assert 1500 <= width <= 1700 and 0.25 * width <= height <= 1.2 * width
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(PLOTS.values())
+
+
+@pytest.mark.parametrize("key, name", PLOTS.items())
+def test_a_plot_whose_results_are_missing_fails_and_takes_the_old_one_with_it(report, tmp_path, coarse, key, name):
+    (tmp_path / name).write_bytes(b"an older plot")
+    del report[key]
+    with pytest.raises(plots.MissingResults):
+        plots.draw(report, tmp_path)
+    assert not (tmp_path / name).exists()
+    report["complete"] = False
+    drawn, missing = plots.draw(report, tmp_path)
+    assert name not in drawn and len(drawn) == 2
+    assert [line.split(" was not drawn: ")[0] for line in missing] == [name]
+
+
+@pytest.mark.parametrize("key, name", PLOTS.items())
+def test_other_results_make_another_plot(report, tmp_path, coarse, key, name):
+    plot, path = getattr(plots, key), tmp_path / name
+    plot(report, path)
+    before = _pixels(path)
+    plot(report, path)
+    assert (_pixels(path) == before).all()
+    if key == "memory":
+        report["memory"][0]["peaks"][0]["activations"] *= 2
+    else:
+        group = report[key][0]
+        for entry in (*group["rows"].values(), *group["pairs"]):
+            entry["median"] *= 1.1
+            entry["high"] *= 1.2
+    plot(report, path)
+    after = _pixels(path)
+    assert after.shape != before.shape or (after != before).any()
+
+
+def test_whiskers_are_the_quartiles_and_bars_the_medians(report, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, *_, **__: figures.append(figure))
+    plots.throughput(report, tmp_path / "throughput.png")
+    (panel,) = figures[0].axes
+    rows = list(report["throughput"][0]["rows"].values())
+    assert [bar.get_width() for bar in panel.patches] == [row["median"] for row in rows]
+    whiskers = [collection.get_segments()[0] for collection in panel.collections]
+    assert [(ends[0][0], ends[1][0]) for ends in whiskers] == [pytest.approx((row["low"], row["high"])) for row in rows]
+    assert panel.get_xlabel() == "images per second"
+
+
+def test_the_memory_plot_stacks_the_categories_and_tells_the_spread(report, tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path, source, top: saved.append((figure, source)))
+    plots.memory(report, tmp_path / "memory.png")
+    figure, source = saved[0]
+    assert source.startswith("Simulated") and "2 CPU cores, no GPU, torch 2.11.0" in source
+    for panel, devices in zip(figure.axes, (2, 4, 8), strict=True):
+        assert len(panel.patches) == 2 * devices * 5
+        tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in panel.patches}
+        assert list(tops.values()) == [40] + [20] * (devices - 1) + [40] * devices
+        spreads = [text.get_text() for text in panel.texts if "spread" in text.get_text()]
+        assert spreads == ["spread\n2.00", "spread\n1.00"]
+
+
+def test_measured_memory_is_marked_and_named(report, tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path, source, top: saved.append((figure, source)))
+    report["memory"][1] |= {"allocated": [44 * 2**20, 22 * 2**20], "source": "measured"}
+    plots.memory(report, tmp_path / "memory.png")
+    figure, source = saved[0]
+    assert "diamonds: measured by CUDA's allocator" in source
+    marked = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
+    assert [list(line.get_ydata()) for line in marked] == [[44, 22]]
+    assert [text.get_text() for text in figure.axes[0].texts if "spread" in text.get_text()][1] == "spread\n2.00"

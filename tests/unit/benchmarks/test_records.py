@@ -1,0 +1,56 @@
+"""What a benchmark leaves behind: small, complete, printable in 80 columns."""
+
+import json
+
+import pytest
+
+from benchmarks import records
+
+
+def _record() -> dict:
+    samples = {
+        "01_data_parallel, 2 replicas": [1234.5678, 1200.0, 1300.0],
+        "02_ddp_raw, 2 processes": [2000.0, 1000.0, 3000.0],
+    }
+    one, two = samples
+    facts = {one: {"level": "01_data_parallel"}}
+    return records.group("a group", "images/s", samples, facts, [(one, two)], [(two, one)], ["A note."])
+
+
+def test_a_record_holds_samples_summaries_facts_and_pairs():
+    record = _record()
+    first, second = record["rows"].values()
+    assert first == {
+        "median": 1234.6, "low": 1217.3, "high": 1267.3, "spread": 0.0405, "noisy": False,
+        "samples": [1234.6, 1200.0, 1300.0], "level": "01_data_parallel",
+    }  # fmt: skip
+    assert second["noisy"] and record["rounds"] == 3
+    ratio, difference = record["pairs"]
+    assert (ratio["of"], ratio["to"], ratio["kind"]) == (*record["rows"], "ratio")
+    assert ratio["median"] == 0.61728  # of 0.617, 1.2 and 0.433
+    assert difference["kind"] == "difference" and difference["median"] == 765.43
+
+
+def test_the_table_fits_80_columns_and_marks_what_is_noisy():
+    lines = records.table(_record()).splitlines()
+    assert max(map(len, lines)) <= 81
+    marked = [line for line in lines if line.endswith("*")]
+    assert len(marked) == 1 and "02_ddp_raw" in marked[0]
+    assert "A note." in lines
+
+
+def test_a_single_round_claims_no_spread():
+    table = records.table(records.group("g", "s", {"a": [1.0], "b": [2.0]}))
+    assert "a single round" in table and "%" not in table
+
+
+def test_a_file_is_read_back_as_it_was_written(tmp_path):
+    path = tmp_path / "suite.json"
+    records.write(path, "suite", {"cores": 2}, [_record()])
+    assert json.loads(path.read_text()) == {"suite": "suite", "machine": {"cores": 2}, "groups": [_record()]}
+    assert [file.name for file in tmp_path.iterdir()] == ["suite.json"]
+
+
+def test_a_fact_cannot_hide_what_was_measured():
+    with pytest.raises(ValueError, match="samples"):
+        records.group("g", "s", {"a": [1.0]}, {"a": {"samples": 3}})

@@ -1,0 +1,133 @@
+"""The report in the terminal and as a page: complete, self-contained, and right on a phone."""
+
+import base64
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.report import expectation, introduction, notes, publish, table
+from common import ladder
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def test_the_terminal_has_80_columns(report):
+    for text in (introduction(report), table(report), notes(report)):
+        assert all(len(line) <= 80 for line in text.splitlines()), text
+    assert (
+        "01_data_parallel     1   95.00%    10000      855     1%        40 20 0badcafe" in table(report).splitlines()
+    )
+
+
+def test_what_is_missing_is_a_dash(report):
+    report["levels"]["03_accelerate"] = {}
+    report["throughput"] = []
+    line = next(line for line in table(report).splitlines() if line.startswith("03_accelerate"))
+    assert line.split() == ["03_accelerate", *"–" * 7]
+
+
+def test_a_noisy_row_is_marked(report):
+    rows = report["throughput"][0]["rows"]
+    rows["02_ddp_raw"] |= {"spread": 0.31, "noisy": True}
+    assert "31%*" in table(report) and "*: noisy." in notes(report)
+
+
+@pytest.mark.parametrize(
+    "gpus, words", [([], "share the 2 cores"), (["H"], "share one GPU"), (["H", "H"], "no speed-up from 2 GPUs")]
+)
+def test_what_to_expect_depends_on_the_machine_and_says_why(report, gpus, words):
+    report["machine"]["gpus"] = gpus
+    assert words in expectation(report)
+    assert words in " ".join(introduction(report).split())
+
+
+def test_the_page_has_everything_and_loads_nothing(report, tmp_path, coarse):
+    printed = publish(report, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert not re.search(r"(?:src|href)=[\"'](?!data:|#)|@import|url\(|<script|<link", page)
+    for name in ("throughput.png", "memory.png", "overhead.png"):
+        assert base64.b64encode((tmp_path / name).read_bytes()).decode() in page and name in printed
+    text = html.unescape(re.sub("<[^>]*>", "", page))
+    for line in (
+        "IN STEP: five levels",
+        "EXACT: 10000 of 10000 samples on 1, 2 and 3 ranks",
+        "BALANCED: DDP spread 1.00",
+    ):
+        assert line in text and line in printed
+    for level in ladder.levels():
+        for line in ladder.source(level):
+            assert line in text
+    assert "simulated: every tensor charged to its device" in text and "Incomplete" not in text
+
+
+def test_an_interrupted_run_says_what_it_lacks(report, tmp_path, coarse):
+    del report["overhead"], report["levels"]["04_trainer"]["run"]
+    printed = publish(report | {"complete": False, "interrupted": True}, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "INTERRUPTED" in printed and "Incomplete: the run was interrupted" in page
+    assert "overhead.png was not drawn" in printed and "overhead.png was not drawn" in page
+    assert "EXACT? no evaluation of 04_trainer" in page and 'class="broken"' not in page
+
+
+def test_a_failure_is_shown_with_its_message(report, tmp_path, coarse):
+    failure = {"part": "training 03_accelerate", "level": "03_accelerate", "message": "rank 1: KeyError: <'x'>"}
+    printed = publish(report | {"complete": False, "failures": [failure]}, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "FAILED: training 03_accelerate" in printed and "rank 1: KeyError: <'x'>" in printed
+    assert "Failed: training 03_accelerate" in page and html.escape(failure["message"]) in page
+
+
+def test_the_report_is_drawn_again_from_the_results_alone(report, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(report))
+    command = [sys.executable, "-m", "benchmarks.report", str(path), "--out", str(tmp_path / "again")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ladder.ROOT)
+    assert done.returncode == 0, done.stderr
+    assert table(report) in done.stdout
+    names = sorted(path.name for path in (tmp_path / "again").iterdir())
+    assert names == ["memory.png", "overhead.png", "report.html", "throughput.png"]
+
+
+# A page in a frame of the wanted width: a headless window is never narrower than 500 pixels.
+PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="4000" srcdoc="{page}"></iframe>
+<pre id="out"></pre><script>document.getElementById("f").onload = event => {{
+  const own = event.target.contentDocument, root = own.documentElement;
+  const style = (name) => own.defaultView.getComputedStyle(own.querySelector(name));
+  document.getElementById("out").textContent = JSON.stringify({{
+    scroll: root.scrollWidth, inner: own.defaultView.innerWidth,
+    columns: style(".row").gridTemplateColumns.split(" ").length, before: style(".row.equal .before").display,
+    images: [...own.images].map(image => [image.naturalWidth, image.width]),
+    right: Math.max(...[...own.querySelectorAll(".row code, figure, p, li, h1, h2, h3")]
+      .map(element => element.getBoundingClientRect().right)),
+  }});
+}};</script></body>"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: the page is not looked at")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_a_phone_and_a_desktop(report, tmp_path, width):
+    """Nothing is wider than the window; the files stand side by side where there is room, else one under the other."""
+    publish(report, tmp_path)
+    probe = tmp_path / "probe.html"
+    probe.write_text(PROBE.format(width=width, page=html.escape((tmp_path / "report.html").read_text())))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    command += [
+        "--disable-component-update",
+        "--disable-sync",
+        "--no-first-run",
+        f"--user-data-dir={tmp_path / 'user'}",
+    ]
+    command += ["--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', done.stdout)[1]))
+    assert width - 20 <= seen["inner"] <= width
+    assert seen["scroll"] <= seen["inner"] and seen["right"] <= seen["inner"]
+    assert seen["columns"] == (1 if width < 760 else 2) and seen["before"] == ("none" if width < 760 else "flex")
+    assert len(seen["images"]) == 3
+    for natural, shown in seen["images"]:
+        assert natural > 1500 and shown == min(800, shown) and shown >= min(0.85 * width, 800)

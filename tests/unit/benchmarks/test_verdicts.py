@@ -1,0 +1,69 @@
+"""A promise counts as kept only where results say so, and the line names what broke it."""
+
+import pytest
+
+from benchmarks.report import exit_code
+from benchmarks.verdicts import verdicts
+
+
+def _lines(report: dict) -> list[str]:
+    return [verdict.line for verdict in verdicts(report)]
+
+
+def test_kept_promises_are_told_with_their_numbers(report):
+    assert _lines(report) == [
+        "IN STEP: five levels, max |Δw| = 3.0e-13",
+        "EXACT: 10000 of 10000 samples on 1, 2 and 3 ranks",
+        "BALANCED: DDP spread 1.00, DataParallel 2.00",
+    ]
+    assert exit_code(report) == 0
+
+
+@pytest.mark.parametrize("far", [2e-4, float("inf"), float("nan")])
+def test_weights_that_leave_the_others_break_the_first_promise(report, far):
+    report["levels"]["03_accelerate"]["max_weight_difference"] = far
+    assert _lines(report)[0] == f"OUT OF STEP: 03_accelerate with |Δw| = {far:.1e}"
+    assert exit_code(report) == 1
+
+
+def test_padded_samples_break_the_second_promise(report):
+    report["levels"]["02_ddp_raw"]["evaluated_on"]["3"] = 10_002
+    assert _lines(report)[1] == "INEXACT: 02_ddp_raw counts 10002 of 10000 samples on 3 ranks"
+    assert exit_code(report) == 1
+
+
+def test_dropped_samples_in_a_run_break_it_too(report):
+    report["levels"]["04_trainer"]["run"]["evaluated"] = 9_984
+    assert _lines(report)[1] == "INEXACT: 04_trainer counts 9984 of 10000 samples on 2 ranks"
+
+
+def test_a_rank_that_holds_more_breaks_the_third_promise(report):
+    report["levels"]["04_trainer"]["simulated_peak_memory"][0] = {"other": 60 * 2**20}
+    assert _lines(report)[2] == "UNBALANCED: DDP spread 1.50, DataParallel 2.00 (at 04_trainer)"
+    assert exit_code(report) == 1
+
+
+def test_measured_memory_counts_before_simulated(report):
+    report["levels"]["02_ddp_raw"]["run"]["peak_memory_bytes"] = [400, 200]
+    assert _lines(report)[2].startswith("UNBALANCED: DDP spread 2.00")
+
+
+@pytest.mark.parametrize(
+    "index, key, line",
+    [
+        (0, "max_weight_difference", "IN STEP? no weights of 02_ddp_raw"),
+        (1, "evaluated_on", "EXACT? no evaluation of 02_ddp_raw"),
+        (1, "run", "EXACT? no evaluation of 02_ddp_raw"),
+        (2, "simulated_peak_memory", "BALANCED? no memory of 02_ddp_raw"),
+    ],
+)
+def test_what_was_not_checked_is_not_kept(report, index, key, line):
+    del report["levels"]["02_ddp_raw"][key]
+    verdict = verdicts(report)[index]
+    assert (verdict.kept, verdict.line) == (None, line)
+    assert exit_code(report) == 1
+
+
+def test_the_exit_code_tells_an_interruption_from_a_failure(report):
+    assert exit_code(report | {"interrupted": True}) == 130
+    assert exit_code(report | {"failures": [{"part": "memory", "level": None, "message": ""}]}) == 1

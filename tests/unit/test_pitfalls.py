@@ -1,0 +1,188 @@
+"""Every classic mistake shows, is caught, and is no longer found once it is removed."""
+
+import difflib
+import functools
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import ladder, pitfalls
+from common.pitfalls.__main__ import Verdict, examine, main, run_all
+from common.pitfalls.ranks import Ranks
+
+FOLDER = Path(pitfalls.__file__).parent
+COLUMNS = 80
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks() as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def verdict(ranks):
+    """The Verdict on a pitfall, by name; each is run once."""
+    return functools.cache(lambda name: examine(pitfalls.module_name(name), ranks))
+
+
+@pytest.mark.parametrize("name", pitfalls.NAMES)
+def test_the_detector_fires_on_the_mistake_and_is_silent_without_it(name, verdict):
+    assert verdict(name).finding
+    assert verdict(name).false_alarm is None
+    assert verdict(name).wrong != verdict(name).right
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("batch_size_per_process", "50 steps an epoch", "100 steps an epoch"),
+        ("set_epoch_forgotten", "orders: 1 in 3 epochs", "orders: 3 in 3 epochs"),
+        ("schedule_too_fast", "lr 0.00 at half time", "lr 0.05 at half time"),
+        ("uneven_inputs", "hangs, ended after 2 s", "7 batches"),
+        ("collective_on_rank_0", "hangs / 300.25 correct", "600 correct"),
+        ("padded_evaluation", "10002 of 10000", "10000 of 10000"),
+        ("every_rank_saves", "holds rank 1's mean", "holds rank 0's mean"),
+        ("prefixed_keys", "0 of 4 loaded", "4 of 4 loaded"),
+    ],
+)
+def test_the_numbers_are_those_that_one_expects(name, wrong, right, verdict):
+    assert (verdict(name).wrong, verdict(name).right) == (wrong, right)
+
+
+def test_a_hang_is_told_rank_by_rank(verdict):
+    assert verdict("uneven_inputs").finding == "no end: rank 0 in step 4, rank 1 in the barrier after the loop"
+
+
+class Exchanged(Ranks):
+    """Runs one version of a pitfall in place of both."""
+
+    def __init__(self, ranks: Ranks, version: str) -> None:
+        self.ranks, self.version = ranks, version
+
+    def play(self, module, version, world_size):
+        return self.ranks.play(module, self.version, world_size)
+
+
+@pytest.mark.parametrize(
+    ("version", "complaint"),
+    [
+        ("right", "MISSED: the detector is silent about the mistake"),
+        ("wrong", "FALSE ALARM about the correction: epoch 1 has the order of epoch 0"),
+    ],
+)
+def test_a_mistake_that_was_removed_and_one_in_the_correction_are_complaints(ranks, capsys, version, complaint):
+    modules = [pitfalls.module_name("set_epoch_forgotten")]
+    assert run_all(modules, ranks) is True
+    assert "\nCAUGHT: 1 of 1 mistakes" in capsys.readouterr().out
+    assert run_all(modules, Exchanged(ranks, version)) is False
+    printed = capsys.readouterr().out
+    assert complaint in printed and "\nNOT ALL CAUGHT: 0 of 1 mistakes" in printed
+
+
+# This module is a pitfall itself, one whose mistake is not an outcome but a crash.
+WORLD_SIZE = 2
+
+
+def wrong():
+    os._exit(7)
+
+
+def right():
+    raise ValueError("a bug in the pitfall")
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"), [("wrong", "has ended with exit code 7"), ("right", "ValueError: a bug in the pitfall")]
+)
+def test_ranks_that_die_or_raise_are_an_error_and_the_next_pitfall_gets_new_ones(ranks, version, reason):
+    with pytest.raises(RuntimeError, match=f"(?s)test_pitfalls has failed.*rank 0.*{reason}.*rank 1.*{reason}"):
+        ranks.play(__name__, version, WORLD_SIZE)
+    assert examine(pitfalls.module_name("batch_size_per_process"), ranks).caught
+
+
+def test_ranks_that_fail_end_the_run_with_their_traceback(monkeypatch, capsys):
+    monkeypatch.setattr("common.pitfalls.__main__.module_name", lambda name: __name__)
+    assert main([]) == 2
+    assert re.search(r"^error: .*test_pitfalls has failed\n.*exit code 7", capsys.readouterr().err)
+
+
+def test_the_list_has_every_file():
+    tools = {"__init__", "__main__", "ranks", "stage"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*pitfalls.NAMES, *tools}
+
+
+def test_both_versions_differ_in_a_few_lines():
+    for name in pitfalls.NAMES:
+        pitfall = importlib.import_module(pitfalls.module_name(name))
+        versions = (inspect.getsource(version).splitlines()[1:] for version in (pitfall.wrong, pitfall.right))
+        changes = [line for line in difflib.ndiff(*versions) if line[0] in "+-"]
+        assert 0 < len(changes) <= 8, (name, changes)
+
+
+def test_what_is_printed_fits_the_terminal(capsys, verdict):
+    assert main(["--list"]) == 0
+    listing = capsys.readouterr().out
+    for name in pitfalls.NAMES:
+        assert f"{name} {pitfalls.title(name)}" in " ".join(listing.split())
+        assert max(map(len, pitfalls.source(name).splitlines())) <= COLUMNS, name
+        # The columns of the table: a name, the wrong number, the right one.
+        assert len(name) <= 24 and len(verdict(name).wrong) <= 25 and len(verdict(name).right) <= 28
+    assert max(map(len, listing.splitlines())) <= COLUMNS
+
+
+def test_one_pitfall_is_shown_with_its_explanation_its_source_and_its_numbers(capsys):
+    assert main(["padded_evaluation"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(pitfalls.explanation("padded_evaluation"))
+    assert "def detect(loader):" in printed and printed.count(pitfalls.title("padded_evaluation")) == 1
+    assert "wrong:  10002 of 10000\n    right:  10000 of 10000\n" in printed
+    assert "caught: 2 samples count more than once [0, 1], 0 never" in printed
+    assert max(map(len, printed.splitlines())) <= COLUMNS
+
+
+def test_a_name_that_does_not_exist_is_an_error(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["padded"])
+    assert "there is no pitfall padded; --list names them" in capsys.readouterr().err
+
+
+def test_verdicts_need_a_finding_about_the_mistake_and_none_about_the_correction():
+    assert Verdict("1", "2", "found", None).caught
+    assert not Verdict("1", "2", None, None).caught
+    assert not Verdict("1", "2", "found", "found").caught
+
+
+def test_pitfalls_belong_to_levels_and_no_level_imports_one():
+    for name in pitfalls.NAMES:
+        levels = importlib.import_module(pitfalls.module_name(name)).LEVELS
+        assert levels and set(levels) <= set(ladder.levels()), name
+    for level in ladder.levels():
+        assert "pitfalls" not in ladder.script(level).read_text()
+
+
+def test_a_level_links_to_the_pitfalls_that_belong_to_it():
+    for level in ladder.levels():
+        text = (ladder.ROOT / level / "README.md").read_text()
+        linked = set(re.findall(r"\(\.\./common/pitfalls/(\w+)\.py\)", text))
+        own = {name for name in pitfalls.NAMES if level in importlib.import_module(pitfalls.module_name(name)).LEVELS}
+        assert own and linked == own, level
+
+
+@pytest.mark.slow
+def test_all_run_as_a_program_in_under_two_minutes():
+    command = [sys.executable, "-m", "common.pitfalls"]
+    done = subprocess.run(command, cwd=ladder.ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    count = len(pitfalls.NAMES)
+    assert re.search(rf"^CAUGHT: {count} of {count} mistakes, in \d+ s$", done.stdout, re.MULTILINE)
+    assert max(map(len, done.stdout.splitlines())) <= COLUMNS
+    for name in pitfalls.NAMES:
+        assert re.search(rf"^{name} .*\n    caught: ", done.stdout, re.MULTILINE), name
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,81 @@
+"""The tour says what the levels then do, whatever the machine has."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from common import ladder, tour
+from common.args import parse_args
+from tests.levels import SHORT, run_level, run_on_ranks
+
+LAPTOP = tour.Machine(cores=2, threads=2, gpus=(), gloo=True, nccl=False, data_dir="data", mnist=False)
+ONE_GPU = replace(LAPTOP, cores=16, threads=16, gpus=("H200",), nccl=True, mnist=True)
+MACHINES = {
+    "two cores": LAPTOP,
+    "one core": replace(LAPTOP, cores=1, threads=1),
+    "32 cores": replace(LAPTOP, cores=32, threads=32),
+    "one GPU": ONE_GPU,
+    "three GPUs": replace(ONE_GPU, gpus=("RTX A6000",) * 3),
+    "eight GPUs": replace(ONE_GPU, gpus=("NVIDIA H100 80GB HBM3",) * 8, data_dir="/a/long/path/" + "to/" * 10),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_the_greeting_fits_into_80_columns_and_ends_with_commands_for_every_level(machine):
+    text = tour.text(machine)
+    assert max(map(len, text.splitlines())) <= 80
+    for level in ladder.levels():
+        assert f"\n{tour.command(level, machine)}\n" in text.replace(" \\\n    ", " ")
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_the_commands_that_it_shows_are_accepted(machine, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(machine.gpus))
+    for level in ladder.levels():
+        *_, flags = tour.command(level, machine).partition("train.py")
+        if level in ladder.DISTRIBUTED:
+            for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+                monkeypatch.setenv(name, str(machine.processes))
+            for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+                monkeypatch.setenv(name, "0")
+        assert parse_args(str(ladder.script(level)), shlex.split(flags)).max_steps == 100
+
+
+def test_it_finds_this_machine(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MNIST_ROOT", str(tmp_path))
+    assert tour.look().mnist is False
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in tour.MNIST_FILES:
+        (raw / name).touch()
+    found = tour.look()
+    assert found.mnist and found.cores >= 1 and found.gloo
+    ladder.main([])
+    assert capsys.readouterr().out == tour.text(found)
+
+
+def test_what_a_machine_has_decides_what_to_expect():
+    told = {name: tour.expectation(machine) for name, machine in MACHINES.items()}
+    assert "no faster than one process" in told["two cores"] and "slower than one" in told["one core"]
+    assert "may gain something" in told["32 cores"] and "needs a second GPU" in told["one GPU"]
+    assert "3 GPUs are not 3 times as fast" in told["three GPUs"]
+    backends = {name: tour.uses(machine)[2].backend for name, machine in MACHINES.items()}
+    assert backends["one GPU"] == backends["two cores"] == "gloo" and backends["eight GPUs"] == "nccl"
+    assert tour.uses(MACHINES["eight GPUs"])[1].backend == "DataParallel"
+
+
+def test_the_levels_use_what_it_announces():
+    """Each level is run and its result compared with the tour's row."""
+    machine = tour.look()
+    if machine.gpus:
+        pytest.skip("the reused ranks of the tests have no GPU")
+    for use in tour.uses(machine):
+        if use.level in ladder.DISTRIBUTED:
+            result = run_on_ranks(use.level, use.processes, [*SHORT, "--max-steps", "1"])[0][0]
+            assert (result["world_size"], result["backend"]) == (use.processes, use.backend)
+        else:
+            result, _ = run_level(use.level, [*SHORT, "--max-steps", "1"])
+            replicas = {None: "none", "EmulatedDataParallel": f"{result['world_size']} emulated replicas"}
+            assert replicas[result["backend"]] == use.backend
+        assert result["device"] == use.device
