@@ -88,9 +88,9 @@ def _predicted(result: dict, models: dict[int, Calibration], machine: dict, path
     panel.set_ylim(0, 104)
     panel.set_xticks([1, 4, 16, 64, 256, 1024, 4096], ["1", "4", "16", "64", "256", "1024", "4096"])
     panel.minorticks_off()
-    panel.set_title(f"PREDICTION, not measured: DDP over a ring, {batch} images per process")
+    panel.set_title(f"PREDICTION: DDP over a ring, {batch} images per process")
     told = f"Predicted by the model calibrated on two nodes: {1000 * model.compute:.0f} ms of compute a step, "
-    told += f"{1e6 * model.latency:.0f} µs a message, 2 (n − 1) messages in a row. "
+    told += f"{1e6 * model.latency:.0f} µs a message, 2(n−1) messages in a row. "
     _finish(figure, panel, path, told + _place(machine))
 
 
