@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ def _start(out: Path, root: Path = ladder.ROOT) -> subprocess.Popen:
     command = [sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(out)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, **pipes)
+    # Whoever starts the tests in the background may have SIGINT ignored, which processes inherit.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, preexec_fn=listen, **pipes)
 
 
 def _alive(group: int) -> bool:
