@@ -112,8 +112,8 @@ def _pair_line(pair: dict) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, without an exponent for anything that a table holds."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """Four digits, three below 1, without an exponent for anything that a table holds."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.{4 if abs(value) >= 1 else 3}g}"
 
 
 def write(path: Path, suite: str, machine: dict, groups: list[dict]) -> None:
