@@ -106,7 +106,7 @@ def notes(report: dict) -> str:
     names = ", ".join(sorted({run["dataset"] for run in runs})) or "none"
     rows = timed(report)
     lines = ["NOT MNIST: synthetic digits."] if "synthetic" in names else []
-    lines += [f"Dataset: {names}, {report['steps']} steps. Memory: {memory_source(report)}."]
+    lines += [wrapped(f"Dataset: {names}, {report['steps']} steps. Memory: {memory_source(report)}.")]
     if rows:
         count = report["throughput"][0]["rounds"]
         noisy = " *: noisy." * any(row["noisy"] for row in rows.values())
@@ -120,7 +120,7 @@ def memory_source(report: dict) -> str:
     runs = [result["run"] for result in report["levels"].values() if "run" in result]
     if runs and all(run["peak_memory_bytes"] for run in runs):
         return "measured by the CUDA allocator"
-    return "simulated, every tensor charged to its device"
+    return "simulated, each tensor charged to its device"
 
 
 def troubles(report: dict) -> list[str]:
