@@ -17,3 +17,6 @@ from .utils import (
     find_executable_batch_size,
     synchronize_rng_states,
 )
+
+# Of the Accelerate whose documented interface this is; scripts compare it.
+__version__ = "1.15.0"

@@ -359,10 +359,10 @@ class Accelerator:
 
     def unwrap_model(self, model, keep_fp32_wrapper=True, keep_torch_compile=True) -> torch.nn.Module:
         """The script's own model inside `model`; without `keep_fp32_wrapper`, with the script's own forward too."""
-        while isinstance(model, (DistributedDataParallel, DataParallel)) or (
-            hasattr(model, "_orig_mod") and not keep_torch_compile
-        ):
-            model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+        wrappers = DistributedDataParallel, DataParallel
+        inner = model.module if isinstance(model, wrappers) else getattr(model, "_orig_mod", None)
+        if isinstance(model, wrappers) or isinstance(inner, wrappers) or (inner is not None and not keep_torch_compile):
+            return self.unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
         if not keep_fp32_wrapper and "_original_forward" in vars(model):
             model.forward = vars(model).pop("_original_forward")
         return model
@@ -420,9 +420,9 @@ class Accelerator:
         """The tracker `name`, or with `unwrap` its library's own run; where none runs, one that does nothing.
 
         Raises:
-            ValueError: on the main process, if there is no such tracker.
+            ValueError: where others run, but not this one.
         """
-        if not self.is_main_process:
+        if not self.trackers:
             return GeneralTracker(_blank=True)
         for tracker in self.trackers:
             if tracker.name == name:

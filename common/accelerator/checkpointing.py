@@ -34,11 +34,11 @@ RANDOM_STATES, GRADIENTS = "random_states_{}.pkl", "gradients_{}.bin"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is incomplete, damaged, or was not written by `save_state`."""
+    """A checkpoint is not there, incomplete, damaged, or was not written by `save_state`."""
 
 
 def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_serialization: bool = True) -> str:
-    """Write everything that the run needs to go on, and return the folder. A collective.
+    """Write everything that the run needs to go on, and return the folder. A collective: all processes must call it.
 
     Models (script's own names), optimizers, schedulers, loader positions, loss scale, registered objects, each rank's
     random generators and, in the middle of an accumulation window, its gradients. The main process writes it all;
@@ -67,7 +67,7 @@ def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_se
         _settle(folder)
         building.mkdir(parents=True)
 
-    _together(start, _writes(config.save_on_each_node))
+    together(start, _writes(config.save_on_each_node))
     weights = [accelerator.get_state_dict(model) for model in accelerator._models]
     for hook in accelerator._save_model_state_pre_hook.values():
         hook(accelerator._models, weights, str(building))
@@ -94,11 +94,11 @@ def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_se
             raise
         _settle(folder)
         if config.automatic_checkpoint_naming and config.total_limit is not None:
-            complete = [each for each in _numbered(folder.parent) if (each / MANIFEST).exists()]
+            complete = [each for each in numbered(folder.parent) if (each / MANIFEST).exists()]
             for old in complete[config.total_limit :]:
                 shutil.rmtree(old)
 
-    _together(write, _writes(config.save_on_each_node))
+    together(write, _writes(config.save_on_each_node))
     config.iteration += 1
     return str(folder)
 
@@ -129,7 +129,7 @@ def _writes(on_each_node: bool) -> bool:
     return state.is_local_main_process if on_each_node else state.is_main_process
 
 
-def _together(action: Callable[[], Any], here: bool = True) -> Any:
+def together(action: Callable[[], Any], here: bool = True) -> Any:
     """Run `action` where `here`; if it raises on some process, all of them raise and none is left waiting."""
     error = result = None
     try:
@@ -234,7 +234,7 @@ def _settle(folder: Path) -> None:
     shutil.rmtree(complete)
 
 
-def _verify(folder: Path) -> None:
+def verify(folder: Path) -> None:
     """Settle `folder`; raise a CheckpointError that names its first file that is not as the manifest says."""
     _settle(folder)
     contents = _contents(folder)
@@ -247,27 +247,37 @@ def _verify(folder: Path) -> None:
             raise CheckpointError(f"{folder / name} is not what was saved: it was cut short or changed")
 
 
-def _numbered(parent: Path) -> list[Path]:
-    """The folders checkpoint_{number} in `parent`, newest first."""
-    found = [p for p in parent.glob("checkpoint_*") if re.fullmatch(r"checkpoint_\d+", p.name) and p.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.split("_")[1]), reverse=True)
+def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
+    """The folders in `parent` whose names are `prefix` and a number, newest first."""
+    found = [path for path in parent.glob(f"{prefix}*/") if re.fullmatch(rf"{prefix}\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
 
 
-def _newest(parent: Path) -> Path:
+def holds_something(folder: Path) -> bool:
+    """Whether more is in `folder` than the draft of a save that never ended."""
+    return any(path.suffix != ".tmp" for path in folder.iterdir())
+
+
+def newest(parent: Path, prefix: str = "checkpoint_") -> Path:
+    """The newest of the `numbered` checkpoints that is whole. Newer ones are named, and renamed.
+
+    Raises:
+        CheckpointError: if none is whole; then all stay as they are.
+    """
     damaged = []
-    for folder in _numbered(parent):
+    for folder in numbered(parent, prefix):
         try:
-            _verify(folder)
-            logger.info("resuming from %s", folder)
+            verify(folder)
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
-            damaged += [folder] if (folder / MANIFEST).exists() else []
+            damaged += [folder] if holds_something(folder) else []
             continue
+        logger.info("resuming from %s", folder)
         for other in damaged:  # the run will come to their numbers again
             with contextlib.suppress(OSError):
                 other.rename(f"{other}.damaged-{uuid.uuid4().hex[:8]}")
         return folder
-    raise FileNotFoundError(f"there is no complete checkpoint in {parent}")
+    raise CheckpointError(f"there is no complete checkpoint in {parent}")
 
 
 def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **load_model_func_kwargs) -> None:
@@ -284,9 +294,9 @@ def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **l
             tensors are read to.
 
     Raises:
-        CheckpointError: naming the file that is missing, damaged or foreign.
+        CheckpointError: naming the file that is missing, damaged or foreign; under automatic naming, if no checkpoint
+            is complete.
         ValueError: if no folder is given.
-        FileNotFoundError: under automatic naming, if no checkpoint is complete.
         RuntimeError: if other objects were registered than are here now.
     """
     config, main = accelerator.project_configuration, accelerator.is_main_process
@@ -295,16 +305,16 @@ def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **l
 
     def choose() -> Path:
         if input_dir is None:
-            return _newest(Path(accelerator.project_dir, "checkpoints"))
-        _verify(Path(input_dir).expanduser())
+            return newest(Path(accelerator.project_dir, "checkpoints"))
+        verify(Path(input_dir).expanduser())
         return Path(input_dir).expanduser()
 
-    folder = broadcast_object_list([_together(choose, main)])[0]
-    _together(lambda: _verify(folder), _writes(config.save_on_each_node) and not main)
+    folder = broadcast_object_list([together(choose, main)])[0]
+    together(lambda: verify(folder), _writes(config.save_on_each_node) and not main)
     models = list(accelerator._models)
     for hook in accelerator._load_model_state_pre_hook.values():
         hook(models, str(folder))
-    _together(lambda: _read(accelerator, folder, models, load_kwargs or {}, load_model_func_kwargs))
+    together(lambda: _read(accelerator, folder, models, load_kwargs or {}, load_model_func_kwargs))
     if config.automatic_checkpoint_naming and (number := re.fullmatch(r"checkpoint_(\d+)", folder.name)):
         config.iteration = int(number[1]) + 1
 

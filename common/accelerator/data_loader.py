@@ -10,15 +10,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler
 from torch.utils.data._utils import worker as torch_worker
 
-from .operations import broadcast_object_list, recursively_apply, send_to_device
-from .sampler import (
-    BatchSamplerShard,
-    DistributedEvalSampler,
-    EvalBatches,
-    SeedableRandomSampler,
-    ShardedBatches,
-    SkipBatchSampler,
-)
+from .operations import broadcast_object_list, recursively_apply, send_to_device, slice_tensors
+from .sampler import BatchSamplerShard, DistributedEvalSampler, EvalBatches, SeedableRandomSampler, SkipBatchSampler
 from .state import GradientState, PartialState
 from .utils.random import synchronize_rng_states
 
@@ -63,13 +56,11 @@ class IterableDatasetShard(IterableDataset):
     """
 
     even_batches, seed, epoch = True, 0, 0
-    # Whether the samples of an irregular step come as _Tail.
-    tags_tail = False
+    # Whether the samples of an irregular step come as _Tail; and whether they are those of all processes.
+    tags_tail = whole = False
     _worker = None
 
-    def __init__(
-        self, dataset, batch_size=1, drop_last=False, num_processes=1, process_index=0, split_batches=False
-    ) -> None:
+    def __init__(self, dataset, batch_size=1, drop_last=False, num_processes=1, process_index=0, split_batches=False):
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_processes, self.process_index, self.split_batches = num_processes, process_index, split_batches
         self.share = batch_size // num_processes if split_batches else batch_size
@@ -78,8 +69,9 @@ class IterableDatasetShard(IterableDataset):
     def _dealt(self) -> BatchSamplerShard:
         """The stream dealt out like sample numbers."""
         batches = BatchSampler(self.dataset, self.batch_size, self.drop_last)
-        who = self.num_processes, self.process_index
-        return BatchSamplerShard(batches, *who, self.split_batches, self.even_batches)
+        dealt = BatchSamplerShard(batches, self.num_processes, self.process_index, self.split_batches)
+        dealt.even_batches, dealt.whole = self.even_batches, self.whole
+        return dealt
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -115,8 +107,8 @@ class _Progress:
 class DataLoaderShard(DataLoader):
     """A DataLoader for one process of several: on the right device, reproducible, resumable.
 
-    `for` visits epoch `iteration`, which a full pass moves on by one; leaving early does not. After `load_state_dict`
-    the next `for` continues with the batch after the last one handed out.
+    Each `for` visits the next epoch, also after one that was left early; `iteration` is its number. After
+    `load_state_dict` the next `for` continues with the batch after the last one handed out.
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -131,14 +123,11 @@ class DataLoaderShard(DataLoader):
             process's first samples are real (None: all), and how many processes, lowest ranks first, have a batch.
     """
 
-    def __init__(
-        self, dataset, device=None, rng_types=None, synchronized_generator=None, skip_batches=0, **kwargs
-    ) -> None:
+    def __init__(self, dataset, device=None, rng_types=None, synchronized_generator=None, skip_batches=0, **kwargs):
         self._non_blocking = kwargs.pop("_non_blocking", False)
         super().__init__(dataset, **kwargs)
-        self.device = device
+        self.device, self.skip_batches = device, skip_batches
         self.rng_types, self.synchronized_generator = rng_types, synchronized_generator
-        self.skip_batches = skip_batches
         self.gradient_state = GradientState()
         self.end_of_dataloader, self.irregular = False, None
         self._progress = _Progress()
@@ -157,8 +146,8 @@ class DataLoaderShard(DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `for` visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
-        if epoch != self._progress.epoch:
-            vars(self._progress).update(epoch=epoch, step=0, resume_at=0)
+        resume_at = self._progress.resume_at if epoch == self._progress.epoch else 0
+        vars(self._progress).update(epoch=epoch, step=resume_at, resume_at=resume_at)
 
     def __len__(self) -> int:
         """Batches in a whole epoch on this process, also while a checkpoint's epoch is being finished."""
@@ -168,13 +157,14 @@ class DataLoaderShard(DataLoader):
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         progress, loaders = self._progress, self.gradient_state.dataloader_references
+        if progress.step > progress.resume_at and not self.skip_batches:  # the last one was left early
+            progress.epoch += 1
         start = self.skip_batches or progress.resume_at
         progress.step, progress.resume_at = start, 0
         self._seed(progress.epoch, start)
-        batches = self._numbered(start) if isinstance(self.shards, ShardedBatches) else self._looked_ahead(start)
         loaders.append(self)
         try:
-            for batch in batches:
+            for batch in self._batches(start):
                 progress.step += 1
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
@@ -194,6 +184,9 @@ class DataLoaderShard(DataLoader):
         for part in (*_chain(self.shards), self.dataset):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
+
+    def _batches(self, start: int) -> Iterator[Any]:
+        return self._numbered(start) if hasattr(self.shards, "shares") else self._looked_ahead(start)
 
     def _numbered(self, start: int) -> Iterator[Any]:
         shards = self.shards
@@ -247,6 +240,47 @@ class DataLoaderShard(DataLoader):
         vars(self._progress).update(epoch=state_dict["epoch"], step=step, resume_at=step)
 
 
+class DataLoaderDispatcher(DataLoaderShard):
+    """A loader that the main process alone reads, whole steps at a time, and whose batches it sends to the others.
+
+    For data that the others cannot read, or that can be read only once. Every process gets what it would get from a
+    DataLoaderShard, later: the whole step travels to all of them. What the main process raises is raised on all.
+
+    Attributes:
+        slice_fn: `slice_fn(batch, slice, process_index=…, num_processes=…)` is the part of a step's batch in `slice`;
+            by default `operations.slice_tensors`.
+    """
+
+    slice_fn: Any = None
+
+    def _batches(self, start: int) -> Iterator[Any]:
+        rank, processes = self.shards.process_index, self.shards.num_processes
+        size = self.total_batch_size // processes
+        reading = super()._batches(start) if rank == 0 else None
+        following = self._receive(reading)
+        while following:
+            batch, real, present = following
+            following = self._receive(reading)
+            self.end_of_dataloader = not following or rank >= following[2]
+            self.irregular = None if real is None else (min(max(real - rank * size, 0), size), present)
+            if rank < present:
+                rows = slice(rank * size, (rank + 1) * size)
+                yield (self.slice_fn or slice_tensors)(batch, rows, process_index=rank, num_processes=processes)
+
+    def _receive(self, reading: Iterator[Any] | None) -> Any:
+        """A step's batch, how many of its samples are real (None: all) and how many processes have some; or nothing."""
+        failure, step = None, ()
+        try:
+            for batch in islice(reading or (), 1):
+                step = batch, *(self.irregular or (None, self.shards.num_processes))
+        except Exception as error:
+            failure, step = error, f"rank 0: {type(error).__name__}: {error}"
+        step = broadcast_object_list([step])[0]
+        if isinstance(step, str):
+            raise failure or RuntimeError(step)
+        return step
+
+
 def get_sampler(dataloader: DataLoader) -> Any:
     """What draws the sample numbers for `dataloader`, under the batch samplers."""
     return list(_chain(_batches_of(dataloader)))[-1]
@@ -272,11 +306,14 @@ def prepare_data_loader(
     split_batches: bool = False,
     put_on_device: bool = False,
     rng_types: list[str] | None = None,
-    *,
+    dispatch_batches: bool | None = None,
     even_batches: bool = True,
+    slice_fn_for_dispatch: Any = None,
+    use_seedable_sampler: bool = False,
     data_seed: int | None = None,
     non_blocking: bool = False,
-    **others,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
 ) -> DataLoaderShard:
     """The loader for one process: its share of the batches, in an order that depends on seed and epoch alone.
 
@@ -287,43 +324,48 @@ def prepare_data_loader(
         dataloader: what a single process would iterate over.
         device: where batches go with `put_on_device`.
         num_processes, process_index: by default those of the run.
-        split_batches, even_batches, data_seed, non_blocking: see DataLoaderConfiguration.
+        split_batches, dispatch_batches, even_batches, data_seed, non_blocking: see DataLoaderConfiguration.
+        slice_fn_for_dispatch: see DataLoaderDispatcher.
         rng_types: generators to take over from rank 0 at the start of every epoch: "torch", "cuda". "generator", that
             of the sampler or dataset, agrees as it is.
-        others: `use_seedable_sampler` and `use_stateful_dataloader` hold with either value.
+        use_seedable_sampler, use_stateful_dataloader: what they ask for holds with either value.
 
     Raises:
-        NotImplementedError: for `dispatch_batches`, `slice_fn_for_dispatch`, `torch_device_mesh` and a loader with
-            `in_order=False`.
-        ValueError: for a batch size that cannot be split, and on several processes for a DistributedSampler.
+        NotImplementedError: for `torch_device_mesh` and a loader with `in_order=False`.
+        ValueError: for a batch size that cannot be split, none where one is needed, and on several processes for a
+            DistributedSampler.
     """
-    others["in_order=False"] = not getattr(dataloader, "in_order", True)
-    for name, value in others.items():
-        if value and name not in ("use_seedable_sampler", "use_stateful_dataloader"):
-            raise NotImplementedError(f"{name} is out of scope: every process loads its own batches, in order")
+    if torch_device_mesh is not None or not getattr(dataloader, "in_order", True):
+        raise NotImplementedError("torch_device_mesh and loaders with in_order=False are out of scope")
     state = PartialState()
     processes = state.num_processes if num_processes is None else num_processes
     rank = state.process_index if process_index is None else process_index
-    even_batches = even_batches and processes > 1
+    even_batches, dispatch = even_batches and processes > 1, bool(dispatch_batches) and processes > 1
     dataset, sampler, size = dataloader.dataset, get_sampler(dataloader), dataloader.batch_size
+    if slice_fn_for_dispatch is not None and not dispatch_batches:
+        raise ValueError("slice_fn_for_dispatch goes with dispatch_batches=True")
     seeded: list[tuple[torch.Generator, int]] = []
     changes: dict[str, Any] = {"collate_fn": _Collate(dataset, dataloader.collate_fn)}
     if isinstance(dataset, IterableDataset):
         split = split_batches and size is not None
         seed = _order_seed(dataset.generator, data_seed) if hasattr(dataset, "generator") else 0
         dataset = IterableDatasetShard(dataset, size or 1, dataloader.drop_last, processes, rank, split)
-        dataset.seed, dataset.even_batches, dataset.tags_tail = seed, even_batches, True
+        dataset.seed, dataset.even_batches, dataset.tags_tail, dataset.whole = seed, even_batches, True, dispatch
+        dataset.share *= processes if dispatch else 1
         shards, changes["batch_size"] = None, size and dataset.share
-    elif isinstance(sampler, DistributedEvalSampler):
+    elif isinstance(sampler, DistributedEvalSampler) and not dispatch:
         if size is None:
             raise ValueError("a loader with a DistributedEvalSampler needs a batch size")
         shards = EvalBatches(dataloader.batch_sampler)
-    elif isinstance(sampler, DistributedSampler) and processes > 1:
+    elif isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and processes > 1:
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     else:
         batches, changes = _reproducible(_batches_of(dataloader), data_seed, seeded), {}
         shards = BatchSamplerShard(batches, processes, rank, split_batches, even_batches)
-    prepared = DataLoaderShard(
+        shards.whole = dispatch
+    if dispatch and (shards or dataloader).batch_size is None:
+        raise ValueError("dispatch_batches needs a batch size")
+    prepared = (DataLoaderDispatcher if dispatch else DataLoaderShard)(
         dataset,
         device=device if put_on_device else None,
         rng_types=[kind for kind in rng_types or () if kind != "generator"],
@@ -331,7 +373,7 @@ def prepare_data_loader(
         generator=torch.Generator(),
         **(_loading(dataloader, shards) | changes),
     )
-    prepared._seeded = seeded
+    prepared._seeded, prepared.slice_fn = seeded, slice_fn_for_dispatch
     prepared._worker_seed = torch.initial_seed() if data_seed is None else data_seed, rank
     return prepared
 
@@ -382,9 +424,9 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
             return DataLoaderShard(dataloader.dataset, skip_batches=num_batches, **_loading(dataloader, None))
         shards = SkipBatchSampler(_batches_of(dataloader), num_batches)
         return DataLoader(dataloader.dataset, generator=dataloader.generator, **_loading(dataloader, shards))
-    options = _loading(dataloader, None if streaming else copy.copy(dataloader.shards))
-    skipping = DataLoaderShard(dataloader.dataset, generator=torch.Generator(), **options)
-    settled = ("device", "rng_types", "synchronized_generator", "_non_blocking", "_progress", "_seeded", "_worker_seed")
-    vars(skipping).update({name: vars(dataloader)[name] for name in settled})
-    skipping.skip_batches = dataloader.skip_batches + num_batches
+    skipping = copy.copy(dataloader)
+    if not streaming:
+        name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
+        vars(skipping)[name] = copy.copy(dataloader.shards)
+    vars(skipping).update(_iterator=None, skip_batches=dataloader.skip_batches + num_batches)
     return skipping

@@ -47,8 +47,8 @@ def notebook_launcher(
         RuntimeError: if the notebook has a process group or has used CUDA, which no forked process can use again.
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: with the traceback of the rank that failed.
     """
-    nodes, meeting = (node_rank, num_nodes), (master_addr, rdzv_backend, rdzv_endpoint, rdzv_conf or {}, rdzv_id)
-    if nodes != (0, 1) or meeting != ("127.0.0.1", "static", "", {}, "none"):
+    nodes, meeting = (node_rank, num_nodes), (master_addr, rdzv_endpoint, rdzv_conf or {}, rdzv_id)
+    if nodes != (0, 1) or meeting != ("127.0.0.1", "", {}, "none") or rdzv_backend not in ("static", "c10d"):
         raise NotImplementedError("master_addr, node_rank, num_nodes, rdzv_*: a notebook launches on one machine")
     gpus = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     num_processes = gpus if num_processes is None else num_processes

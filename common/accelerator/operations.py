@@ -242,13 +242,23 @@ def concatenate(data: list, dim: int = 0) -> Any:
     raise TypeError(f"Can only concatenate tensors but got {type(first)}")
 
 
+def slice_tensors(data: Any, tensor_slice: slice, process_index=None, num_processes=None) -> Any:
+    """The samples in `tensor_slice` of nested `data`, whose structure is what gather_for_metrics takes.
+
+    Raises:
+        TypeError: for what has no entry per sample.
+    """
+    if isinstance(data, Mapping):
+        return type(data)({key: slice_tensors(part, tensor_slice) for key, part in data.items()})
+    if isinstance(data, (list, tuple)) and _holds_tensors(data):
+        return honor_type(data, (slice_tensors(part, tensor_slice) for part in data))
+    return data[tensor_slice]
+
+
 def convert_to_fp32(tensor: Any) -> Any:
     """Nested `tensor` with float16 and bfloat16 tensors as float32."""
-
-    def is_half(item: Any) -> bool:
-        return getattr(item, "dtype", None) in (torch.float16, torch.bfloat16)
-
-    return recursively_apply(lambda tensor: tensor.float(), tensor, test_type=is_half)
+    halves = torch.float16, torch.bfloat16
+    return recursively_apply(torch.Tensor.float, tensor, test_type=lambda leaf: getattr(leaf, "dtype", None) in halves)
 
 
 def convert_outputs_to_fp32(model_forward: Callable) -> Callable:

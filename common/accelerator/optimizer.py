@@ -56,8 +56,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if device_placement:
             optimizer.load_state_dict(optimizer.state_dict())
 
-    state, param_groups = linked("optimizer", "state"), linked("optimizer", "param_groups")
-    defaults = linked("optimizer", "defaults")
+    state, param_groups, defaults = (linked("optimizer", name) for name in ("state", "param_groups", "defaults"))
+    state_dict, load_state_dict = linked("optimizer", "state_dict"), linked("optimizer", "load_state_dict")
+    add_param_group = linked("optimizer", "add_param_group")
 
     def _note_step(self, *_) -> None:
         self.step_was_skipped = False
@@ -92,15 +93,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none=set_to_none)
         if self.unscaled:  # and never stepped: the scaler must forget it
             self.unscaled, self.scaler.outdated = False, True
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self.optimizer.add_param_group(param_group)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
 
     def train(self) -> None:
         """Enter the training mode of an optimizer that has one, as the schedule-free ones have."""

@@ -71,10 +71,16 @@ class BatchSamplerShard(ShardedBatches):
 
     A batch sampler without a `batch_size`, whose batches may differ in size, is dealt out in whole batches.
 
+    Attributes:
+        whole: hand out the shares of all processes in one, and count the real samples of the whole step; for the
+            process that loads for the others.
+
     Raises:
         ValueError: if `split_batches` cannot split the batch size evenly; while iterating with `even_batches`, if a
             batch that is not the last has another size.
     """
+
+    whole = False
 
     def __init__(self, batch_sampler, num_processes=1, process_index=0, split_batches=False, even_batches=True) -> None:
         self.batch_sampler = batch_sampler
@@ -120,7 +126,9 @@ class BatchSamplerShard(ShardedBatches):
         if first or self.split_batches:
             filled = [*chain(*group), *islice(cycle(chain(*first)), processes * size - real)]
             group = [filled[at : at + size] for at in range(0, len(filled), size)]
-        if rank < len(group):
+        if self.whole:
+            yield [*chain(*group)], None if real == processes * size else (real, len(group))
+        elif rank < len(group):
             own = min(max(real - rank * size, 0), size) if first else len(group[rank])
             yield group[rank], None if real == processes * size else (own, len(group))
 
@@ -193,12 +201,7 @@ class DistributedEvalSampler(Sampler[int]):
     """
 
     def __init__(
-        self,
-        dataset: Sized,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
+        self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None, shuffle=False, seed: int = 0
     ) -> None:
         distributed = dist.is_available() and dist.is_initialized()
         if num_replicas is None:
@@ -207,12 +210,8 @@ class DistributedEvalSampler(Sampler[int]):
             rank = dist.get_rank() if distributed else 0
         if num_replicas < 1 or not 0 <= rank < num_replicas:
             raise ValueError(f"rank {rank} is not one of {num_replicas} replicas: need 0 <= rank < num_replicas")
-        self.dataset = dataset
-        self.num_replicas = num_replicas
-        self.rank = rank
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = 0
+        self.dataset, self.num_replicas, self.rank = dataset, num_replicas, rank
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
 
     def __iter__(self) -> Iterator[int]:
         n = len(self.dataset)

@@ -22,8 +22,7 @@ class AcceleratedScheduler:
     def __init__(self, scheduler, optimizers, step_with_optimizer: bool = True, split_batches: bool = False) -> None:
         self.scheduler = scheduler
         self.optimizers = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
-        self.split_batches = split_batches
-        self.step_with_optimizer = step_with_optimizer
+        self.split_batches, self.step_with_optimizer = split_batches, step_with_optimizer
         self.gradient_state = GradientState()
         self.follows_metric = "metrics" in inspect.signature(scheduler.step).parameters
 

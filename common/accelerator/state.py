@@ -13,17 +13,21 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+# Its functions take the group of the moment of this import as their default. Imported later (the first optimizer does
+# it) they keep that group and its threads for ever, and a thread that outlives the interpreter aborts the process:
+# https://github.com/pytorch/pytorch/issues/190489
+import torch.distributed.nn.functional
+
 # What kind of run this is. Ours are NO, MULTI_CPU and MULTI_GPU; the other names exist to be compared with.
-_KINDS = "NO MULTI_CPU MULTI_GPU MULTI_NPU MULTI_XPU DEEPSPEED FSDP XLA MEGATRON_LM"
+_KINDS = "NO _CPU _GPU _NPU _MLU _SDAA _MUSA _XPU DEEPSPEED FSDP XLA MEGATRON_LM _HPU _NEURON".replace(" _", " MULTI_")
 DistributedType = enum.StrEnum("DistributedType", {kind: kind for kind in _KINDS.split()})
 
 
-def str_to_bool(value: str) -> int:
+def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     """1 for y, yes, t, true, on and 1; 0 for n, no, f, false, off and 0; any other text is a ValueError."""
-    words = {"y yes t true on 1": 1, "n no f false off 0": 0}
-    for meaning, number in words.items():
-        if value.lower() in meaning.split():
-            return number
+    for number, words in enumerate(("n no f false off 0", "y yes t true on 1")):
+        if value.lower() in words.split():
+            return bool(number) if to_bool else number
     raise ValueError(f"invalid truth value {value!r}")
 
 
@@ -54,11 +58,7 @@ class PartialState:
     def __init__(self, cpu: bool = False, **kwargs) -> None:
         self.__dict__ = PartialState._shared_state
         if not self.initialized:
-            try:
-                self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
-            except BaseException:
-                self.__dict__.clear()
-                raise
+            self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
 
     def _start(self, cpu: bool, backend: str | None = None, init_method: str | None = None, timeout=None) -> None:
         self.debug = parse_flag_from_env("ACCELERATE_DEBUG_MODE")
@@ -87,10 +87,10 @@ class PartialState:
             raise ValueError(f"{where} and {here} do not fit together")
         if devices:
             self.distributed_type = DistributedType.MULTI_GPU
-            self.device = torch.device("cuda", self.local_process_index % devices)
-            torch.cuda.set_device(self.device)
+            device = torch.device("cuda", self.local_process_index % devices)
+            torch.cuda.set_device(device)
         else:
-            self.distributed_type, self.device = DistributedType.MULTI_CPU, torch.device("cpu")
+            self.distributed_type, device = DistributedType.MULTI_CPU, torch.device("cpu")
             # torchrun grants one thread per process, whatever the number of cores; our launcher may say how many.
             threads = os.environ.get("ACCELERATE_CPU_THREADS") or max(1, available_cores() // local_processes)
             torch.set_num_threads(int(threads))
@@ -98,6 +98,7 @@ class PartialState:
             backend = backend or ("nccl" if 0 < local_processes <= devices else "gloo")
             self._join(backend, init_method or "env://", timeout or timedelta(minutes=10 if backend == "nccl" else 30))
         self.backend = dist.get_backend()
+        self.device = device  # last: it tells that all went well
 
     def _join(self, backend: str, init_method: str, timeout: timedelta) -> None:
         self._debug_level = dist.get_debug_level()
@@ -122,13 +123,8 @@ class PartialState:
         """Forget everything: the next instance reads the environment anew. Instances made before keep what they had."""
         PartialState._shared_state = {}
 
-    @property
-    def initialized(self) -> bool:
-        return "device" in self.__dict__
-
-    @property
-    def use_distributed(self) -> bool:
-        return self.num_processes > 1
+    initialized = property(lambda self: "device" in self.__dict__)
+    use_distributed = property(lambda self: self.num_processes > 1)
 
     @property
     def is_main_process(self) -> bool:
@@ -140,9 +136,7 @@ class PartialState:
         """True on local rank 0: one process per machine."""
         return self.local_process_index == 0
 
-    @property
-    def is_last_process(self) -> bool:
-        return self.process_index == self.num_processes - 1
+    is_last_process = property(lambda self: self.process_index == self.num_processes - 1)
 
     def wait_for_everyone(self) -> None:
         """Return when every process has called this."""
@@ -199,7 +193,7 @@ class PartialState:
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """This process's contiguous share of a list, tuple, tensor or string, or of each value of a dict of them.
+        """This process's contiguous share of a list, tuple, tensor, string or datasets.Dataset, or a dict of them.
 
         The first `len(inputs) % num_processes` processes get one element more; with `apply_padding` the others repeat
         the last element, so that what is computed from the shares can be gathered.
@@ -216,13 +210,12 @@ class PartialState:
             return {key: self._share(value, apply_padding) for key, value in inputs.items()}
         least, extra = divmod(len(inputs), self.num_processes)
         start = self.process_index * least + min(self.process_index, extra)
-        share = inputs[start : start + least + (self.process_index < extra)]
-        lacking = least + (extra > 0) - len(share)
-        if not apply_padding or not lacking or not len(inputs):
-            return share
-        if isinstance(inputs, torch.Tensor):
-            return torch.cat([share, inputs[-1:].expand(lacking, *inputs.shape[1:])])
-        return share + inputs[-1:] * lacking
+        stop = start + least + (self.process_index < extra)
+        lacking = start + least + (extra > 0) - stop if apply_padding else 0
+        if isinstance(inputs, (list, tuple, str)):
+            return inputs[start:stop] + inputs[-1:] * lacking
+        rows = [*range(start, stop), *[len(inputs) - 1] * lacking]
+        return inputs.select(rows) if hasattr(inputs, "with_format") else inputs[rows]  # indexed, a Dataset is a dict
 
     def print(self, *args, **kwargs) -> None:
         """`print`, once per machine."""
@@ -282,12 +275,14 @@ def _meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> 
 
 
 class AcceleratorState(PartialState):
-    """PartialState plus the mixed precision of the run ("no", "fp16" or "bf16").
+    """PartialState plus the mixed precision of the run ("no", "fp16" or "bf16"). Plugins are None, as scripts ask.
 
     Raises:
         ValueError: for an unknown precision, or one that differs from what the process already runs with.
         NotImplementedError: for fp8.
     """
+
+    deepspeed_plugin = fsdp_plugin = torch_tp_plugin = parallelism_config = None
 
     def __init__(self, mixed_precision: str | None = None, cpu: bool = False, **kwargs) -> None:
         if cpu and PartialState._shared_state.get("device", torch.device("cpu")).type != "cpu":
@@ -305,9 +300,13 @@ class AcceleratorState(PartialState):
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Forget the precision, and with `reset_partial_state` the process and its device too."""
-        kept = {} if reset_partial_state else dict(PartialState._shared_state)
-        kept.pop("mixed_precision", None)
-        PartialState._shared_state = kept
+        kept = {} if reset_partial_state else PartialState._shared_state
+        PartialState._shared_state = {name: value for name, value in kept.items() if name != "mixed_precision"}
+
+
+def is_initialized() -> bool:
+    """Whether this process has a state yet."""
+    return "device" in PartialState._shared_state
 
 
 class GradientState:
@@ -333,18 +332,13 @@ class GradientState:
             self.sync_with_dataloader, self.sync_each_batch = True, False
             self.__dict__.update(self.plugin_kwargs)
 
-    @property
-    def initialized(self) -> bool:
-        return "num_steps" in self.__dict__
+    initialized = property(lambda self: "num_steps" in self.__dict__)
+    in_dataloader = property(lambda self: bool(self.dataloader_references))
 
     @property
     def active_dataloader(self):
         """The innermost prepared loader being iterated over, or None."""
         return self.dataloader_references[-1] if self.dataloader_references else None
-
-    @property
-    def in_dataloader(self) -> bool:
-        return bool(self.dataloader_references)
 
     @property
     def end_of_dataloader(self) -> bool:

@@ -89,6 +89,7 @@ class TensorBoardTracker(GeneralTracker):
     `add_scalar`, `add_text` and `add_scalars`, chosen by the value's type."""
 
     name, requires_logging_directory, tracker = "tensorboard", True, None
+    writer = property(lambda self: self.tracker)
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike, **kwargs) -> None:
         super().__init__()

@@ -48,6 +48,8 @@ def run(args) -> int:
         run_plainly(args)
     # torchrun would give each process one thread; the cores that are there, shared out, are what one wants.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // config.processes_per_machine)))
+    # A machine that comes back after a loss could not join: torch 2.15 says only once where the ranks meet.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(config.num_machines > 1)))
     return run_torchrun(torchrun_arguments(config, args))
 
 

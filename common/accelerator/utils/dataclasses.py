@@ -87,7 +87,8 @@ class DataLoaderConfiguration:
     Args:
         split_batches: a batch of the script's loader is split over the processes, so that its batch size is the
             global one; otherwise every process gets whole batches, and the global batch is that many times larger.
-        dispatch_batches: True (the main process loads for all) is not supported; None and False load everywhere.
+        dispatch_batches: True lets the main process load for all, see DataLoaderDispatcher; None and False load
+            everywhere.
         even_batches: repeat samples from the start so that all processes make equally many full steps.
         use_seedable_sampler: the order is a function of seed and epoch with either value.
         data_seed: the seed of the order; by default the sampler's generator's, else `torch.initial_seed()`, of rank 0.

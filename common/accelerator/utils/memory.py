@@ -32,11 +32,7 @@ def should_reduce_batch_size(exception: Exception) -> bool:
     return isinstance(exception, RuntimeError) and any(complaint in str(exception) for complaint in complaints)
 
 
-def find_executable_batch_size(
-    function: Callable | None = None,
-    starting_batch_size: int = 128,
-    reduce_batch_size_fn: Callable[[], int] | None = None,
-) -> Callable:
+def find_executable_batch_size(function=None, starting_batch_size: int = 128, reduce_batch_size_fn=None) -> Callable:
     """Call `function(batch_size, …)`, and again with a smaller batch each time memory runs out.
 
     The size shrinks by a tenth, or to what `reduce_batch_size_fn()` returns; one that worked is kept for later calls.
@@ -52,15 +48,14 @@ def find_executable_batch_size(
     @functools.wraps(function)
     def run(*args, **kwargs):
         nonlocal batch_size
-        clear_device_cache(garbage_collection=True)
         while batch_size > 0:
+            clear_device_cache(garbage_collection=True)
             try:
                 return function(batch_size, *args, **kwargs)
             except Exception as error:
                 if not should_reduce_batch_size(error):
                     raise
-            # Out of the except block, so that the traceback no longer keeps the failed attempt's tensors alive.
-            clear_device_cache(garbage_collection=True)
+            # Out of the except block, whose traceback would keep the failed attempt's tensors alive.
             batch_size = reduce_batch_size_fn() if reduce_batch_size_fn else int(batch_size * 0.9)
         raise RuntimeError("No executable batch size found, reached zero.")
 

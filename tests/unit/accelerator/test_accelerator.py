@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import common.accelerator
 from common.accelerator import Accelerator
 from common.accelerator.data_loader import get_sampler
-from common.accelerator.state import GradientState, PartialState
+from common.accelerator.state import DistributedType, GradientState, PartialState
 from common.accelerator.utils import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -265,8 +266,67 @@ def test_a_compiled_model_keeps_its_names():
     wrapped = torch.nn.DataParallel(torch.compile(model, backend="eager"))
     assert accelerator.unwrap_model(wrapped, keep_torch_compile=False) is model
     assert list(accelerator.get_state_dict(wrapped)) == ["weight", "bias"]
+    outside = torch.compile(torch.nn.DataParallel(model), backend="eager")
+    assert accelerator.unwrap_model(outside) is model
     with pytest.raises(NotImplementedError, match="dynamo_plugin"):
         Accelerator(dynamo_plugin=object(), cpu=True)
+
+
+def test_what_scripts_ask_before_they_use_a_part_that_is_not_here():
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.state.deepspeed_plugin is accelerator.state.fsdp_plugin is None
+    assert accelerator.distributed_type not in (DistributedType.XLA, DistributedType.DEEPSPEED, DistributedType.FSDP)
+    assert common.accelerator.__version__.startswith("1.")
+    accelerator.get_tracker("tensorboard").log({"loss": 1.0})  # no tracker runs: nothing happens
+
+
+class Dataset:
+    """What datasets.Dataset does: rows by `select`, a column by its name, and a slice is a dict of columns."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, key):
+        return self.texts if key == "text" else {"text": self.texts[key]}
+
+    def with_format(self, kind):
+        return self
+
+    def select(self, rows):
+        return Dataset([self.texts[row] for row in rows])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 6, 7])
+def test_inputs_are_split_in_order_and_padded_with_the_last(n, padded):
+    state = PartialState(cpu=True)
+    state.num_processes, shares = 3, []
+    for state.process_index in range(3):
+        numbers = list(range(n))
+        inputs = {"list": numbers, "tensor": torch.arange(n), "rows": torch.arange(n)[:, None] + torch.zeros(2)}
+        with state.split_between_processes(inputs, padded) as share:
+            assert share["tensor"].tolist() == share["rows"][:, 1].tolist() == share["list"]
+        with state.split_between_processes("abcdefg"[:n], padded) as text:
+            assert text == "".join("abcdefg"[number] for number in share["list"])
+        with state.split_between_processes(tuple(numbers), padded) as several:
+            assert several == tuple(share["list"])
+        shares.append(share["list"])
+    least, extra = divmod(n, 3)
+    sizes = [least + (rank < extra or (padded and extra > 0)) for rank in range(3)]
+    assert [len(share) for share in shares] == sizes
+    real = [share[: least + (rank < extra)] for rank, share in enumerate(shares)]
+    assert [number for share in real for number in share] == list(range(n))
+    assert all(set(share[least + (rank < extra) :]) <= {n - 1} for rank, share in enumerate(shares))
+
+
+def test_a_dataset_with_columns_is_split_by_rows():
+    state = PartialState(cpu=True)
+    state.num_processes, state.process_index = 2, 1
+    with state.split_between_processes(Dataset(list("abc")), apply_padding=True) as share:
+        assert isinstance(share, Dataset) and share["text"] == ["c", "c"]
 
 
 def test_free_memory_forgets_what_was_prepared():
@@ -377,9 +437,6 @@ def test_split_batches_and_the_dataloader_configuration_reach_the_loaders():
     assert accelerator.split_batches and not accelerator.even_batches and not shared.split_batches
     loader = accelerator.prepare(DataLoader(range(4), shuffle=True))
     assert get_sampler(loader).initial_seed == 3
-    dispatching = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True), cpu=True)
-    with pytest.raises(NotImplementedError, match="dispatch_batches"):
-        dispatching.prepare(DataLoader(range(2)))
 
 
 def test_folders_of_the_project(tmp_path):

@@ -211,10 +211,8 @@ def test_a_distributed_sampler_is_refused_where_it_would_shard_twice():
 
 
 def test_what_is_out_of_scope_is_refused_by_name():
-    loader = DataLoader(Numbers(4))
-    for option in ("dispatch_batches", "slice_fn_for_dispatch", "torch_device_mesh"):
-        with pytest.raises(NotImplementedError, match=option):
-            prepare_data_loader(loader, **{option: True})
+    with pytest.raises(NotImplementedError, match="torch_device_mesh"):
+        prepare_data_loader(DataLoader(Numbers(4)), torch_device_mesh=object())
     with pytest.raises(NotImplementedError, match="in_order"):
         prepare_data_loader(DataLoader(Numbers(4), num_workers=1, in_order=False))
 
@@ -401,13 +399,43 @@ def test_break_exceptions_and_nesting_leave_no_stale_state():
     assert not state.in_dataloader and not state.end_of_dataloader and not outer.end_of_dataloader
 
 
-def test_leaving_early_does_not_count_as_an_epoch():
+def test_after_leaving_early_the_next_for_visits_the_next_epoch():
+    """A script that stops every epoch after some steps would else train on the same few samples for ever."""
     loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
-    for _ in loader:
-        break
-    assert loader.iteration == 0
+    firsts = []
+    for _ in range(3):
+        for rows in loader:
+            firsts += rows.tolist()
+            break
+    assert firsts == [order(9, 2, epoch)[0] for epoch in range(3)]
+    assert gathered([loader]) == order(9, 2, 3)
+    assert loader.iteration == 4
+
+
+def test_set_epoch_starts_an_epoch_that_was_left_early_anew():
+    loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
+    next(iter(loader))
+    loader.set_epoch(0)
     assert gathered([loader]) == order(9, 2, 0)
-    assert loader.iteration == 1
+
+
+def test_an_epoch_that_was_left_early_is_where_a_checkpoint_continues():
+    loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
+    for step, _ in enumerate(loader):
+        if step == 3:
+            break
+    state = loader.state_dict()
+    for each in (loader, prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)):
+        each.load_state_dict(state)
+        assert gathered([each]) == order(9, 2, 0)[4:]
+        assert gathered([each]) == order(9, 2, 1)
+
+
+def test_skipping_continues_an_epoch_that_was_left_early():
+    loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
+    next(iter(loader))
+    assert gathered([skip_first_batches(loader, 1)]) == order(9, 2, 0)[1:]
+    assert gathered([loader]) == order(9, 2, 1)
 
 
 def test_a_loader_continues_with_the_next_batch_on_any_number_of_processes():

@@ -1,5 +1,6 @@
 """Several real processes: who they are, what the collectives do, and what is said when one does something else."""
 
+import ast
 import os
 import random
 import subprocess
@@ -437,7 +438,8 @@ def test_importing_the_core_imports_only_torch_and_the_standard_library():
         "print(sorted({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() in ("['common']", "['common', 'torch']"), done.stdout + done.stderr
+    torchs = {"torch", "_remote_module_non_scriptable"}  # the second one it writes itself, for torch.distributed.nn
+    assert set(ast.literal_eval(done.stdout)) - torchs == {"common"}, done.stdout + done.stderr
 
 
 def test_an_exception_in_the_first_process_does_not_leave_the_others_waiting():
@@ -456,7 +458,7 @@ def failing_first():
 
 
 def threads():
-    PartialState(cpu=True)
+    PartialState(cpu=True).wait_for_everyone()  # who leaves at once may leave the others connecting
     try:
         return torch.get_num_threads()
     finally:

@@ -125,8 +125,8 @@ def test_the_accelerator_has_accelerates_methods_and_properties():
     from common.accelerator import Accelerator
 
     left_out = {
-        "deepspeed_plugin", "deepspeed_ulysses_dl_adapter", "fp8_backend", "is_composable_parallelism_enabled",
-        "is_fsdp2", "lomo_backward", "maybe_context_parallel", "multi_device", "parallelism_config", "profile",
+        "deepspeed_ulysses_dl_adapter", "fp8_backend", "is_composable_parallelism_enabled",
+        "is_fsdp2", "lomo_backward", "maybe_context_parallel", "multi_device", "profile",
         "should_save_model", "tensor_parallel_rank", "pipeline_parallel_rank", "context_parallel_rank",
         "data_parallel_rank", "data_parallel_shard_rank", "torch_device_mesh", "verify_device_map",
     }  # fmt: skip

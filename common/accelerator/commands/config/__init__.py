@@ -1,5 +1,5 @@
 """The launcher's configuration file: `config_args` reads it, `config` writes it."""
 
-from .config_args import ClusterConfig, ConfigError, UnsupportedConfig, default_config_file, load_config_from_file
+# ruff: noqa: F401
 
-__all__ = ["ClusterConfig", "ConfigError", "UnsupportedConfig", "default_config_file", "load_config_from_file"]
+from .config_args import ClusterConfig, ConfigError, UnsupportedConfig, default_config_file, load_config_from_file
