@@ -64,7 +64,12 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
         steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
         flag("--mixed-precision", choices=["no", "fp16", "bf16"], default=precision)
         flag("--gradient-accumulation-steps", type=_positive, default=steps, metavar="N", help="micro-batches per step")
-        flag("--checkpoint-dir", metavar="PATH", help="save there, and resume from the newest checkpoint in it")
+        flag(
+            "--checkpoint-dir",
+            type=_folder,
+            metavar="PATH",
+            help="save there, and resume from the newest checkpoint in it",
+        )
         flag("--checkpoint-every", type=_positive, default=100, metavar="STEPS")
     args, unknown = parser.parse_known_args(argv)
     for name, value in vars(args).items():
@@ -81,6 +86,10 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     if level in _OWN_FLAGS["--replicas"]:
         args.replicas = _replicas(args)
     _check_world(args)
+    on_cpu = args.device.type == "cpu"
+    if on_cpu and getattr(args, "mixed_precision", "no") == "fp16" and os.environ.get("RANK", "0") == "0":
+        slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's; bf16 is not"
+        print(f"warning: {slow}", file=sys.stderr, flush=True)
     return args
 
 
@@ -122,6 +131,13 @@ def _writable(text: str) -> Path:
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written: it must be a file in a folder that exists")
     return path
+
+
+def _folder(text: str) -> str:
+    """One absolute path, whoever looks for the folder, and from where."""
+    if not text:
+        raise argparse.ArgumentTypeError("must name a folder")
+    return os.path.abspath(os.path.expanduser(text))
 
 
 def _device(name: str) -> torch.device:

@@ -80,10 +80,9 @@ class Stop:
         if not self.distributed:
             self.agreed = self._told
         elif step % EVERY == 0:
-            answer, self._answer = self._answer, self._ask()
-            if self.device.type == "cpu":
-                answer = self._answer
-            self.agreed = answer.tolist() if answer is not None else 0
+            before, self._answer = self._answer, self._ask()
+            answer = self._answer if self.device.type == "cpu" else before
+            self.agreed = answer.tolist() if answer else 0
         if self.agreed:
             self._settled.set()
         return self.agreed > 0

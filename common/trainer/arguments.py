@@ -75,7 +75,8 @@ class TrainingArguments:
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name,
             else ["labels"].
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
-        resume_from_checkpoint: what `Trainer.train` resumes from unless it is told: a folder, or True for the newest.
+        resume_from_checkpoint: what `Trainer.train` resumes from unless it is told: a folder, or True for the
+            newest that is not damaged.
 
     Raises:
         TypeError: for a name that is not listed here.

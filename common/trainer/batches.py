@@ -41,7 +41,7 @@ class ColumnFilter:
 
     def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
         # "label" and "label_ids" become "labels" in the default collator.
-        self.collator, self.columns = collator, {*forward_parameters(model), *label_names, "label", "label_ids"}
+        self.collator, self.columns = collator, {*parameters(model.forward), *label_names, "label", "label_ids"}
 
     def __call__(self, samples: list) -> Any:
         if isinstance(samples[0], Mapping):
@@ -53,8 +53,9 @@ class ColumnFilter:
         return self.collator(samples)
 
 
-def forward_parameters(model: nn.Module) -> list[str]:
-    return list(inspect.signature(model.forward).parameters)
+def parameters(function: Callable) -> list[str]:
+    """The names of what a function takes."""
+    return list(inspect.signature(function).parameters)
 
 
 def split_labels(batch: Any, label_names: list[str]) -> tuple[Any, Any]:

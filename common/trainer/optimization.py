@@ -41,13 +41,14 @@ _DECAYS = {
 SCHEDULES = (*_DECAYS, "reduce_lr_on_plateau")
 
 
-def get_scheduler(name: str, optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int) -> LRScheduler:
-    """The schedule `name` (one of `SCHEDULES`) over `num_training_steps` optimizer steps.
+def make_scheduler(optimizer: Optimizer, args, num_training_steps: int) -> LRScheduler:
+    """The schedule `args.lr_scheduler_type` (one of `SCHEDULES`) over `num_training_steps` optimizer steps.
 
-    All but "constant" and "reduce_lr_on_plateau" climb linearly from 0 during the first `num_warmup_steps`. They are
-    stepped once per optimizer step, whatever the number of processes.
+    All but "constant" and "reduce_lr_on_plateau" climb linearly from 0 during the steps of warm-up. They are stepped
+    once per optimizer step, whatever the number of processes.
     """
+    name = args.lr_scheduler_type
     if name == "reduce_lr_on_plateau":
         return ReduceLROnPlateau(optimizer)
-    decay, warmup = _DECAYS[name], 0 if name == "constant" else num_warmup_steps
+    decay, warmup = _DECAYS[name], 0 if name == "constant" else args.get_warmup_steps(num_training_steps)
     return LambdaLR(optimizer, lambda step: step / warmup if step < warmup else decay(step, warmup, num_training_steps))

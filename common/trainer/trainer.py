@@ -4,7 +4,6 @@ Read it from the top: what a Trainer holds, `train`, one step of it, what follow
 loaders, and the small parts.
 """
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from common.accelerator import Accelerator, utils
+from common.accelerator import Accelerator, checkpointing, utils
 from common.accelerator.state import AcceleratorState
 from common.trainer import batches, checkpoint, evaluation, optimization, reporting
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback, Progress, TrainerControl, TrainerState
-from common.trainer.evaluation import PredictionOutput, TrainOutput
 
 
 class Trainer:
@@ -100,10 +99,10 @@ class Trainer:
         self._own_scheduler = self.lr_scheduler is None
         utils.set_seed(args.seed)
         self.model = self.model_wrapped = (model_init() if model is None else model).to(self.accelerator.device)
-        named_so = [name for name in batches.forward_parameters(self.model) if "label" in name]
+        named_so = [name for name in batches.parameters(self.model.forward) if "label" in name]
         self.label_names = args.label_names or named_so or ["labels"]
         # Overrides in the style of older tutorials do without this argument.
-        self._loss_takes_count = "num_items_in_batch" in inspect.signature(self.compute_loss).parameters
+        self._loss_takes_count = "num_items_in_batch" in batches.parameters(self.compute_loss)
         trackers = [reporting.TrackerCallback(self.accelerator)] if args.report_to else []
         standard = [DefaultFlowCallback, reporting.default_reporter(args.disable_tqdm), *trackers]
         self.callback_handler = CallbackHandler([*standard, *(callbacks or [])])
@@ -111,18 +110,21 @@ class Trainer:
         self.train_dataloader = self.eval_dataloader = None
         self.call_event("on_init_end")
 
-    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> evaluation.TrainOutput:
         """Train, and return the number of steps, the mean loss over all samples, and the metrics of the run.
 
         Args:
-            resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir`; by default
-                what `args` say. Weights, log history and everything else end up as without the interruption.
+            resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
+                damaged; by default what `args` say. Weights, log history and everything else end up as without the
+                interruption.
 
         Raises:
-            ValueError: if there is no checkpoint to resume from, or nothing to train on.
+            ValueError: if there is nothing to train on.
+            CheckpointError: a ValueError too, naming what is damaged, if there is no whole checkpoint to resume from;
+                on the other processes a RuntimeError that quotes it.
         """
         args, accelerator = self.args, self.accelerator
-        resume_from = checkpoint.find_checkpoint(args, resume_from_checkpoint)
+        resume_from = checkpoint.find_checkpoint(accelerator, args, resume_from_checkpoint)
         if self.model_init is not None:
             utils.set_seed(args.seed)
             self.model = self.model_wrapped = self.model_init().to(accelerator.device)
@@ -180,9 +182,10 @@ class Trainer:
         metrics |= {"total_flos": state.total_flos, "train_loss": train_loss}
         self.log(metrics)
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            checkpointing.verify(Path(state.best_model_checkpoint))
             load_model(self.model, f"{state.best_model_checkpoint}/model.safetensors")
         self.call_event("on_train_end")
-        return TrainOutput(state.global_step, train_loss, metrics)
+        return evaluation.TrainOutput(state.global_step, train_loss, metrics)
 
     def _plan(self, loader: DataLoader) -> tuple[int, int, int]:
         """Batches per epoch on each rank, epochs begun, and steps."""
@@ -333,7 +336,7 @@ class Trainer:
         self._read_device()
         state, output_dir = self.state, self.args.output_dir
         if state.best_global_step is not None:
-            best = checkpoint.checkpoint_path(output_dir, state.best_global_step)
+            best = Path(output_dir, f"{checkpoint.PREFIX}{state.best_global_step}")
             if state.best_global_step == state.global_step or best.exists():
                 state.best_model_checkpoint = str(best)
         own = {type(part).__name__: {"args": asdict(part), "attributes": {}} for part in (self.control, self.progress)}
@@ -357,8 +360,8 @@ class Trainer:
     def _new_state(self, max_steps: int = 0, num_epochs: int = 0) -> TrainerState:
         state = TrainerState(max_steps=max_steps, num_train_epochs=num_epochs)
         state.train_batch_size = self.args.per_device_train_batch_size
-        state.is_local_process_zero = self.accelerator.is_local_main_process
-        state.is_world_process_zero = self.is_world_process_zero()
+        main = self.accelerator.is_local_main_process, self.accelerator.is_main_process
+        state.is_local_process_zero, state.is_world_process_zero = main
         for name in ("logging_steps", "eval_steps", "save_steps"):
             steps = getattr(self.args, name)
             setattr(state, name, int(steps) if steps >= 1 else math.ceil(steps * max_steps))
@@ -380,7 +383,7 @@ class Trainer:
         self.call_event("on_evaluate", metrics=metrics)
         return metrics
 
-    def predict(self, test_dataset: Dataset, ignore_keys=None, metric_key_prefix: str = "test") -> PredictionOutput:
+    def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test") -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
         loader = self.get_test_dataloader(test_dataset)
         output = evaluation.evaluation_loop(self, loader, False, ignore_keys, metric_key_prefix)
@@ -439,9 +442,7 @@ class Trainer:
     def create_scheduler(self, num_training_steps: int, optimizer=None) -> LRScheduler:
         """Make `self.lr_scheduler` unless there is one."""
         if self.lr_scheduler is None:
-            warmup = self.args.get_warmup_steps(num_training_steps)
-            which = self.args.lr_scheduler_type, optimizer or self.optimizer
-            self.lr_scheduler = optimization.get_scheduler(*which, warmup, num_training_steps)
+            self.lr_scheduler = optimization.make_scheduler(optimizer or self.optimizer, self.args, num_training_steps)
         return self.lr_scheduler
 
     def call_event(self, event: str, **kwargs: Any) -> None:

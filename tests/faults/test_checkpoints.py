@@ -1,18 +1,26 @@
 """Checkpoints of the level scripts: killed while they save, damaged, without a disk to write to, wanted by two jobs."""
 
+import contextlib
 import glob
+import io
 import os
 import re
-import shutil
 import signal
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
+from common.claim import explain_errors
+from common.errors import UserError
 from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, run_to_end, script, torchrun
 from tests.levels import SHORT, run_level
+from tests.workers import ranks
 
 LEVELS = ["03_accelerate", "04_trainer"]
 # One step an epoch is one checkpoint of 14 MB.
@@ -89,42 +97,143 @@ def put_a_foreign_one(folder: Path) -> str:
 DAMAGES = [cut_short, flip_a_bit, put_a_foreign_one]
 
 
-@pytest.mark.parametrize("damage", [DAMAGES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DAMAGES[1:])])
-def test_level_03_skips_a_damaged_checkpoint_for_the_one_before_and_says_so(damage, tmp_path, caplog, capsys):
-    _, expected = run_level("03_accelerate", [*SHORT, "--epochs", "2"])
-    run_level("03_accelerate", [*SHORT, "--epochs", "2", *saving(tmp_path), "--max-steps", "3"])
-    name = damage(complete(tmp_path)[-1])
-    _, weights = run_level("03_accelerate", [*SHORT, "--epochs", "2", *saving(tmp_path)])
-    assert "skipping a checkpoint: " in caplog.text and f"checkpoint_2/{name}" in caplog.text.replace(" holds no ", "/")
-    assert "03_accelerate: resumed at step 2\n" in capsys.readouterr().out
+SOME = [DAMAGES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DAMAGES[1:])]
+
+
+@pytest.mark.parametrize("damage", SOME)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(level, damage, tmp_path, caplog, capsys):
+    training = [*SHORT, "--epochs", "2"]  # four steps
+    _, expected = run_level(level, training)
+    run_level(level, [*training, *saving(tmp_path), "--max-steps", "3"])
+    damaged = complete(tmp_path)[-1]
+    name = damage(damaged)
+    _, weights = run_level(level, [*training, *saving(tmp_path)])
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "skipping a checkpoint: " in said and f"{damaged}/{name}" in said.replace(" holds no ", "/")
+    assert re.search("[Rr]esumed at step (= )?2\n", capsys.readouterr().out)
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    assert complete(tmp_path)[-2] == damaged  # the run came to its number again
+    for each in complete(tmp_path):
+        checkpointing.verify(each)
 
 
+@pytest.mark.parametrize("damage", SOME)
+@pytest.mark.parametrize("level", LEVELS)
+def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_touched(level, damage, tmp_path):
+    run_level(level, [*SHORT, *saving(tmp_path)])
+    for each in complete(tmp_path):
+        damage(each)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=f"there is no complete checkpoint in {tmp_path}"):
+        run_level(level, [*SHORT, *saving(tmp_path)])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+WAYS = {"plain": plain, "torchrun": lambda level, *argv: torchrun(script(level), *argv)}
+
+
+def errors(said: str) -> list[str]:
+    """The lines of errors that the user is to read. No rank may add a traceback of its own to them."""
+    assert not re.search(r"^(\[rank\d\]: )?Traceback", said.partition("torch/distributed/elastic")[0], re.MULTILINE), (
+        said
+    )
+    return [line for line in said.splitlines() if line.startswith("error: ")]
+
+
+@ON_LINUX
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_level_04_refuses_a_damaged_checkpoint_by_name_and_goes_on_without_it(damage, tmp_path, capsys):
-    run_level("04_trainer", [*SHORT, "--epochs", "2", *saving(tmp_path), "--max-steps", "3"])
-    newest = complete(tmp_path)[-1]
-    name = damage(newest)
-    with pytest.raises(CheckpointError, match=rf"checkpoint-3.*{name}"):
-        run_level("04_trainer", [*SHORT, "--epochs", "2", *saving(tmp_path)])
-    shutil.rmtree(newest)
-    run_level("04_trainer", [*SHORT, "--epochs", "2", *saving(tmp_path)])
-    assert "Resumed at step = 2\n" in capsys.readouterr().out
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_that_no_checkpoint_is_whole_is_one_line(level, way, tmp_path):
+    run_level(level, [*SHORT, *saving(tmp_path)])
+    for each in complete(tmp_path):
+        cut_short(each)
+    done = run_to_end(WAYS[way](level, *SHORT, *saving(tmp_path)))
+    place = tmp_path / "checkpoints" if level == "03_accelerate" else tmp_path
+    assert errors(done.stderr) == [f"error: there is no complete checkpoint in {place}"]
+    assert done.stderr.count("skipping a checkpoint: ") == 2
+    if way == "plain":
+        assert done.returncode == 2 and done.stderr.count("\n") == 3
+    assert done.returncode != 0
 
 
 @MOUNTED
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_from_the_old_checkpoint(level, tmp_path):
+def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_from_the_old_checkpoint(level, way, tmp_path):
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""
-    argv = [script(level), *SMALL, "--epochs", "5"]
-    fails, goes_on = torchrun(*argv, *saving(tmp_path)), torchrun(*argv, *saving(tmp_path, every=999))
+    argv = [level, *SMALL, "--epochs", "5"]
+    fails, goes_on = WAYS[way](*argv, *saving(tmp_path)), WAYS[way](*argv, *saving(tmp_path, every=999))
     makes_room = ["rm", "-rf", *(f"{tmp_path}/{name}" for name in ("checkpoints/checkpoint_0", "checkpoint-1"))]
     done = run_to_end(on_tmpfs(tmp_path, "size=40m", fails, makes_room, goes_on))
-    assert re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE) == ["1", "0", "0"], done.stdout + done.stderr
-    assert re.search(rf"OSError: \[Errno 28\] No space left on device: '{tmp_path}/\S+'", done.stderr)
+    codes = re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE)
+    assert codes == ["2" if way == "plain" else "1", "0", "0"], done.stdout + done.stderr
+    (said,) = errors(done.stderr)
+    assert re.fullmatch(rf"error: \[Errno 28\] No space left on device: '{tmp_path}/\S+'", said)
     assert re.search("[Rr]esumed at step (= )?2\n", done.stdout)
+
+
+@MOUNTED
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--save", "--json"])
+def test_a_full_disk_at_the_end_is_one_line_after_the_result(flag, tmp_path):
+    path = tmp_path / "end"
+    full = ["sh", "-c", f"head -c 1M /dev/zero > {tmp_path}/rest; true"]
+    done = run_to_end(
+        on_tmpfs(tmp_path, "size=1m", full, plain("00_single_gpu", *SMALL, flag, str(path)), ["ls", str(path)])
+    )
+    assert re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE) == ["0", "2", "2"], done.stdout + done.stderr
+    assert "00_single_gpu: synthetic accuracy" in done.stdout
+    assert errors(done.stderr) == [f"error: {path} cannot be written: [Errno 28] No space left on device"]
+
+
+def words_for(folder: str, action: str) -> str:
+    """The last words of a process that `action` ends with an uncaught error: one line, or the error's type."""
+    accelerator = Accelerator(cpu=True)
+    accelerator.register_for_checkpointing(Thing(action))
+    with (
+        contextlib.redirect_stderr(io.StringIO()) as said,
+        mock.patch("common.errors.time.sleep"),
+        mock.patch("sys.excepthook", lambda kind, *_: print(kind.__name__, file=sys.stderr)),
+        contextlib.suppress(UserError),
+    ):
+        explain_errors(folder)
+        try:
+            if action == "elsewhere":
+                Path(folder, "nowhere").read_text()
+            elif action != "leave" or accelerator.process_index == 1:
+                accelerator.save_state(f"{folder}/file/c" if action == "save" else f"{folder}/c")
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            accelerator.end_training()
+    return said.getvalue()
+
+
+@dataclass
+class Thing:
+    action: str
+
+    def state_dict(self) -> dict:
+        return {"number": 1 + "1"} if self.action == "mistake" else {}
+
+    def load_state_dict(self, state: dict) -> None: ...
+
+
+def test_only_what_is_wrong_with_the_files_is_said_in_one_line(tmp_path):
+    """Mistakes in the program keep their tracebacks, also where they are met while a checkpoint is saved."""
+    (tmp_path / "file").touch()
+    place = f"[Errno 20] Not a directory: '{tmp_path}/file/c"
+    first, second = ranks(2).run(words_for, str(tmp_path), "save")
+    assert first.startswith(f"error: {place}") and first.count("\n") == 1
+    assert second == first.replace("error: ", "error: rank 0: NotADirectoryError: ")
+    first, second = ranks(2).run(words_for, str(tmp_path), "mistake")
+    assert first == "TypeError\n" and second.startswith("error: ") and "rank 0: TypeError: " in second
+    assert ranks(2).run(words_for, str(tmp_path), "elsewhere") == ["FileNotFoundError\n"] * 2
+    first, second = ranks(2).run(words_for, str(tmp_path), "leave")
+    assert first == "" and re.fullmatch(r"\w*Error\n", second)  # gloo's: its peer has left
 
 
 @MOUNTED

@@ -156,3 +156,27 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch, capsy
     assert parse("03_accelerate", "--mixed-precision", "no").mixed_precision == "no"
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "none")
     assert "argument --gradient-accumulation-steps: must be a whole number" in refusal(capsys, "03_accelerate")
+
+
+@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+def test_fp16_on_a_cpu_is_warned_of_once(level, monkeypatch, capsys):
+    parse(level, "--mixed-precision", "bf16", "--device", "cpu")
+    assert capsys.readouterr().err == ""
+    for name, value in RANKED.items():
+        monkeypatch.setenv(name, value)
+    for rank, times in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        parse(level, "--mixed-precision", "fp16", "--device", "cpu", "--batch-size", "66")
+        said = capsys.readouterr().err
+        assert said.count("fp16 on a CPU works, but its convolutions are some 90 times slower") == times
+        assert said.count("\n") == times
+    assert "warning" not in refusal(capsys, level, "--mixed-precision", "fp16", "--device", "cpu", "--batch-size", "64")
+
+
+def test_a_checkpoint_dir_is_one_place_wherever_it_is_looked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for given, meant in (("a/../b", f"{tmp_path}/b"), ("~/c", "/home/somebody/c"), ("/d", "/d")):
+        assert parse("03_accelerate", f"--checkpoint-dir={given}").checkpoint_dir == meant
+    assert parse("04_trainer").checkpoint_dir is None
+    assert "argument --checkpoint-dir: must name a folder" in refusal(capsys, "04_trainer", "--checkpoint-dir", "")

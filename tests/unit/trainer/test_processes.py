@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -86,6 +87,34 @@ def test_two_processes_resume_in_the_middle_of_an_epoch(tmp_path):
         assert torch.equal(got[0], expected[0])
         assert got[1] == expected[1]
     assert {path.name for path in (killed / "checkpoint-5").iterdir()} >= {"random_states_0.pkl", "random_states_1.pkl"}
+
+
+def test_two_processes_pass_over_a_damaged_checkpoint_alike(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 5, "dropout": 0.3, "max_steps": 14}
+    straight = ranks(2).run(run, tmp_path / "straight", 2, 2, **saving)
+    ranks(2).run(run, tmp_path / "killed", 2, 2, stop_at=10, **saving)
+    (tmp_path / "killed" / "checkpoint-10" / "random_states_1.pkl").unlink()
+    resumed = ranks(2).run(run, tmp_path / "killed", 2, 2, resume=True, **saving)
+    assert all(torch.equal(got[0], expected[0]) for got, expected in zip(resumed, straight, strict=True))
+    assert len(list((tmp_path / "killed").glob("checkpoint-10.damaged-*"))) == 1
+
+
+def save_on_a_full_disk(folder) -> str:
+    def full(state, path):
+        raise OSError(28, "No space left on device", path)
+
+    try:
+        with mock.patch("common.trainer.callbacks.TrainerState.save_to_json", full):
+            run(folder, world_size=2, save_strategy="steps", save_steps=1, max_steps=1)
+    except (OSError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "saved"
+
+
+def test_what_keeps_one_process_from_saving_ends_the_others_too(tmp_path):
+    first, second = ranks(2).run(save_on_a_full_disk, tmp_path)
+    assert first.startswith("OSError: [Errno 28] No space left on device: ")
+    assert second == f"RuntimeError: rank 0: {first}"
 
 
 def test_another_number_of_processes_goes_on_in_the_same_order(tmp_path):

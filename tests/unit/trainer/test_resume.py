@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from common.trainer.callbacks import EVENTS
 from tests.unit.trainer.toy import Net, accuracy, make_trainer, seeded_net, weights, without_timings
@@ -264,10 +265,9 @@ def test_tied_weights_and_the_best_model_are_loaded(tmp_path):
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
-    with pytest.raises(ValueError, match="no complete checkpoint"):
-        busy_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    with pytest.raises(ValueError, match="no complete checkpoint"):
-        busy_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "nowhere"))
+    for name in ("checkpoint-3", "nowhere"):
+        with pytest.raises(CheckpointError, match=f"{name} holds no manifest"):
+            busy_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / name))
 
 
 SCRIPT = """
@@ -322,3 +322,77 @@ def test_resuming_restores_what_a_new_model_init_would_draw(tmp_path):
 
     straight = run(tmp_path)
     assert torch.equal(run(tmp_path / "more", resume_from_checkpoint=str(tmp_path / "checkpoint-2")), straight)
+
+
+def damage(path: Path) -> None:
+    """Without a change of its length."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def killed_after_two_checkpoints(folder) -> None:
+    with pytest.raises(Killed):
+        busy_trainer(folder, [killer("on_step_end", 7)], **SETTINGS["steps"]).train()
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-3", "checkpoint-6"]
+
+
+DAMAGES = [(damage, "model.safetensors"), (damage, "trainer_state.json"), (cut_short, "manifest.json")]
+DAMAGES += [(Path.unlink, "trainer_state.json"), (Path.unlink, "manifest.json")]
+
+
+@pytest.mark.parametrize("how, name", DAMAGES)
+def test_a_damaged_newest_checkpoint_is_named_and_put_aside_and_the_one_before_taken(how, name, tmp_path, caplog):
+    killed_after_two_checkpoints(tmp_path / "killed")
+    how(tmp_path / "killed" / "checkpoint-6" / name)
+    saved = []
+
+    class Look(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            saved.append(sorted(path.name.partition(".")[::2] for path in (tmp_path / "killed").iterdir()))
+
+    resumed = busy_trainer(tmp_path / "killed", [Look], **SETTINGS["steps"], save_total_limit=1)
+    resumed.train(resume_from_checkpoint=True)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "skipping a checkpoint: " in said and f"checkpoint-6/{name}" in said.replace(" holds no ", "/")
+    straight = busy_trainer(tmp_path / "straight", **SETTINGS["steps"])
+    straight.train()
+    assert_same_end(resumed, straight)
+    # The run has come to step 6 again; what was there is still to be had, and is not counted as a checkpoint.
+    (name, suffix), aside = saved[0]
+    assert (name, suffix) == ("checkpoint-6", "") and aside[0] == "checkpoint-6" and aside[1].startswith("damaged-")
+    assert saved == [[("checkpoint-6", ""), aside], [aside, ("checkpoint-8", "")]]
+
+
+def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_touched(tmp_path, caplog):
+    killed_after_two_checkpoints(tmp_path)
+    for path in tmp_path.glob("*/optimizer.bin"):
+        damage(path)
+    with pytest.raises(CheckpointError, match=f"there is no complete checkpoint in {tmp_path}$"):
+        busy_trainer(tmp_path).train(resume_from_checkpoint=True)
+    assert [f"checkpoint-{step}/optimizer.bin is not what was saved" in caplog.text for step in (3, 6)] == [True, True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-6"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused_by_name(name, tmp_path):
+    killed_after_two_checkpoints(tmp_path)
+    wanted = tmp_path / "checkpoint-6"
+    damage(wanted / name)
+    with pytest.raises(CheckpointError, match=f"{wanted / name} is not what was saved"):
+        busy_trainer(tmp_path).train(resume_from_checkpoint=str(wanted))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-6"]
+
+
+def test_a_damaged_best_model_is_refused_by_name(tmp_path):
+    class Vandal(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            damage(Path(state.best_model_checkpoint, "model.safetensors"))
+
+    best = {"load_best_model_at_end": True, "num_train_epochs": 1}
+    with pytest.raises(CheckpointError, match=r"checkpoint-4/model\.safetensors is not what was saved"):
+        busy_trainer(tmp_path, [Vandal], **SETTINGS["epochs"] | best).train()
