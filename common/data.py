@@ -89,11 +89,20 @@ def load_data(args) -> tuple[DigitImages, DigitImages]:
     return sets[0], sets[1]
 
 
+def mnist_on_disk(data_dir: str | Path) -> bool:
+    """Whether all four files are in `data_dir`; whether they are whole is for `load_data` to see."""
+    return all((_raw(data_dir) / name).exists() for name in MNIST_FILES)
+
+
+def _raw(data_dir: str | Path) -> Path:
+    return Path(data_dir) / "MNIST" / "raw"
+
+
 def _locate(args, note: "_Note") -> tuple[str, Path]:
     """The dataset's name and the folder that holds its four files, which are there when this returns."""
-    raw = Path(args.data_dir) / "MNIST" / "raw"
+    raw = _raw(args.data_dir)
     if args.dataset != "synthetic":
-        if all((raw / file).exists() for file in MNIST_FILES):
+        if mnist_on_disk(args.data_dir):
             return "mnist", raw
         note.failure = reason = note.failure or _download(raw)
         if reason is None:
@@ -123,7 +132,7 @@ def _download(raw: Path) -> str | None:
             with contextlib.redirect_stdout(sys.stderr):
                 MNIST(folder, download=True)
             for name in MNIST_FILES:
-                (Path(folder) / "MNIST" / "raw" / name).replace(raw / name)
+                (_raw(folder) / name).replace(raw / name)
     except (OSError, RuntimeError) as error:
         return " ".join(str(error).split()) or type(error).__name__
     finally:

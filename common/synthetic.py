@@ -4,13 +4,13 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.accelerator.checkpointing import draft
 from common.data import MNIST_FILES, cache_dir, md5
 from common.idx import write_idx
 
@@ -36,20 +36,21 @@ def synthetic_folder() -> Path:
     """The folder with the synthetic digits as four IDX files, drawn now if they are not cached.
 
     It ends in MNIST/raw, so that `torchvision.datasets.MNIST(folder.parent.parent)` reads it; `md5.json` beside the
-    files holds their checksums. A cache appears under its name only when it is complete.
+    files holds their checksums. A cache appears under its name only when it is complete; what a killed process left
+    of one is swept by the next.
     """
     root = cache_dir() / f"synthetic-v{VERSION}"
     raw = root / "MNIST" / "raw"
     if not raw.exists():
-        draft = Path(tempfile.mkdtemp(dir=root.parent, prefix="drawing-"))
+        drawing = draft(root.parent)
         try:
-            _write(draft / "MNIST" / "raw")
+            _write(drawing / "MNIST" / "raw")
             # Another job may have been faster, or its owner may have removed a damaged cache in part.
             shutil.rmtree(root, ignore_errors=True)
             with contextlib.suppress(FileExistsError):
-                os.replace(draft, root)
+                os.replace(drawing, root)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(drawing, ignore_errors=True)
     return raw
 
 

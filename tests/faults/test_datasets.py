@@ -44,11 +44,13 @@ def test_eight_ranks_draw_once_also_after_a_kill_in_the_middle_of_drawing(tmp_pa
         drawing.wait_for(lambda: list(tmp_path.glob("drawn by *")))
         os.kill(drawing.process.pid, signal.SIGKILL)
         drawing.end()
+    (half,) = tmp_path.glob("cache/*/.*")
     done = run_to_end(torchrun(str(program), str(tmp_path), "0", processes=8), **cache)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")[:-1]
     assert len(lines) == 8 and len(set(lines)) == 1 and lines[0].startswith("300 + 50: ")
     assert len(list(tmp_path.glob("drawn by *"))) == 2
+    assert not half.exists()
 
 
 @pytest.mark.parametrize("missing", MNIST_FILES)

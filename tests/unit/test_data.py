@@ -106,7 +106,7 @@ def test_real_mnist_is_found(mnist):
     assert train_set.labels.bincount().tolist()[:3] == [5923, 6742, 5958]  # as published
 
 
-def test_loading_is_20_times_faster_than_pil_and_transforms(torchvision_sets):
+def test_loading_is_20_times_faster_than_pil_and_transforms(torchvision_sets, one_thread):
     """Batch 64, no workers, shuffled: medians of rounds that take turns."""
     ours, _ = load_data(flags())
 
