@@ -20,6 +20,7 @@ from common.ladder import levels
 from common.model import BasicNet
 
 MATMUL = "matmul"
+BATCH_PER_WORKER = 64
 
 
 def flops_per_image() -> int:
@@ -51,10 +52,10 @@ def _synchronise(on_gpu: bool) -> None:
         torch.cuda.synchronize()
 
 
-def configurations(batch_per_worker: int = 64) -> list[Configuration]:
+def configurations() -> list[Configuration]:
     """Every level with all cores: level 00 in one process, the others on two workers."""
     workers = {level: 1 if level == "00_single_gpu" else 2 for level in levels()}
-    return [Configuration(level, count, count * batch_per_worker) for level, count in workers.items()]
+    return [Configuration(level, count, count * BATCH_PER_WORKER) for level, count in workers.items()]
 
 
 def contestants(rows: Throughput, seconds: float) -> dict[str, Callable[[], float]]:
@@ -68,6 +69,7 @@ def contestants(rows: Throughput, seconds: float) -> dict[str, Callable[[], floa
 
 def record(samples: Samples, facts: dict[str, dict]) -> dict:
     """With the fraction of the matmul's rate that each level reaches."""
-    note = f"{flops_per_image() / 1e6:.2f} MFLOP per image, forward and backward; batch 64 for each worker."
+    note = f"{flops_per_image() / 1e6:.2f} MFLOP per image, forward and backward; "
+    note += f"batch {BATCH_PER_WORKER} for each worker."
     ratios = [(name, MATMUL) for name in samples if name != MATMUL]
     return records.group("floating-point operations", "GFLOP/s", samples, facts, ratios, notes=[note])

@@ -6,11 +6,9 @@ python -m benchmarks.compare --full
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -44,13 +42,15 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto")
     flag("--data-dir", metavar="PATH", help="holds MNIST/raw")
     options = parser.parse_args(argv)
-    options.steps = options.steps if options.steps is not None else (937 if options.full else 60)
-    options.rounds = options.rounds if options.rounds is not None else (10 if options.full else 4)
-    if min(options.world_size, options.steps, options.rounds) < 1:
+    given = [options.world_size, options.steps, options.rounds]
+    if min(number for number in given if number is not None) < 1:
         parser.error("--world-size, --steps and --rounds must be at least 1")
     # The largest batch up to the usual 64, and to 256, that all processes can share.
     options.batch_sizes = [max(size // options.world_size, 1) * options.world_size for size in (64, 256)]
     options.batch_sizes = options.batch_sizes if options.full else options.batch_sizes[:1]
+    epoch = 60_000 // options.batch_sizes[0]
+    options.steps = options.steps or (epoch if options.full else 60)
+    options.rounds = options.rounds or (10 if options.full else 4)
     return options
 
 
@@ -64,7 +64,7 @@ class Comparison:
             "complete": False,
             "interrupted": False,
             "failures": [],
-            "machine": machine(),
+            "machine": records.machine(),
             "world_size": options.world_size,
             "global_batch_size": options.batch_sizes[0],
             "steps": options.steps,
@@ -102,7 +102,7 @@ class Comparison:
                 if level not in self.failed():
                     try:
                         part()
-                    except (RankFailed, subprocess.SubprocessError) as failure:
+                    except (RankFailed, subprocess.SubprocessError, ValueError) as failure:
                         self.report["failures"].append({"part": title, "level": level, "message": str(failure)})
                 self.write()
                 self.bar.update(share)
@@ -124,8 +124,8 @@ class Comparison:
         self.on_ranks(level, proof.train, [*self.flags(level), *exact])
         weights, result = torch.load(path, weights_only=True), self.report["levels"][level]
         if baseline.exists():
-            result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
-        result["weight_checksum"] = checksum(weights)
+            result["max_weight_difference"] = proof.farthest(weights, torch.load(baseline, weights_only=True))
+        result["weight_checksum"] = proof.checksum(weights)
         peaks = self.on_ranks(level, proof.peaks, self.flags(level))
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
 
@@ -185,40 +185,6 @@ class Comparison:
         draft = self.options.out / ".results.json"
         draft.write_text(json.dumps(self.report, indent=2) + "\n")
         draft.replace(self.options.out / "results.json")
-
-
-def machine() -> dict:
-    """The hardware and the versions that the numbers belong to."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "processor": processor(),
-        "cores": available_cores(),
-        "gpus": gpus,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-def processor() -> str:
-    """The processor's name where Linux tells it, else its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def farthest(weights: dict, others: dict) -> float:
-    """The largest absolute difference between two state dicts; infinite where one is not a number."""
-    differences = [(weights[name] - others[name]).abs().max().item() for name in others]
-    return max(difference if difference == difference else float("inf") for difference in differences)
-
-
-def checksum(weights: dict) -> str:
-    """CRC-32 of the weights rounded to 1e-4, far above the rounding errors of float64: equal runs show equal digits."""
-    crc = 0
-    for name in sorted(weights):
-        crc = zlib.crc32((weights[name] * 1e4).round().long().numpy().tobytes(), crc)
-    return f"{crc:08x}"
 
 
 def main() -> None:

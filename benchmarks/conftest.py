@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from benchmarks import records
-from benchmarks.compare import machine
 from benchmarks.paired import take_turns
+from common.data import mnist_on_disk
 
 RECORDS = pytest.StashKey[dict[str, list[dict]]]()
 TIMEOUT = 1800  # seconds for any one test: a group takes a minute or two on two quiet cores
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_benchmark_update_machine_info(config, machine_info):
-    machine_info["ladder"] = machine()
+    machine_info["ladder"] = records.machine()
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -58,7 +58,7 @@ def pytest_sessionfinish(session):
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         for suite, groups in session.config.stash[RECORDS].items():
-            records.write(folder / f"{suite}.json", suite, machine(), groups)
+            records.write(folder / f"{suite}.json", suite, groups)
 
 
 @pytest.fixture(scope="session")
@@ -69,11 +69,8 @@ def quick(request) -> bool:
 @pytest.fixture(scope="session")
 def data_flags() -> tuple[str, ...]:
     """MNIST if it is on disk, else the synthetic digits, without trying to download anything."""
-    from common.data import MNIST_FILES
-
     root = Path(os.environ.get("MNIST_ROOT", "data")).resolve()
-    found = all((root / "MNIST" / "raw" / name).exists() for name in MNIST_FILES)
-    return ("--dataset", "mnist", "--data-dir", str(root)) if found else ("--dataset", "synthetic")
+    return ("--dataset", "mnist", "--data-dir", str(root)) if mnist_on_disk(root) else ("--dataset", "synthetic")
 
 
 @pytest.fixture
@@ -112,7 +109,7 @@ def keep(request, benchmark, capsys):
 
 @pytest.fixture
 def one_thread():
-    """Torch computes on one thread in this process."""
+    """Torch computes on one thread: several wait for each other where there is little to do, or another job runs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -26,6 +26,7 @@ from common.data import collate, load_data
 from common.ladder import script
 
 RANKS, BATCH_SIZE = 3, 64
+TIMEOUT = 900  # seconds, for any one evaluation
 PADDED, EXACT, GATHERED = "DistributedSampler (padded)", "DistributedEvalSampler", "gather_for_metrics"
 
 
@@ -97,14 +98,14 @@ def contestants(flags: tuple[str, ...]) -> dict[str, Callable[[], float]]:
     """Each way, in ms; the slowest rank counts."""
 
     def slowest(way: str) -> float:
-        return 1000 * max(result["seconds"] for result in ranks(RANKS).run(evaluate, way, flags, timeout=900))
+        return 1000 * max(result["seconds"] for result in ranks(RANKS).run(evaluate, way, flags, timeout=TIMEOUT))
 
     return {way: lambda way=way: slowest(way) for way in (PADDED, EXACT, GATHERED)}
 
 
 def facts(flags: tuple[str, ...]) -> dict[str, dict]:
     """What each way counts, from a run apart from the timed ones: "counted", "correct", "collectives"."""
-    return {way: ranks(RANKS).run(evaluate, way, flags, True, timeout=900)[0] for way in (PADDED, EXACT, GATHERED)}
+    return {way: ranks(RANKS).run(evaluate, way, flags, True, timeout=TIMEOUT)[0] for way in (PADDED, EXACT, GATHERED)}
 
 
 def record(samples: Samples, counted: dict[str, dict]) -> dict:

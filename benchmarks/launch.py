@@ -21,7 +21,7 @@ from common import ladder
 
 PROCESSES = 2
 TIMEOUT = 600  # seconds, for any one start
-# Of which file, the module that stands in for which of ours, and the packages that it needs.
+# Whose file they run, which of our modules in it they replace, by which of theirs, and the packages that it needs.
 PEERS = {
     "03 on accelerate": ("03_accelerate", "common.accelerator", "accelerate", ["accelerate"]),
     "04 on transformers": ("04_trainer", "common.trainer", "transformers", ["accelerate", "transformers"]),
@@ -41,11 +41,9 @@ class LaunchFailed(RuntimeError):
 
 
 def start(command: list[str]) -> str:
-    """Run the command in the repository's root. Returns its stdout."""
+    """Run the command in the repository's root. Returns its stdout; raises LaunchFailed."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ladder.ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT, cwd=ladder.ROOT, env=environment, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, cwd=ladder.ROOT, env=environment)
     if done.returncode:
         raise LaunchFailed(f"{' '.join(command)} ended with exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -64,4 +64,4 @@ def record(samples: Samples, facts: dict[str, dict]) -> dict:
     plain, pil = "tensors, 0 workers", "PIL images, 0 workers"
     ratios = [(pil, plain), ("PIL images, 2 workers", plain), (plain, STEP), (pil, STEP)]
     notes = [f"{STEP.capitalize()} includes loading: tensors, 0 workers. {torch.get_num_threads()} threads."]
-    return records.group("loading a batch of 64", "ms", samples, facts, ratios, notes=notes)
+    return records.group(f"loading a batch of {BATCH_SIZE}", "ms", samples, facts, ratios, notes=notes)

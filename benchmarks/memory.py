@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from benchmarks.networks import NETWORKS, Network
+from benchmarks.verdicts import spread
 from benchmarks.workers import ranks
 from common.accounting import CATEGORIES, accounting
 from common.data_parallel import data_parallel
@@ -126,33 +127,35 @@ def totals(row: dict) -> list[int]:
     return row["allocated"] or [sum(split.values()) for split in row["peaks"]]
 
 
-def spread(row: dict) -> float:
-    """The fullest device's peak over the emptiest one's: 1 is balance."""
-    return max(totals(row)) / min(totals(row))
-
-
 def table(rows: list[dict]) -> str:
-    """The rows in 80 columns, MiB: device 0 by category and as a whole, the emptiest device, and the spread."""
+    """The rows' `cells` in 80 columns."""
     form = "{:<14} {:<12} {:>2}" + " {:>5}" * 5 + " {:>6} {:>5} {:>5}"
     lines = [
         form.format("", "", "", "para-", "grad-", "", "acti-", "", "device", "", ""),
         form.format("network", "wrapper", "n", "mtrs", "ients", "optim", "vat.", "other", "0", "least", "ratio"),
     ]
     for row in rows:
-        split = [f"{row['peaks'][0][name] / 2**20:.1f}" for name in CATEGORIES]
-        sizes = totals(row)
-        ends = [f"{sizes[0] / 2**20:.1f}", f"{min(sizes) / 2**20:.1f}", f"{spread(row):.2f}"]
-        lines.append(form.format(row["title"], row["wrapper"], row["devices"], *split, *ends))
+        lines.append(form.format(row["title"], row["wrapper"], row["devices"], *cells(row)))
     return "\n".join(lines)
+
+
+def cells(row: dict) -> list[str]:
+    """What a table says of a row, in MiB: device 0 by category and as a whole, the emptiest device; and the spread."""
+    sizes = totals(row)
+    mib = [*(row["peaks"][0][name] for name in CATEGORIES), sizes[0], min(sizes)]
+    return [*(f"{size / 2**20:.1f}" for size in mib), f"{spread(sizes):.2f}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__.splitlines()[0])
     flag = parser.add_argument
-    flag("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), metavar="NAME")
-    flag("--devices", nargs="+", type=int, default=[1, 2, 4, 8], metavar="N")
-    flag("--json", type=Path, metavar="PATH")
+    names = list(NETWORKS)
+    flag("--networks", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    flag("--devices", nargs="+", type=int, default=[1, 2, 4, 8], metavar="N", help="1 2 4 8")
+    flag("--json", type=Path, metavar="PATH", help="write the rows there")
     options = parser.parse_args()
+    if min(options.devices) < 1:
+        parser.error("--devices must be at least 1")
     with tqdm(total=len(options.devices) * len(WRAPPERS), leave=False, disable=None) as bar:
         rows = measure(options.networks, options.devices, bar)
     print(table(rows))

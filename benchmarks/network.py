@@ -7,7 +7,8 @@ bandwidth in turn. A model of one step is calibrated without the limited runs an
     bucket   = 2 (n − 1) / n · bytes / bandwidth + 2 (n − 1) · latency
     exposed  = max(0, large bucket − what is left of backward when it starts)
 
-    python -m benchmarks.network --json network.json --plots .
+    python -m benchmarks.network --json network.json
+    python -m benchmarks.network_plot network.json
 """
 
 import argparse
@@ -26,18 +27,15 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks import records
-from benchmarks.compare import machine
 from benchmarks.paired import Samples, measure, summarise
 from benchmarks.two_nodes import Nodes, two_nodes, why_not
 from common.model import BasicNet
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
-BATCHES = (64, 256)  # per process
-STEPS, ROUNDS = 12, 5
-QUICK = {"batches": (64,), "steps": 4, "rounds": 2}
+# Batches per process, steps of a sample, rounds.
+FULL, QUICK = ((64, 256), 12, 5), ((64,), 4, 2)
 TIMEOUT = 300  # seconds, for any one job
-MEASURED = "Throughput of DDP on two nodes against the bandwidth between them"
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,7 @@ class Network:
     def throughput(self, name: str, batch: int, steps: int) -> float:
         """Images per second at this bandwidth, by the slower rank's clock; the link's rate is measured besides."""
         self.limit(name)
+        # What takes some 0.3 s, but at least 4 and at most 256 MiB.
         size = min((BANDWIDTHS[name] or 2e10) * 0.3 / 8, 2**28)
         rates = self.ask("transfer", size=int(max(size, 2**22)))
         self.rates[name] += [rate for rate in rates if rate is not None]
@@ -123,6 +122,7 @@ class Network:
 
 @contextlib.contextmanager
 def network() -> Iterator[Network]:
+    """Two nodes with a waiting rank on each. RuntimeError is raised where there can be no nodes; see `why_not`."""
     with tempfile.TemporaryDirectory(prefix="two-nodes-") as folder, two_nodes() as nodes:
         errors, agents = [Path(folder, f"stderr.{node}") for node in (0, 1)], []
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -139,7 +139,7 @@ def network() -> Iterator[Network]:
                 agent.communicate()
 
 
-def contestants(net: Network, batches: tuple[int, ...] = BATCHES, steps: int = STEPS) -> dict[str, Callable[[], float]]:
+def contestants(net: Network, batches: tuple[int, ...], steps: int) -> dict[str, Callable[[], float]]:
     """Of each row its sample: images per second at one bandwidth and batch."""
     return {
         row_name(name, batch): lambda name=name, batch=batch: net.throughput(name, batch, steps)
@@ -166,7 +166,7 @@ def calibrate(net: Network, samples: Samples, batches: tuple[int, ...]) -> dict[
     return models
 
 
-def record(net: Network, samples: Samples, batches: tuple[int, ...] = BATCHES) -> dict:
+def record(net: Network, samples: Samples, batches: tuple[int, ...]) -> dict:
     """The group of `benchmarks.records`, with the `calibration` of each batch: all that the plots need."""
     models = calibrate(net, samples, batches)
     facts = {}
@@ -179,7 +179,8 @@ def record(net: Network, samples: Samples, batches: tuple[int, ...] = BATCHES) -
         }
         place = {"batch_per_process": batch, "nominal_bits_per_sec": nominal}
         facts[row_name(name, batch)] = place | {"tcp_bits_per_sec": records.rounded(rate)} | predicted
-    result = records.group(MEASURED, "images/s", samples, facts)
+    name = "Throughput of DDP on two nodes against the bandwidth between them"
+    result = records.group(name, "images/s", samples, facts)
     result["calibration"] = {str(batch): asdict(model) for batch, model in models.items()}
     result["notes"] = notes(result)
     return result
@@ -194,38 +195,32 @@ def notes(result: dict) -> list[str]:
         lines.append(f"  {name:<34}{rate:>11}{row['median']:>10.0f}{row['predicted']:>8.0f}")
         lines[-1] += f"{row['predicted_without_overlap']:>12.0f}"
     for batch, model in result["calibration"].items():
-        lines.append(
-            f"Batch {batch}: {1000 * model['compute']:.1f} ms of compute, {model['window']:.0%} of it after the large "
-            f"bucket is full"
-        )
-    buckets = f"{model['large'] / 1e6:.2f} and {model['small'] / 1e6:.3f} MB"
-    return [*lines, f"Buckets of {buckets}, {1e6 * model['latency']:.0f} µs a message"]
+        compute = f"{1000 * model['compute']:.1f} ms of compute, {model['window']:.0%} of it"
+        lines.append(f"Batch {batch}: {compute} after the large bucket is full")
+    model, *_ = result["calibration"].values()  # in this they are all alike
+    sizes = f"{model['large'] / 1e6:.2f} and {model['small'] / 1e6:.3f} MB"
+    return [*lines, f"Buckets of {sizes}, {1e6 * model['latency']:.0f} µs a message"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw network.png and network_prediction.png")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N")
-    parser.add_argument("--quick", action="store_true", help="a few short rounds")
+    flag = parser.add_argument
+    flag("--json", type=Path, metavar="PATH", help="write the record there")
+    flag("--rounds", type=int, metavar="N", help=f"how often the rows take turns ({FULL[-1]}; --quick: {QUICK[-1]})")
+    flag("--quick", action="store_true", help="one batch, a few short rounds")
     options = parser.parse_args()
-    if options.rounds < 1:
+    batches, steps, rounds = QUICK if options.quick else FULL
+    rounds = rounds if options.rounds is None else options.rounds
+    if rounds < 1:
         parser.error("--rounds must be at least 1")
     if reason := why_not():
         sys.exit(f"error: {reason}")
-    batches, steps, rounds = BATCHES, STEPS, options.rounds
-    if options.quick:
-        batches, steps, rounds = QUICK.values()
     with network() as net:
         samples = measure(contestants(net, batches, steps), tqdm(range(rounds), leave=False, disable=None))
         result = record(net, samples, batches)
     print(records.table(result))
     if options.json:
-        records.write(options.json, "network", machine(), [result])
-    if options.plots:
-        from benchmarks.network_plot import draw
-
-        print("Written:", *draw(result, machine(), options.plots))
+        records.write(options.json, "network", [result])
 
 
 if __name__ == "__main__":

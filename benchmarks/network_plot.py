@@ -1,33 +1,18 @@
-"""The plots of `benchmarks.network`, drawn from its record alone: what was measured, and what is predicted, apart."""
+"""The plots of `benchmarks.network`, drawn from its record alone: what was measured, and what is predicted, apart.
 
-import textwrap
+python -m benchmarks.network_plot network.json
+"""
+
+import argparse
+import json
 from pathlib import Path
 
 from benchmarks.network import Calibration
+from benchmarks.plots import BLUE, GREEN, ORANGE, SOFT, STYLE, VERMILION, save, subplots
 
-# Okabe and Ito's palette: told apart with any kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00")
-MARKERS = ("o", "s", "^", "D")
-INK, SOFT = "#1f2328", "#59636e"
-STYLE = {
-    "font.size": 12,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.edgecolor": SOFT,
-    "axes.labelcolor": INK,
-    "grid.color": "#e3e7eb",
-    "text.color": INK,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-}
-RANKS = [2**power for power in range(13)]
+COLOURS, MARKERS = (BLUE, VERMILION, GREEN, ORANGE), ("o", "s", "^", "D")
+HEIGHT = 4.6  # inches
+NODES = [2**power for power in range(13)]
 
 
 def draw(result: dict, machine: dict, folder: Path) -> list[str]:
@@ -35,7 +20,7 @@ def draw(result: dict, machine: dict, folder: Path) -> list[str]:
 
     Args:
         result: of `benchmarks.network.record`. KeyError is raised if something in it is missing.
-        machine: of `benchmarks.compare.machine`.
+        machine: of `benchmarks.records.machine`.
     """
     import matplotlib
 
@@ -52,7 +37,7 @@ def draw(result: dict, machine: dict, folder: Path) -> list[str]:
 
 def _measured(result: dict, models: dict[int, Calibration], machine: dict, path: Path) -> None:
     """Images per second against the TCP rate: medians and quartiles, and the model's two lines."""
-    figure, panel = _figure(4.6)
+    figure, (panel,) = subplots(1, 1, HEIGHT)
     rows = list(result["rows"].values())
     rates = [row["tcp_bits_per_sec"] for row in rows]
     across = _logarithmic(min(rates) / 1.6, max(rates) * 1.6)
@@ -69,51 +54,51 @@ def _measured(result: dict, models: dict[int, Calibration], machine: dict, path:
     panel.set_ylim(bottom=0)
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_title("DDP on two nodes against the network between them")
-    told = f"Measured; the model knows the unlimited runs only. Medians of {result['rounds']} rounds, quartiles. "
-    _finish(figure, panel, path, told + _place(machine))
+    panel.grid()
+    panel.legend(fontsize=10)
+    told = f"Measured; the model knows the unlimited runs only. Medians of {result['rounds']} rounds, quartiles"
+    save(figure, path, told, machine)
 
 
 def _predicted(result: dict, models: dict[int, Calibration], machine: dict, path: Path) -> None:
     """Efficiency against the number of nodes, for the bandwidths that were given as limits."""
-    figure, panel = _figure(4.6)
+    figure, (panel,) = subplots(1, 1, HEIGHT)
     batch, model = max(models.items())
     limits = {name.split(",")[0]: row["nominal_bits_per_sec"] for name, row in result["rows"].items()}
     limits = {name: limit for name, limit in limits.items() if limit}
     for (name, limit), colour, line in zip(limits.items(), COLOURS, ("-", "--", "-.", ":"), strict=False):
-        heights = [100 * model.efficiency(limit, nodes) for nodes in RANKS]
-        panel.plot(RANKS, heights, color=colour, linestyle=line, linewidth=2, label=name)
+        heights = [100 * model.efficiency(limit, nodes) for nodes in NODES]
+        panel.plot(NODES, heights, color=colour, linestyle=line, linewidth=2, label=name)
     panel.axvspan(1, 2, color=SOFT, alpha=0.15, linewidth=0)
-    panel.text(1.08, 4, "calibrated\nhere", fontsize=10, color=SOFT)
+    panel.text(2.15, 3, "← calibrated here", fontsize=10, color=SOFT)
     panel.set(xscale="log", xlabel="nodes, one process each", ylabel="efficiency, % of perfect scaling")
     panel.set_ylim(0, 104)
     panel.set_xticks([1, 4, 16, 64, 256, 1024, 4096], ["1", "4", "16", "64", "256", "1024", "4096"])
     panel.minorticks_off()
     panel.set_title(f"PREDICTION: DDP over a ring, {batch} images per process")
-    told = f"Predicted by the model calibrated on two nodes: {1000 * model.compute:.0f} ms of compute a step, "
-    told += f"{1e6 * model.latency:.0f} µs a message, 2(n−1) messages in a row. "
-    _finish(figure, panel, path, told + _place(machine))
-
-
-def _figure(height: float):
-    from matplotlib.figure import Figure  # not pyplot: no window, no state
-
-    figure = Figure((7.2, height), dpi=220, layout="constrained")
-    return figure, figure.subplots()
-
-
-def _finish(figure, panel, path: Path, source: str) -> None:
-    """Grid and legend, a line below that says where the numbers come from, and the file, complete or not at all."""
     panel.grid()
     panel.legend(fontsize=10)
-    figure.supxlabel(textwrap.fill(source, 96), x=0.01, ha="left", fontsize=9.5, color=SOFT)
-    draft = path.with_name(f".{path.name}")
-    figure.savefig(draft, format="png")
-    draft.replace(path)
-
-
-def _place(machine: dict) -> str:
-    return f"{machine['processor']}, {machine['cores']} CPU cores, torch {machine['torch']}."
+    told = f"Predicted by the model calibrated on two nodes: {1000 * model.compute:.0f} ms of compute a step, "
+    told += f"{1e6 * model.latency:.0f} µs a message, 2(n−1) messages in a row"
+    save(figure, path, told, machine)
 
 
 def _logarithmic(low: float, high: float, points: int = 200) -> list[float]:
     return [low * (high / low) ** (i / (points - 1)) for i in range(points)]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.network_plot", description=__doc__.splitlines()[0])
+    parser.add_argument("record", type=Path, help="a network.json of benchmarks.network or pytest benchmarks --record")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="folder for the plots, by default that of RECORD")
+    options = parser.parse_args(argv)
+    try:
+        suite = json.loads(options.record.read_text())
+    except (OSError, ValueError) as error:
+        parser.error(f"no record of the network in {options.record}: {error}")
+    folder = options.out or options.record.parent
+    print(f"Written to {folder}:", *draw(suite["groups"][0], suite["machine"], folder))
+
+
+if __name__ == "__main__":
+    main()

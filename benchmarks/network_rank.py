@@ -12,7 +12,6 @@ import socket
 import statistics
 import sys
 import time
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -99,13 +98,13 @@ def main() -> None:
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})  # one core a node, as though each had its own
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # rank 0 opens a store at the job's port, not torchrun's agent
     jobs = {job.__name__: job for job in (throughput, transfer, latency, window)}
     for line in sys.stdin:
         name, port, arguments = json.loads(line)
         os.environ["MASTER_PORT"] = str(port)
         with contextlib.redirect_stdout(io.StringIO()):
-            answer = partial(jobs[name], **arguments)()
+            answer = jobs[name](**arguments)
         print(json.dumps(answer), flush=True)
 
 

@@ -169,7 +169,7 @@ def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = tim
 
 
 def contestants() -> dict[str, Callable[[], float]]:
-    """Those that can run here, each returning seconds per step; the first is the raw loop."""
+    """Those that can run here, each returning µs per step; the first is the raw loop."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     found = {
         RAW: raw,
@@ -185,16 +185,12 @@ def contestants() -> dict[str, Callable[[], float]]:
     found["common.trainer"] = lambda: by_trainer("common.trainer")
     if not missing("accelerate", "transformers"):
         found["transformers.Trainer"] = lambda: by_trainer("transformers")
-    return found
+    return {name: lambda run=run: run() * 1e6 for name, run in found.items()}
 
 
 def missing(*names: str) -> list[str]:
     """Which of these packages are not installed."""
     return [name for name in names if importlib.util.find_spec(name) is None]
-
-
-def in_microseconds(running: dict[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
-    return {name: lambda run=run: run() * 1e6 for name, run in running.items()}
 
 
 def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
@@ -203,8 +199,11 @@ def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
-    raw_loops = (RAW, RAW_LIKE_TRAINER)
-    added = [(name, raw_loops["rainer" in name]) for name in samples if name not in raw_loops]
+    added = [
+        (name, RAW_LIKE_TRAINER if name.lower().endswith("trainer") else RAW)
+        for name in samples
+        if name not in (RAW, RAW_LIKE_TRAINER)
+    ]
     return records.group("overhead per step", "µs", samples, differences=added, notes=notes)
 
 
@@ -216,17 +215,16 @@ def skipped() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="PATH")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="how often the loops take turns (20)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the record there")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
     torch.set_num_threads(1)
-    running = in_microseconds(contestants())
-    record = summary(measure(running, tqdm(range(options.rounds), leave=False, disable=None)), skipped())
+    record = summary(measure(contestants(), tqdm(range(options.rounds), leave=False, disable=None)), skipped())
     print(records.table(record))
     if options.json:
-        from benchmarks.compare import machine
-
-        records.write(options.json, "overhead", machine(), [record])
+        records.write(options.json, "overhead", [record])
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import base64
 import html
 from pathlib import Path
 
+from benchmarks.memory import cells
 from benchmarks.plots import place
-from benchmarks.verdicts import listed, spread, verdicts
+from benchmarks.verdicts import listed, memory_source, verdicts
 from common import diffs
 from common.accounting import CATEGORIES
 
@@ -40,7 +41,7 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
         "adds to a hand-written loop that does the same.</p>",
         _plot("overhead.png", folder, drawn, missing),
         "<h2>The five train.py, each beside the next</h2>",
-        "<p>Orange goes, blue comes; darker words changed within a line. Every line is here, equal ones folded.</p>",
+        "<p>Orange goes, blue comes; marked words changed within a line. Every line is here, equal ones folded.</p>",
         diffs.side_by_side_html(list(report["levels"])),
     ]
     return (
@@ -57,17 +58,15 @@ def _header(report: dict) -> str:
     if report["interrupted"]:
         state = '<p class="warning">Incomplete: the run was interrupted. What is missing was not run.</p>'
     for failure in report["failures"]:
-        last = html.escape(failure["message"])
-        state += (
-            f'<details class="warning"><summary>Failed: {html.escape(failure["part"])}</summary>'
-            f"<pre>{last}</pre></details>"
-        )
+        part, message = html.escape(failure["part"]), html.escape(failure["message"])
+        state += f'<details class="warning"><summary>Failed: {part}</summary><pre>{message}</pre></details>'
     runs = [result["run"] for result in report["levels"].values() if "run" in result]
     dataset = listed(sorted({run["dataset"] for run in runs})) if runs else "no dataset"
     return (
         "<h1>The parallelism ladder, compared</h1>"
-        f'<p class="place">{html.escape(place(report))}; {dataset}, global batch {report["global_batch_size"]}, '
-        f"{report['steps']} steps, {report['world_size']} processes or replicas</p>{state}"
+        f'<p class="place">{html.escape(place(report["machine"]))}; {dataset}, '
+        f"global batch {report['global_batch_size']}, {report['steps']} steps, "
+        f"{report['world_size']} processes or replicas</p>{state}"
     )
 
 
@@ -90,13 +89,12 @@ def _table(rows: list[list[str]]) -> str:
 
 def _what_is_what(report: dict) -> str:
     rounds = (report.get("throughput") or [{"rounds": 0}])[0]["rounds"]
-    measured = any(result.get("run", {}).get("peak_memory_bytes") for result in report["levels"].values())
-    source = "measured by CUDA's allocator" if measured else "simulated: every tensor charged to its device"
     return (
         f"Throughput is measured: the median of {rounds} rounds in which the levels take turns, and the width of their "
         f"middle half as a share of it. Accuracy and evaluated samples are of one run of {report['steps']} steps. "
-        f"Memory is {source}. Weights are those after {report['proof_steps']} steps in float64 without dropout: their "
-        "checksum is taken to four decimals, and |Δw| is the largest distance of one from level 00's."
+        f"Memory is {memory_source(report['levels'])}. "
+        f"Weights are those after {report['proof_steps']} steps in float64 without dropout: their checksum is taken to "
+        "four decimals, and |Δw| is the largest distance of one from level 00's."
     )
 
 
@@ -112,10 +110,7 @@ def _memory(report: dict) -> str:
     """What the plot shows, as numbers: device 0 by category, then the totals."""
     rows = [["network", "wrapper", "devices", *CATEGORIES, "device 0", "emptiest", "spread", "source"]]
     for row in report.get("memory") or []:
-        totals = row["allocated"] or [sum(split.values()) for split in row["peaks"]]
-        sizes = [f"{row['peaks'][0][name] / 2**20:.1f}" for name in CATEGORIES]
-        ends = [f"{totals[0] / 2**20:.1f}", f"{min(totals) / 2**20:.1f}", f"{spread(totals):.2f}"]
-        rows.append([row["title"], row["wrapper"], str(row["devices"]), *sizes, *ends, row["source"]])
+        rows.append([row["title"], row["wrapper"], str(row["devices"]), *cells(row), row["source"]])
     if len(rows) == 1:
         return ""
     summary = "<summary>The same as numbers: MiB on device 0 at its peak, by category</summary>"
@@ -140,9 +135,9 @@ p { max-width: 46em; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92em; }
 th, td { padding: 5px 12px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; }
-th:first-child, td:first-child { text-align: left; padding-left: 4px; }
+th:first-child, td:first-child { position: sticky; left: 0; padding-left: 4px; background: var(--paper);
+  text-align: left; }
 figure { margin: 1em 0; }
 figure img { display: block; height: auto; max-width: 100%; background: #fff; border-radius: 6px; }
-th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
 .numbers summary { cursor: pointer; color: var(--soft); }
 """

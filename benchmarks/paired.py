@@ -9,7 +9,6 @@ quartile) / median. It says how well the median is known without letting one dis
 noisy if its spread is over 15 %.
 """
 
-import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -74,21 +73,3 @@ def paired_ratio(ours: list[float], theirs: list[float]) -> Summary:
 def paired_difference(ours: list[float], theirs: list[float]) -> Summary:
     """Of the differences ours − theirs, round by round, in the samples' unit."""
     return summarise([mine - other for mine, other in zip(ours, theirs, strict=True)])
-
-
-def ordering(samples: Samples) -> set[tuple[str, str]]:
-    """The pairs (larger, smaller) that a second measurement must confirm.
-
-    Those whose medians differ by more than the widths of both their middle halves together. Of the others nothing is
-    claimed.
-    """
-    summaries = {name: summarise(own) for name, own in samples.items()}
-    return {
-        (a, b)
-        for a, b in itertools.permutations(summaries, 2)
-        if summaries[a].median - summaries[b].median > _width(summaries[a]) + _width(summaries[b])
-    }
-
-
-def _width(summary: Summary) -> float:
-    return summary.high - summary.low

@@ -1,12 +1,13 @@
-"""The plots, drawn from results alone: throughput per level, memory per device, overhead per step.
+"""The plots of a comparison, drawn from results alone: throughput per level, memory per device, overhead per step.
 
 Each says below itself where its numbers come from. A plot whose results are missing is not drawn, and an older one of
-its name goes, so that none can be taken for new.
+its name goes, so that none can be taken for new. `benchmarks.network_plot` draws in the same style.
 """
 
 import textwrap
 from pathlib import Path
 
+from benchmarks.memory import totals
 from benchmarks.verdicts import spread
 from common.accounting import CATEGORIES
 
@@ -69,7 +70,7 @@ def throughput(report: dict, path: Path) -> None:
     if not groups:
         raise MissingResults("the levels have not been timed")
     rows = max(len(group["rows"]) for group in groups)
-    figure, panels = _figure(len(groups), 1, 0.95 + (0.42 * rows + 0.9) * len(groups))
+    figure, panels = subplots(len(groups), 1, 0.95 + (0.42 * rows + 0.9) * len(groups))
     top = max(max(row["samples"]) for group in groups for row in group["rows"].values())
     for panel, group in zip(panels, groups, strict=True):
         ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["kind"] == "ratio"}
@@ -89,7 +90,7 @@ def throughput(report: dict, path: Path) -> None:
         panel.set_title(f"Throughput, {group['group']}")
     panels[-1].set_xlabel("images per second")
     told = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
-    _save(figure, path, f"{told}; × paired ratio to level 00. {place(report)}.")
+    save(figure, path, f"{told}; × paired ratio to level 00", report["machine"])
 
 
 def memory(report: dict, path: Path) -> None:
@@ -99,7 +100,7 @@ def memory(report: dict, path: Path) -> None:
         raise MissingResults("memory on 2, 4 and 8 devices has not been accounted for")
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
     counts = sorted({row["devices"] for row in rows})
-    figure, panels = _figure(len(titles), len(counts), 1.3 + 2.7 * len(titles), [n + 2.5 for n in counts])
+    figure, panels = subplots(len(titles), len(counts), 1.3 + 2.7 * len(titles), [n + 2.5 for n in counts])
     for line, network in enumerate(titles):
         own = [row for row in rows if row["network"] == network]
         top = max(max(_heights(row)) for row in own)
@@ -125,7 +126,8 @@ def memory(report: dict, path: Path) -> None:
         source = "Bars: simulated, every tensor charged to its device; diamonds: measured by CUDA's allocator"
     else:
         source = "Simulated: every tensor charged to its device"
-    _save(figure, path, f"{source}. DP: DataParallel; spread: fullest / emptiest device. {place(report)}.", top=0.36)
+    told = f"{source}. DP: DataParallel; spread: fullest / emptiest device"
+    save(figure, path, told, report["machine"], top=0.36)
 
 
 def _devices(panel, row: dict, top: float) -> None:
@@ -140,10 +142,9 @@ def _devices(panel, row: dict, top: float) -> None:
             below += size
     if row["allocated"]:
         panel.plot(range(start, start + n), [size / 2**20 for size in row["allocated"]], "D", color=INK, markersize=4)
-    totals = row["allocated"] or [sum(split.values()) for split in row["peaks"]]
     middle = start + (n - 1) / 2
     told = {"ha": "center", "va": "bottom", "fontsize": 10.5, "bbox": CLEAR}
-    panel.text(middle, max(_heights(row)) + 0.03 * top, f"spread\n{spread(totals):.2f}", **told)
+    panel.text(middle, max(_heights(row)) + 0.03 * top, f"spread\n{spread(totals(row)):.2f}", **told)
 
 
 def _heights(row: dict) -> list[float]:
@@ -157,7 +158,7 @@ def overhead(report: dict, path: Path) -> None:
     if not groups:
         raise MissingResults("the overhead of a step has not been measured")
     pairs = groups[0]["pairs"]
-    figure, (panel,) = _figure(1, 1, 1.35 + 0.42 * len(pairs))
+    figure, (panel,) = subplots(1, 1, 1.35 + 0.42 * len(pairs))
     top = max(max(pair["high"] for pair in pairs), 1)
     for y, pair in enumerate(pairs):
         colour = BLUE if pair["of"].startswith("common.") else ORANGE
@@ -177,17 +178,17 @@ def overhead(report: dict, path: Path) -> None:
     if any(not pair["of"].startswith("common.") for pair in pairs):
         panel.legend([_swatch(BLUE), _swatch(ORANGE)], ["this repository", "other libraries"], handlelength=1.1)
     rounds = f"Measured on one thread: medians of {groups[0]['rounds']} paired rounds, and quartiles"
-    _save(figure, path, f"{rounds}. Steps: {told}. {place(report)}.")
+    save(figure, path, f"{rounds}. Steps: {told}", report["machine"])
 
 
-def place(report: dict) -> str:
+def place(machine: dict) -> str:
     """Where the numbers come from: 'x86_64, 2 CPU cores, no GPU, torch 2.11.0'."""
-    machine = report["machine"]
     gpus = f"{len(machine['gpus'])} × {machine['gpus'][0]}" if machine["gpus"] else "no GPU"
     return f"{machine['processor']}, {machine['cores']} CPU cores, {gpus}, torch {machine['torch']}"
 
 
-def _figure(rows: int, columns: int, height: float, width_ratios: list[int] | None = None):
+def subplots(rows: int, columns: int, height: float, width_ratios: list[float] | None = None):
+    """A figure `height` inches high and as wide as all are, and its panels, row by row."""
     from matplotlib.figure import Figure  # not pyplot: no window, no state
 
     figure = Figure((WIDTH, height), dpi=DPI, layout="constrained")
@@ -200,9 +201,9 @@ def _swatch(colour: str):
     return Patch(color=colour)
 
 
-def _save(figure, path: Path, source: str, top: float = 0.0) -> None:
-    """Write the figure with a line below it that says where its numbers come from; `top` inches stay free above."""
-    height, lines = figure.get_figheight(), textwrap.wrap(source, 98)
+def save(figure, path: Path, told: str, machine: dict, top: float = 0.0) -> None:
+    """Write the figure, complete or not at all, with `told` and the machine below it; `top` inches stay free above."""
+    height, lines = figure.get_figheight(), textwrap.wrap(f"{told}. {place(machine)}.", 98)
     bottom = 0.19 * len(lines) + 0.1
     figure.text(0.012, 0.06 / height, "\n".join(lines), fontsize=9.5, color=SOFT, va="bottom", linespacing=1.3)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, rect=(0, bottom / height, 1, 1 - (bottom + top) / height))

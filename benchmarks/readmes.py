@@ -1,12 +1,13 @@
-"""The generated parts of the READMEs: diffs of levels, line counts, recorded numbers. Run it after a change of these:
+"""The generated parts of the READMEs: diffs of levels, line counts, recorded numbers.
 
 python -m benchmarks.readmes
 python -m benchmarks.readmes --check
 
-A part stands between two comments that no reader sees, `<!-- NAME ARGUMENTS -->` and `<!-- /NAME -->`; NAME is one of
-PARTS. What stands around it is written by hand and stays. The parts `diff BEFORE AFTER: ANCHOR` of a README divide the
-diff of two levels among them: each begins with the change that contains ANCHOR, and goes on to where the next begins.
-So every sentence beside a part stays with the lines that it is about, and no change can be left out.
+Run it after a change of these. A part stands between two comments that no reader sees, `<!-- NAME ARGUMENTS -->` and
+`<!-- /NAME -->`; NAME is "diff" or one of PARTS. What stands around it is written by hand and stays. The parts
+`diff BEFORE AFTER: ANCHOR` of a README divide the diff of two levels among them: each begins with the change that
+contains ANCHOR, and goes on to where the next begins. So every sentence beside a part stays with the lines that it is
+about, and no change can be left out.
 """
 
 import argparse

@@ -27,10 +27,15 @@ A file holds one suite: {"suite": "throughput", "machine": {…}, "groups": [gro
 """
 
 import json
+import platform
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
 from benchmarks.paired import Samples, Summary, paired_difference, paired_ratio, summarise
+from common.accelerator.state import available_cores
 
 DIGITS = 5  # significant ones: more would be noise
 
@@ -88,7 +93,7 @@ def rounded(number: float) -> float:
 
 
 def table(record: dict) -> str:
-    """The group in at most 80 columns: rows with median, quartiles and spread, then pairs, then notes."""
+    """The group in at most 80 columns: rows with median, quartiles and spread, then pairs, then notes, folded."""
     lines = [record["group"]]
     if record["rows"]:
         rounds = f"medians of {record['rounds']} rounds" if record["rounds"] > 1 else "a single round"
@@ -101,7 +106,8 @@ def table(record: dict) -> str:
     lines += [_pair_line(pair) for pair in record["pairs"]]
     if any(row["noisy"] for row in record["rows"].values()):
         lines.append("  * noisy: a spread over 15 %")
-    return "\n".join([*lines, *record["notes"]])
+    lines += [line for note in record["notes"] for line in textwrap.wrap(note, 80, break_on_hyphens=False)]
+    return "\n".join(lines)
 
 
 def _pair_line(pair: dict) -> str:
@@ -116,8 +122,28 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.{4 if abs(value) >= 1 else 3}g}"
 
 
-def write(path: Path, suite: str, machine: dict, groups: list[dict]) -> None:
+def write(path: Path, suite: str, groups: list[dict]) -> None:
     """Write one suite's file, complete or not at all."""
     draft = path.with_name(f".{path.name}")
-    draft.write_text(json.dumps({"suite": suite, "machine": machine, "groups": groups}, indent=1) + "\n")
+    draft.write_text(json.dumps({"suite": suite, "machine": machine(), "groups": groups}, indent=1) + "\n")
     draft.replace(path)
+
+
+def machine() -> dict:
+    """The hardware and the versions that the numbers belong to."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "processor": _processor(),
+        "cores": available_cores(),
+        "gpus": gpus,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 from benchmarks import page, plots
-from benchmarks.verdicts import peaks, verdicts
+from benchmarks.verdicts import memory_source, peaks, verdicts
 from common import ladder
 
 COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8}"
@@ -32,6 +32,11 @@ def expectation(report: dict) -> str:
     """What parallelism can bring on this machine, and why it may be nothing."""
     machine, n, batch = report["machine"], report["world_size"], report["global_batch_size"]
     gpus, cores = len(machine["gpus"]), machine["cores"]
+    if n == 1:
+        return (
+            "Expect every level to be about as fast as level 00: each is one process, and differs in what its "
+            "abstraction adds to a step. What shows here is that nothing else changes."
+        )
     if gpus > 1 and gpus >= n:
         return (
             f"Expect no speed-up from {n} GPUs: at batch {batch} a GPU computes a step of this small network in less "
@@ -43,10 +48,12 @@ def expectation(report: dict) -> str:
             f"Expect {n} processes to be slower than one: they share {'one GPU' if gpus == 1 else f'{gpus} GPUs'}, and "
             "their gradients travel through the CPU. What holds here too: equal weights, exact evaluation, even memory."
         )
+    shared = f"{cores} cores" if cores > 1 else "core"
     return (
-        f"Expect {n} processes to be about as fast as one, or slower: they share the {cores} cores that one has alone, "
-        "and the all-reduce of their gradients comes on top. Where it was recorded, two processes on two cores were "
-        "slower than one at batch 64 and faster at 256. What shows here is that nothing but speed and memory changes."
+        f"Expect {n} processes to be about as fast as one, or slower: they share the {shared} that one has "
+        "alone, and the all-reduce of their gradients comes on top. Where it was recorded, two processes on two cores "
+        "were slower than one at batch 64 and faster at 256. What shows here is that nothing but speed and memory "
+        "changes."
     )
 
 
@@ -106,7 +113,7 @@ def notes(report: dict) -> str:
     names = ", ".join(sorted({run["dataset"] for run in runs})) or "none"
     rows = timed(report)
     lines = ["NOT MNIST: synthetic digits."] if "synthetic" in names else []
-    lines += [wrapped(f"Dataset: {names}, {report['steps']} steps. Memory: {memory_source(report)}.")]
+    lines += [wrapped(f"Dataset: {names}, {report['steps']} steps. Memory: {memory_source(report['levels'])}.")]
     if rows:
         count = report["throughput"][0]["rounds"]
         noisy = " *: noisy." * any(row["noisy"] for row in rows.values())
@@ -114,13 +121,6 @@ def notes(report: dict) -> str:
     lines.append(f"Weights: after {report['proof_steps']} steps in float64 without dropout, to four decimals.")
     lines += [wrapped(line) for line in (*troubles(report), *(verdict.line for verdict in verdicts(report)))]
     return "\n".join(lines)
-
-
-def memory_source(report: dict) -> str:
-    runs = [result["run"] for result in report["levels"].values() if "run" in result]
-    if runs and all(run["peak_memory_bytes"] for run in runs):
-        return "measured by the CUDA allocator"
-    return "simulated, each tensor charged to its device"
 
 
 def troubles(report: dict) -> list[str]:
@@ -158,9 +158,13 @@ def main() -> None:
         "--out", type=Path, metavar="PATH", help="folder for plots and page, by default that of RESULTS"
     )
     options = parser.parse_args()
+    try:
+        report = json.loads(options.results.read_text())
+    except (OSError, ValueError) as error:
+        parser.error(f"no results of a comparison in {options.results}: {error}")
     folder = options.out or options.results.parent
     folder.mkdir(parents=True, exist_ok=True)
-    print(publish(json.loads(options.results.read_text()), folder))
+    print(publish(report, folder))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks import memory
 from benchmarks.networks import NETWORKS
+from benchmarks.verdicts import MOST_SPREAD, spread
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
@@ -15,5 +16,6 @@ def test_peak_memory_per_device(devices, benchmark, capsys):
         print(f"\n{benchmark.group}, {', '.join(sorted({row['source'] for row in rows}))}\n{memory.table(rows)}")
     for row in rows:
         assert len(row["peaks"]) == devices
+        uneven = spread(memory.totals(row))
         balanced = row["wrapper"] == "DDP" or devices == 1
-        assert memory.spread(row) <= 1.05 if balanced else memory.spread(row) > 1.5, row["title"]
+        assert uneven <= MOST_SPREAD if balanced else uneven > 1.5, row["title"]

@@ -6,9 +6,8 @@ from benchmarks import network, two_nodes
 
 
 @pytest.mark.skipif(two_nodes.why_not() is not None, reason=f"no two nodes: {two_nodes.why_not()}")
-def test_throughput_against_bandwidth(in_turns, keep, request):
-    quick = request.config.getoption("--quick", default=False)
-    batches, steps, rounds = network.QUICK.values() if quick else (network.BATCHES, network.STEPS, network.ROUNDS)
+def test_throughput_against_bandwidth(in_turns, keep, quick):
+    batches, steps, rounds = network.QUICK if quick else network.FULL
     with network.network() as net:
         samples = in_turns(network.contestants(net, batches, steps), rounds)
         record = network.record(net, samples, batches)

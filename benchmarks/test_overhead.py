@@ -4,5 +4,5 @@ from benchmarks import overhead
 
 
 def test_overhead_per_step(in_turns, keep, quick, one_thread):
-    samples = in_turns(overhead.in_microseconds(overhead.contestants()), 3 if quick else 15)
+    samples = in_turns(overhead.contestants(), 3 if quick else 15)
     keep(overhead.summary(samples) | {"skipped": overhead.skipped()})

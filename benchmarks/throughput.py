@@ -6,27 +6,24 @@ and the slowest rank's images per second. Processes of one run share the cores: 
 are, divided by the number of processes.
 """
 
-import contextlib
-import functools
-import io
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from benchmarks import records
+from benchmarks import proof, records
 from benchmarks.paired import Samples
 from benchmarks.workers import ranks
 from common import ladder, report
 from common.accelerator.state import available_cores
-from common.args import parse_args
 
 # Fewer than a user's run has: the processes are warm from their first, uncounted run.
 WARM_UP_STEPS = 3
 TIMEOUT = 900  # seconds, for any one call
 REPLICATED = "01_data_parallel"
-load = functools.cache(ladder.load)
+LEAST = {"03_accelerate": 0.98, "04_trainer": 0.97}  # of level 02's throughput
+WORTH_IT = 1.1  # of one process's throughput: where two reach less, the record says why
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,9 @@ class Configuration:
 
 
 def train(level: str, argv: tuple[str, ...], threads: int, path: Path | None = None) -> dict:
-    """In one of the processes: the result of the level's `train`, and the number of threads that it used."""
+    """In one of the processes: the result of the level after a short warm-up, and the number of threads it used."""
     report.WARM_UP_STEPS = WARM_UP_STEPS
-    torch.set_num_threads(threads)
-    module = load(level, path)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        result = module.train(parse_args(module.__file__, list(argv)))
-    return result | {"threads": torch.get_num_threads()}
+    return proof.train(level, argv, threads, path) | {"threads": torch.get_num_threads()}
 
 
 class Throughput:
@@ -143,7 +136,7 @@ def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
 
 
 def named(level: str, workers: int) -> str:
-    return replace(Configuration(level), workers=workers).name
+    return Configuration(level, workers).name
 
 
 def strong_scaling_record(batch_size: int, samples: Samples, facts: dict[str, dict]) -> dict:
@@ -179,9 +172,6 @@ def environment(facts: dict[str, dict]) -> list[str]:
     return [f"{row['dataset']} on {row['device']}: {backends}.", f"{row['steps']} steps; processes × threads {shares}."]
 
 
-LEAST = {"03_accelerate": 0.98, "04_trainer": 0.97}  # of level 02's throughput
-
-
 def promises(record: dict) -> list[str]:
     """A line for each level with what it reaches of level 02 at the same number of processes, and what it should."""
     lines = []
@@ -193,24 +183,22 @@ def promises(record: dict) -> list[str]:
     return lines
 
 
-def why_no_faster(record: dict, worth_it: float = 1.1) -> list[str]:
-    """Where two processes are less than `worth_it` times as fast as one: where the time of their step goes.
+def why_no_faster(record: dict) -> list[str]:
+    """Where the time of two processes' step goes, if they reach less than WORTH_IT of one.
 
     All of it measured in the same rounds: the step of one process, the step of two, and what one of the two has to
     compute, alone on the machine with its half of the cores.
     """
     rows = record["rows"]
-    one, two = rows["00_single_gpu"], rows[named("02_ddp_raw", 2)]
+    names = (named("02_ddp_raw", 2), "00_single_gpu")
+    two, one = (rows[name] for name in names)
     share = next(row for name, row in rows.items() if "of the cores" in name)
-    ratio = next(
-        p["median"] for p in record["pairs"] if (p["of"], p["to"]) == (named("02_ddp_raw", 2), "00_single_gpu")
-    )
-    if ratio >= worth_it:
+    ratio = next(pair["median"] for pair in record["pairs"] if (pair["of"], pair["to"]) == names)
+    if ratio >= WORTH_IT:
         return []
     whole, half, both = (1000 * row["global_batch_size"] / row["median"] for row in (one, share, two))
     return [
-        f"Why two processes reach {ratio:.2f} of one: one alone takes {whole:.1f} ms for a step with",
-        f"all cores. A rank's half of the batch takes {half:.1f} ms with half of the cores: without",
-        f"meeting each other the two would reach {whole / half:.2f}. Averaging gradients and sharing the",
-        f"memory makes their step {both:.1f} ms.",
+        f"Why two processes reach {ratio:.2f} of one: one alone takes {whole:.1f} ms for a step with all cores. A "
+        f"rank's half of the batch takes {half:.1f} ms with half of the cores: without meeting each other the two "
+        f"would reach {whole / half:.2f}. Averaging gradients and sharing the memory makes their step {both:.1f} ms."
     ]

@@ -6,6 +6,7 @@ from common import ladder
 
 FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
 MOST_SPREAD = 1.05  # of DDP's ranks, fullest over emptiest
+ON_DEVICES = ("01_data_parallel", *ladder.DISTRIBUTED)  # the levels whose memory is spread over several
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 
 
@@ -62,7 +63,7 @@ def exact(levels: dict[str, dict]) -> Verdict:
 
 def balanced(levels: dict[str, dict]) -> Verdict:
     """Whether DDP's ranks hold the same at every level; DataParallel's devices are told beside, without a promise."""
-    missing = [level for level in levels if level in _SPREADING and not peaks(levels[level])]
+    missing = [level for level in levels if level in ON_DEVICES and not peaks(levels[level])]
     if missing:
         return Verdict(None, f"BALANCED? no memory of {listed(missing)}")
     of_ddp = {level: spread(peaks(result)) for level, result in levels.items() if level in ladder.DISTRIBUTED}
@@ -73,14 +74,25 @@ def balanced(levels: dict[str, dict]) -> Verdict:
     return Verdict(True, f"BALANCED: {line}")
 
 
-_SPREADING = ("01_data_parallel", *ladder.DISTRIBUTED)
-
-
 def peaks(result: dict) -> list[int]:
     """Peak bytes per device of a level: the allocator's where it kept them for each device, else simulated."""
-    simulated = [sum(split.values()) for split in result.get("simulated_peak_memory", [])]
-    measured = result.get("run", {}).get("peak_memory_bytes") or []
-    return measured if len(measured) >= max(len(simulated), 1) else simulated
+    if _measured(result):
+        return result["run"]["peak_memory_bytes"]
+    return [sum(split.values()) for split in result.get("simulated_peak_memory", [])]
+
+
+def _measured(result: dict) -> bool:
+    allocated = result.get("run", {}).get("peak_memory_bytes") or []
+    return len(allocated) >= max(len(result.get("simulated_peak_memory", [])), 1)
+
+
+def memory_source(levels: dict[str, dict]) -> str:
+    """Where the `peaks` of the levels come from. Replicas that share a GPU are simulated beside measured processes."""
+    known = [level for level, result in levels.items() if peaks(result)]
+    simulated = [level for level in known if not _measured(levels[level])]
+    if simulated == known:
+        return "simulated, each tensor charged to its device"
+    return "measured by CUDA's allocator" + (f", that of {listed(simulated)} simulated" if simulated else "")
 
 
 def spread(sizes: list[int]) -> float:

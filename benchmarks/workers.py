@@ -22,7 +22,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _serve(pipe, rank: int, world_size: int) -> None:
+def _serve(pipe) -> None:
     import torch
     from tqdm import tqdm
 
@@ -62,9 +62,9 @@ class Ranks:
         self._workers: list = []
 
     def _start(self) -> None:
-        for rank in range(self.world_size):
+        for _ in range(self.world_size):
             ours, theirs = _context.Pipe()
-            process = _context.Process(target=_serve, args=(theirs, rank, self.world_size), daemon=True)
+            process = _context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))

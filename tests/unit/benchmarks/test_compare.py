@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.compare import Comparison, checksum, farthest, parse_options
+from benchmarks.compare import Comparison, parse_options
+from benchmarks.proof import checksum, farthest
 from common import ladder
 
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
@@ -112,9 +113,11 @@ def test_every_part_knows_its_level_and_the_levels_come_in_order():
 def test_the_batch_is_the_largest_that_all_processes_can_share():
     assert parse_options([]).batch_sizes == [64]
     assert parse_options(["--world-size", "3", "--full"]).batch_sizes == [63, 255]
-    assert parse_options(["--quick"]).steps == parse_options([]).steps < parse_options(["--full"]).steps
-    with pytest.raises(SystemExit):
-        parse_options(["--steps", "0"])
+    assert parse_options(["--quick"]).steps == parse_options([]).steps < parse_options(["--full"]).steps == 937
+    assert parse_options(["--world-size", "3", "--full"]).steps == 952
+    for flag in ("--steps", "--rounds", "--world-size"):
+        with pytest.raises(SystemExit):
+            parse_options([flag, "0"])
 
 
 def test_equal_weights_have_equal_checksums_and_no_distance():
@@ -123,4 +126,8 @@ def test_equal_weights_have_equal_checksums_and_no_distance():
     far = weights | {"a": weights["a"] + 1e-3}
     assert checksum(near) == checksum(weights) != checksum(far)
     assert farthest(near, weights) == pytest.approx(1e-13, rel=0.1)
-    assert farthest(weights | {"a": torch.full((2,), torch.nan)}, weights) == float("inf")
+    for name in weights:
+        broken = weights | {name: torch.full_like(weights[name], torch.nan)}
+        assert farthest(broken, weights) == float("inf")
+    with pytest.raises(ValueError, match="only one of two networks has module"):
+        farthest(weights | {"module.a": weights["a"]}, weights)

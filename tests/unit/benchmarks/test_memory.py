@@ -9,6 +9,7 @@ from torch import nn
 
 from benchmarks import memory
 from benchmarks.networks import NETWORKS, Network
+from benchmarks.verdicts import spread
 from common import ladder
 from common.accounting import CATEGORIES, accounting
 from common.args import parse_args
@@ -112,7 +113,7 @@ def test_the_rows_say_where_their_numbers_come_from_and_gathered_outputs_hurt_th
     two_gpus = torch.cuda.device_count() >= 2
     assert {row["source"] for row in rows} == {"measured" if two_gpus else "simulated"}
     assert all((row["allocated"] is not None) == two_gpus for row in rows)
-    assert memory.spread(for_ddp) <= 1.01 and memory.spread(for_dp) > 2
+    assert spread(memory.totals(for_ddp)) <= 1.01 and spread(memory.totals(for_dp)) > 2
     network = NETWORKS["big_output"]
     outputs = network.batch_size * network.classes * FLOAT
     # All outputs, their log-probabilities and a gradient of either, against half of that on each rank.

@@ -1,12 +1,13 @@
 """The model of a step over a network, by hand; the two nodes, their cable and their end; and the plots' input."""
 
+import json
 import subprocess
 import sys
 from dataclasses import asdict
 
 import pytest
 
-from benchmarks import network
+from benchmarks import network, network_plot
 from benchmarks.network import Calibration, buckets
 from benchmarks.two_nodes import ADDRESSES, two_nodes, why_not
 
@@ -34,9 +35,7 @@ def test_many_nodes_send_almost_twice_the_bytes_and_wait_for_more_messages():
     assert efficiencies == sorted(efficiencies, reverse=True) and efficiencies[0] == 1
 
 
-def test_plots_are_drawn_from_the_record_alone_and_not_without_it(tmp_path):
-    from benchmarks.network_plot import draw
-
+def test_plots_are_drawn_from_the_record_alone_and_not_without_it(tmp_path, coarse):
     rows = {
         network.row_name(name, 64): {
             "median": 300.0,
@@ -49,13 +48,16 @@ def test_plots_are_drawn_from_the_record_alone_and_not_without_it(tmp_path):
         for name, nominal in network.BANDWIDTHS.items()
     }
     record = {"rows": rows, "rounds": 2, "calibration": {"64": asdict(MODEL)}}
-    machine = {"processor": "abacus", "cores": 2, "torch": "2"}
-    for name in draw(record, machine, tmp_path):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    machine = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
+    file, folder = tmp_path / "network.json", tmp_path / "plots"
+    file.write_text(json.dumps({"machine": machine, "groups": [record]}))
+    network_plot.main([str(file), "--out", str(folder)])
+    for name in ("network.png", "network_prediction.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
     for missing in ("calibration", "rows"):
         with pytest.raises(KeyError):
-            draw({key: value for key, value in record.items() if key != missing}, machine, tmp_path)
-        assert not list(tmp_path.iterdir()), "an old plot can be taken for new"
+            network_plot.draw({key: value for key, value in record.items() if key != missing}, machine, folder)
+        assert not list(folder.iterdir()), "an old plot can be taken for new"
 
 
 @TWO_NODES

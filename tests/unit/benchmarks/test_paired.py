@@ -1,12 +1,14 @@
 """The statistics behind every timing, on samples whose answers are known."""
 
+import itertools
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.paired import measure, ordering, paired_difference, paired_ratio, summarise, take_turns
+from benchmarks.paired import Samples, measure, paired_difference, paired_ratio, summarise, take_turns
+from benchmarks.readmes import recorded
 
 positive = st.floats(1e-3, 1e6)
 
@@ -59,6 +61,17 @@ def test_samples_of_different_rounds_are_no_pairs():
         paired_ratio([1, 2], [1])
 
 
+def ordering(samples: Samples) -> set[tuple[str, str]]:
+    """The pairs (larger, smaller) whose medians differ by more than the widths of both their middle halves together."""
+    summaries = {name: summarise(own) for name, own in samples.items()}
+    width = {name: summary.high - summary.low for name, summary in summaries.items()}
+    return {
+        (a, b)
+        for a, b in itertools.permutations(summaries, 2)
+        if summaries[a].median - summaries[b].median > width[a] + width[b]
+    }
+
+
 def test_only_what_differs_by_more_than_the_spreads_is_ordered():
     samples = {"a": [100, 101, 102], "b": [97.5, 98.5, 99.5], "c": [50, 70, 90], "d": [10, 10, 10]}
     # a and b: 2.5 apart, 1 wide each. c is 20 wide, and so is nothing else.
@@ -80,7 +93,15 @@ def test_a_second_measurement_confirms_the_order():
     runs = [run() for _ in range(40)]
     claimed = [ordering(samples) for samples in runs]
     assert sum(map(len, claimed)) > 100  # and not because nothing is claimed
-    for pairs in claimed:
-        for larger, smaller in pairs:
-            reversed_by = sum((smaller, larger) in others for others in claimed)
-            assert reversed_by == 0, (larger, smaller)
+    assert not any((smaller, larger) in others for pairs in claimed for larger, smaller in pairs for others in claimed)
+
+
+@pytest.mark.parametrize("batch_size", [64, 256])
+def test_two_recorded_runs_order_the_levels_alike(batch_size):
+    """The comparison and the suites measured the same rows, at different times."""
+    groups = [*recorded("results")["throughput"], *recorded("throughput")["groups"]]
+    runs = [group for group in groups if f"global batch {batch_size}" in group["group"]]
+    first, second = ({name: row["samples"] for name, row in run["rows"].items()} for run in runs)
+    pairs = [pair for pair in ordering(first) if {*pair} <= second.keys()]
+    assert len(pairs) >= 4
+    assert not any((smaller, larger) in ordering(second) for larger, smaller in pairs)

@@ -53,11 +53,30 @@ def test_other_results_make_another_plot(report, tmp_path, coarse, key, name):
     assert after.shape != before.shape or (after != before).any()
 
 
-def test_whiskers_are_the_quartiles_and_bars_the_medians(report, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, *_, **__: figures.append(figure))
+@pytest.fixture
+def figures(monkeypatch, coarse):
+    """The figures that a test has drawn."""
+    drawn, subplots = [], plots.subplots
+
+    def recorded(*args):
+        figure, panels = subplots(*args)
+        drawn.append(figure)
+        return figure, panels
+
+    monkeypatch.setattr(plots, "subplots", recorded)
+    return drawn
+
+
+def _below(figure) -> str:
+    """What stands below a plot, in one line."""
+    (text,) = figure.texts
+    return " ".join(text.get_text().split())
+
+
+def test_whiskers_are_the_quartiles_and_bars_the_medians(report, tmp_path, figures):
     plots.throughput(report, tmp_path / "throughput.png")
-    (panel,) = figures[0].axes
+    (figure,) = figures
+    (panel,) = figure.axes
     rows = list(report["throughput"][0]["rows"].values())
     assert [bar.get_width() for bar in panel.patches] == [row["median"] for row in rows]
     whiskers = [collection.get_segments()[0] for collection in panel.collections]
@@ -65,12 +84,11 @@ def test_whiskers_are_the_quartiles_and_bars_the_medians(report, tmp_path, monke
     assert panel.get_xlabel() == "images per second"
 
 
-def test_the_memory_plot_stacks_the_categories_and_tells_the_spread(report, tmp_path, monkeypatch):
-    saved = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path, source, top: saved.append((figure, source)))
+def test_the_memory_plot_stacks_the_categories_and_tells_the_spread(report, tmp_path, figures):
     plots.memory(report, tmp_path / "memory.png")
-    figure, source = saved[0]
-    assert source.startswith("Simulated") and "2 CPU cores, no GPU, torch 2.11.0" in source
+    (figure,) = figures
+    assert _below(figure).startswith("Simulated")
+    assert _below(figure).endswith("x86_64, 2 CPU cores, no GPU, torch 2.11.0.")
     for panel, devices in zip(figure.axes, (2, 4, 8), strict=True):
         assert len(panel.patches) == 2 * devices * 5
         tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in panel.patches}
@@ -79,13 +97,11 @@ def test_the_memory_plot_stacks_the_categories_and_tells_the_spread(report, tmp_
         assert spreads == ["spread\n2.00", "spread\n1.00"]
 
 
-def test_measured_memory_is_marked_and_named(report, tmp_path, monkeypatch):
-    saved = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path, source, top: saved.append((figure, source)))
+def test_measured_memory_is_marked_and_named(report, tmp_path, figures):
     report["memory"][1] |= {"allocated": [44 * 2**20, 22 * 2**20], "source": "measured"}
     plots.memory(report, tmp_path / "memory.png")
-    figure, source = saved[0]
-    assert "diamonds: measured by CUDA's allocator" in source
+    (figure,) = figures
+    assert "diamonds: measured by CUDA's allocator" in _below(figure)
     marked = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
     assert [list(line.get_ydata()) for line in marked] == [[44, 22]]
     assert [text.get_text() for text in figure.axes[0].texts if "spread" in text.get_text()][1] == "spread\n2.00"

@@ -3,8 +3,14 @@
 import json
 
 import pytest
+import torch
 
 from benchmarks import records
+from common import ladder
+from common.accelerator.state import available_cores
+
+# A file for each suite; results.json is a comparison's.
+RECORDED = sorted(path for path in ladder.ROOT.glob("benchmarks/results/*/*.json") if path.name != "results.json")
 
 
 def _record() -> dict:
@@ -33,10 +39,23 @@ def test_a_record_holds_samples_summaries_facts_and_pairs():
 
 def test_the_table_fits_80_columns_and_marks_what_is_noisy():
     lines = records.table(_record()).splitlines()
-    assert max(map(len, lines)) <= 81
+    assert max(map(len, lines)) <= 80
     marked = [line for line in lines if line.endswith("*")]
     assert len(marked) == 1 and "02_ddp_raw" in marked[0]
     assert "A note." in lines
+
+
+def test_a_note_is_folded_and_a_line_of_a_table_within_notes_is_not():
+    note, row = "the rows of a group have this in common, " * 5, f"  {'unlimited':<30}{'22.6':>40}"
+    lines = records.table(_record() | {"notes": [note, row]}).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == row and " ".join(lines[-4:-1]) == note.strip()
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_what_was_recorded_fits_into_80_columns(path):
+    for record in json.loads(path.read_text())["groups"]:
+        assert all(len(line) <= 80 for line in records.table(record).splitlines()), record["group"]
 
 
 def test_a_single_round_claims_no_spread():
@@ -46,9 +65,15 @@ def test_a_single_round_claims_no_spread():
 
 def test_a_file_is_read_back_as_it_was_written(tmp_path):
     path = tmp_path / "suite.json"
-    records.write(path, "suite", {"cores": 2}, [_record()])
-    assert json.loads(path.read_text()) == {"suite": "suite", "machine": {"cores": 2}, "groups": [_record()]}
+    records.write(path, "suite", [_record()])
+    assert json.loads(path.read_text()) == {"suite": "suite", "machine": records.machine(), "groups": [_record()]}
     assert [file.name for file in tmp_path.iterdir()] == ["suite.json"]
+
+
+def test_the_machine_is_described_by_what_numbers_depend_on():
+    machine = records.machine()
+    assert (machine["cores"], machine["torch"]) == (available_cores(), torch.__version__)
+    assert len(machine["gpus"]) == torch.cuda.device_count() and machine["processor"].strip()
 
 
 def test_a_fact_cannot_hide_what_was_measured():

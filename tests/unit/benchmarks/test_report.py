@@ -16,7 +16,9 @@ from common import ladder
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def test_the_terminal_has_80_columns(report):
+@pytest.mark.parametrize("steps", [6, 60, 937, 1_000_000])
+def test_the_terminal_has_80_columns(report, steps):
+    report |= {"steps": steps, "global_batch_size": steps, "world_size": 8}
     for text in (introduction(report), table(report), notes(report)):
         assert all(len(line) <= 80 for line in text.splitlines()), text
     assert (
@@ -44,6 +46,9 @@ def test_what_to_expect_depends_on_the_machine_and_says_why(report, gpus, words)
     report["machine"]["gpus"] = gpus
     assert words in expectation(report)
     assert words in " ".join(introduction(report).split())
+    assert "as fast as level 00" in expectation(report | {"world_size": 1})
+    one_core = report["machine"] | {"cores": 1, "gpus": []}
+    assert "share the core that one has alone" in expectation(report | {"machine": one_core})
 
 
 def test_the_page_has_everything_and_loads_nothing(report, tmp_path, coarse):
@@ -62,7 +67,7 @@ def test_the_page_has_everything_and_loads_nothing(report, tmp_path, coarse):
     for level in ladder.levels():
         for line in ladder.source(level):
             assert line in text
-    assert "simulated: every tensor charged to its device" in text and "Incomplete" not in text
+    assert "Memory is simulated, each tensor charged to its device." in text and "Incomplete" not in text
 
 
 def test_an_interrupted_run_says_what_it_lacks(report, tmp_path, coarse):

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import ceiling, evaluation, launch, loading, overhead
+from benchmarks import ceiling, evaluation, launch, loading, memory, network, network_plot, overhead, report
 from common import ladder
 from common.model import BasicNet
 from tests.workers import ranks
@@ -40,6 +40,24 @@ def test_extra_info_and_the_recorded_file_hold_everything(tmp_path):
 
 def test_plain_pytest_does_not_run_the_benchmarks(pytestconfig):
     assert pytestconfig.getini("testpaths") == ["tests"]
+
+
+@pytest.mark.parametrize(
+    "program, flags, said",
+    [
+        (overhead, ["--rounds", "0"], "--rounds must be at least 1"),
+        (network, ["--quick", "--rounds", "0"], "--rounds must be at least 1"),
+        (memory, ["--devices", "2", "0"], "--devices must be at least 1"),
+        (report, ["no/such.json"], "no results of a comparison in no/such.json"),
+        (report, [str(ladder.ROOT / "README.md")], "no results of a comparison in"),
+        (network_plot, ["no/such.json"], "no record of the network in no/such.json"),
+    ],
+)
+def test_a_wrong_value_is_an_error_before_anything_is_measured_or_drawn(program, flags, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [program.__name__, *flags])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):

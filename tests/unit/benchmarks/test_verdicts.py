@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.report import exit_code
-from benchmarks.verdicts import verdicts
+from benchmarks.verdicts import memory_source, peaks, verdicts
 
 
 def _lines(report: dict) -> list[str]:
@@ -46,6 +46,20 @@ def test_a_rank_that_holds_more_breaks_the_third_promise(report):
 def test_measured_memory_counts_before_simulated(report):
     report["levels"]["02_ddp_raw"]["run"]["peak_memory_bytes"] = [400, 200]
     assert _lines(report)[2].startswith("UNBALANCED: DDP spread 2.00")
+
+
+def test_where_memory_comes_from_is_told_level_by_level(report):
+    """On one GPU the allocator knows every process, but not the replicas of level 01 apart."""
+    levels = report["levels"]
+    assert memory_source(levels) == "simulated, each tensor charged to its device"
+    for result in levels.values():
+        result["run"]["peak_memory_bytes"] = [2**20] * result["run"]["world_size"]
+    assert memory_source(levels) == "measured by CUDA's allocator"
+    levels["01_data_parallel"]["run"]["peak_memory_bytes"] = [2**20]
+    assert peaks(levels["01_data_parallel"]) == [40 * 2**20, 20 * 2**20]
+    assert memory_source(levels) == "measured by CUDA's allocator, that of 01_data_parallel simulated"
+    levels["01_data_parallel"] = {}
+    assert memory_source(levels) == "measured by CUDA's allocator"
 
 
 @pytest.mark.parametrize(
