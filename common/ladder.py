@@ -114,12 +114,8 @@ def main(argv: list[str] | None = None) -> None:
     command = commands.add_parser("diff", help="what changes from one level to another")
     command.add_argument("before", metavar="LEVEL", help="such as 01")
     command.add_argument("after", metavar="LEVEL", help="such as 02")
-    form = command.add_mutually_exclusive_group()
-    page = Path("diff.html")
-    form.add_argument(
-        "--html", nargs="?", type=Path, const=page, metavar="PATH", help=f"side by side, by default {page}"
-    )
-    form.add_argument("--markdown", action="store_true", help="as a block for a README")
+    html = {"nargs": "?", "type": Path, "const": Path("diff.html"), "metavar": "PATH"}
+    command.add_argument("--html", **html, help="side by side, by default %(const)s")
     options = parser.parse_args(argv)
     if options.command is None:
         from common import tour
@@ -135,8 +131,6 @@ def main(argv: list[str] | None = None) -> None:
     if options.html:
         options.html.write_text(diffs.page([before, after]))
         print(f"Written: {options.html}")
-    elif options.markdown:
-        sys.stdout.write(f"```diff\n{unified(before, after)}```\n")
     else:
         sys.stdout.write(diffs.terminal(before, after, colour=diffs.wants_colour(sys.stdout)))
 

@@ -1,10 +1,10 @@
 """What a run says about itself: the plan before, progress and throughput meanwhile, the result after."""
 
 import contextlib
+import io
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common.claim import claim
+from common.claim import claim, explain_errors
 from common.data import agree
 from common.errors import fail
 from common.finite import LossWatch, demand_finite_weights
@@ -108,7 +108,8 @@ class Run:
         self.args = args
         self.device = device
         self.rank, self.backend, self.world_size = 0, backend, world_size
-        if dist.is_available() and dist.is_initialized():
+        self.distributed = dist.is_available() and dist.is_initialized()
+        if self.distributed:
             self.rank, self.backend, self.world_size = dist.get_rank(), dist.get_backend(), dist.get_world_size()
         agree(train_set)  # again for level 04, whose processes do not know each other when they load
         self.dataset = train_set.name
@@ -122,19 +123,17 @@ class Run:
         self.meter = Meter(device, args.batch_size)
         self.losses = LossWatch(device, self.rank)
         self._optimizer: torch.optim.Optimizer | None = None  # that steps, where checkpoints are made
-        self.stop = Stop(device, self.rank, distributed=dist.is_available() and dist.is_initialized())
+        self.stop = Stop(device, self.rank, self.distributed)
         self.epoch = 0
         if getattr(args, "checkpoint_dir", None):
-            self._claim = claim(args.checkpoint_dir, self.rank)
+            self._claim = claim(args.checkpoint_dir, self.rank, self.distributed)
+            explain_errors(args.checkpoint_dir)
         self._loss, self._losses = torch.zeros((), dtype=torch.float64, device=device), 0
         if device.type == "cuda":
             for index in self._cuda_devices():
                 torch.cuda.reset_peak_memory_stats(index)
         if self.rank == 0:
             print(self._plan(len(train_set), len(test_set)), flush=True)
-            if getattr(args, "mixed_precision", "no") == "fp16" and device.type == "cpu":
-                slow = "warning: fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
-                print(f"{slow}; bf16 is not", file=sys.stderr, flush=True)
 
     def epochs(self) -> Iterator[int]:
         """0, 1, …: as many epochs as `--epochs` says, or as it takes to come to `--max-steps`."""
@@ -213,16 +212,18 @@ class Run:
         if not self.stop.here(steps) and steps % args.checkpoint_every:
             return False
         self.demand_finite()
-        if dist.is_available() and dist.is_initialized():
+        if self.distributed:
             dist.all_reduce(self._loss)
             self._loss /= self.world_size
         return True
 
     @property
     def can_resume(self) -> bool:
-        """Whether `--checkpoint-dir` holds a checkpoint."""
+        """Whether `--checkpoint-dir` holds a checkpoint, whole or damaged."""
+        from common.accelerator.checkpointing import holds_something
+
         folder = self.args.checkpoint_dir
-        return bool(folder) and any(Path(folder, "checkpoints").glob("checkpoint_*/**/manifest.json"))
+        return bool(folder) and any(map(holds_something, Path(folder, "checkpoints").glob("checkpoint_*/")))
 
     def state_dict(self) -> dict:
         """How far the run is, and what it was asked to do."""
@@ -290,10 +291,11 @@ class Run:
         if self.rank == 0:
             print(result_line(result), flush=True)
             if self.args.save:
-                weights = {name: value.cpu() for name, value in model.state_dict().items()}
-                _write(self.args.save, lambda path: torch.save(weights, path))
+                # Into memory, for torch does not say why a file could not be written.
+                torch.save({name: value.cpu() for name, value in model.state_dict().items()}, weights := io.BytesIO())
+                _write(self.args.save, weights.getvalue())
             if self.args.json:
-                _write(self.args.json, lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
+                _write(self.args.json, f"{json.dumps(result, indent=2)}\n".encode())
         return result
 
     def _plan(self, train_samples: int, test_samples: int) -> str:
@@ -323,7 +325,7 @@ class Run:
         if self.device.type != "cuda":
             return None
         peaks = [torch.cuda.max_memory_allocated(index) for index in self._cuda_devices()]
-        if dist.is_available() and dist.is_initialized():
+        if self.distributed:
             everyone: list = [None] * self.world_size
             dist.all_gather_object(everyone, peaks)
             peaks = [peak for ranks_peaks in everyone for peak in ranks_peaks]
@@ -338,11 +340,13 @@ def result_line(result: dict) -> str:
     )
 
 
-def _write(path, write) -> None:
+def _write(path: Path, content: bytes) -> None:
     """Complete or not at all: a reader never meets half a file."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write(draft)
+        draft.write_bytes(content)
         draft.replace(path)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error}")
     finally:
         draft.unlink(missing_ok=True)

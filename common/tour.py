@@ -7,14 +7,13 @@ import os
 import textwrap
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from common import ladder
 from common.accelerator.state import available_cores
-from common.data import MNIST_FILES
+from common.data import mnist_on_disk
 
 WIDTH = 80
 
@@ -52,7 +51,6 @@ def look() -> Machine:
     """What this machine has. No data is read, and nothing is asked of a network."""
     gpus = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     data_dir = os.environ.get("MNIST_ROOT", "data")
-    raw = Path(data_dir) / "MNIST" / "raw"
     return Machine(
         cores=available_cores(),
         threads=torch.get_num_threads(),
@@ -60,7 +58,7 @@ def look() -> Machine:
         gloo=dist.is_available() and dist.is_gloo_available(),
         nccl=dist.is_available() and dist.is_nccl_available(),
         data_dir=data_dir,
-        mnist=all((raw / name).exists() for name in MNIST_FILES),
+        mnist=mnist_on_disk(data_dir),
     )
 
 

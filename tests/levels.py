@@ -8,9 +8,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.proof import farthest
 from common import ladder
 from common.args import parse_args
 from tests.workers import ranks
+
+__all__ = ["EXACT", "SHORT", "farthest", "run_level", "run_on_ranks", "run_script"]
 
 # Two epochs with a tail that is dropped: 250 = 2 × 96 + 58.
 SHORT = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
@@ -33,12 +36,6 @@ def run_on_ranks(level: str, world_size: int, argv: list[str], path: Path | None
     """Train on `world_size` processes. Returns every rank's result, and the final weights."""
     outcomes = ranks(world_size).run(run_level, level, argv, path)
     return [result for result, _ in outcomes], outcomes[0][1]
-
-
-def farthest(weights: dict, others: dict) -> float:
-    """The largest absolute difference between two state dicts with the same keys."""
-    assert weights.keys() == others.keys()
-    return max((weights[name] - others[name]).abs().max().item() for name in weights)
 
 
 def run_script(level: str, argv: list[str], processes: int | None = None, timeout: float = 240, **environment: str):

@@ -8,7 +8,9 @@ from pathlib import Path
 from common import ladder
 
 READMES = sorted(
-    path for path in ladder.ROOT.rglob("README.md") if not any(part.startswith(".") for part in path.parts[1:])
+    path
+    for path in ladder.ROOT.rglob("README.md")
+    if not any(part.startswith(".") for part in path.relative_to(ladder.ROOT).parts)
 )
 MODULES = sorted(
     path
@@ -16,12 +18,6 @@ MODULES = sorted(
     for top in ladder.ROOT.glob(folder)
     for path in top.rglob("*.py")
 )
-
-
-# What a command in a text leaves to its reader.
-PLACEHOLDERS = {"NAME": "padded_evaluation"}
-
-
 # What a command in the text leaves to its reader.
 PLACEHOLDERS = {"NAME": "padded_evaluation"}
 

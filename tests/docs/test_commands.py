@@ -18,6 +18,8 @@ from tests.docs.pages import MODULES, READMES, commands, name
 from tests.levels import run_level
 from tests.workers import ranks
 
+# Modules are run that other tests have imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 PAGES = [path for path in [*READMES, *MODULES] if commands(path)]
 LEVEL = re.compile(r"0\d_\w+/train\.py$")
 # A little of everything: what a command says about the rest stays.
@@ -71,7 +73,6 @@ def help_of(run, argv: list[str], monkeypatch) -> str:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 def test_commands_start_what_exists_with_flags_that_it_takes(path, monkeypatch):
     monkeypatch.chdir(ladder.ROOT)
     for words in commands(path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks import readmes
+from benchmarks import readmes, report
 from common import ladder
 from common.args import parse_args
 from tests.docs.pages import READMES, name, prose
@@ -214,6 +214,15 @@ def test_two_processes_on_two_cores_are_no_faster_as_the_readme_says():
     assert record["machine"]["cores"] == 2
     for level in ladder.DISTRIBUTED:
         assert readmes.paired(record, level) < 1.05, level
+
+
+def test_what_a_comparison_says_to_expect_is_what_was_recorded():
+    record = readmes.recorded("results")
+    assert record["world_size"] == record["machine"]["cores"] == 2
+    assert "two processes on two cores were slower than one at batch 64 and faster at 256" in report.expectation(record)
+    pairs = {group["group"]: {pair["of"]: pair for pair in group["pairs"]} for group in record["throughput"]}
+    for row in (f"{level}, 2 processes" for level in ladder.DISTRIBUTED):
+        assert pairs["global batch 64"][row]["high"] < 1 < pairs["global batch 256"][row]["low"], row
 
 
 def test_the_errors_that_the_readme_explains_are_those_that_appear(monkeypatch, capsys, tmp_path):

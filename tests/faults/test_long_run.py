@@ -55,6 +55,33 @@ def test_jobs_started_at_once_on_one_machine_do_not_collide(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
+def test_a_level_that_has_ended_leaves_no_thread_of_its_group(level, tmp_path):
+    """Such a thread may still hold a tensor when the interpreter ends, and then aborts the process."""
+    counting = f"""
+import os
+from pathlib import Path
+from common import ladder
+from common.args import parse_args
+
+def threads():
+    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+
+module = ladder.load({level!r})
+during, result = [], module.Run.result
+module.Run.result = lambda *args: during.append(threads()) or result(*args)
+module.train(parse_args(module.__file__))
+Path({str(tmp_path)!r}, os.environ["RANK"]).write_text(f"{{during[0]}} {{threads()}}")
+"""
+    path = tmp_path / "counting.py"
+    path.write_text(counting)
+    done = run_to_end(torchrun(path, *SHORT, "--max-steps", "1"), PYTHONPATH=str(Path(__file__).parents[2]))
+    assert done.returncode == 0, done.stderr
+    for rank in ("0", "1"):
+        before, after = map(int, (tmp_path / rank).read_text().split())
+        assert (before > 0, after) == (True, 0)
+
+
 def used(level: str, argv: list[str]) -> list[tuple[int, int]]:
     """For each epoch the resident memory in bytes and the number of open files."""
     samples = []

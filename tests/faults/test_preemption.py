@@ -29,7 +29,8 @@ def start(level: str, *flags, processes: int | None = None) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # As many as in this process: other sums would have other last bits.
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
     )
 
 
@@ -70,16 +71,6 @@ def assert_it_stopped_and_continues(level: str, folder: Path, said: str, process
     assert farthest(*weights) == 0
 
 
-@pytest.fixture
-def one_thread():
-    """As many as a run has that `start` has started: other sums would have other last bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("level", "number"),
     [("03_accelerate", signal.SIGTERM), pytest.param("04_trainer", signal.SIGINT, marks=pytest.mark.slow)],

@@ -109,8 +109,9 @@ def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(t
 @pytest.mark.parametrize("start", [torchrun, launcher])
 @pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate", "04_trainer"])
 @pytest.mark.parametrize("fault", ["raises", "is_killed"])
-def test_without_restarts_the_job_ends_soon_and_says_which_rank_and_why(level, start, fault):
-    with job(start(SABOTEUR, fault, "5", level, *TRAINING, "--epochs", "90")) as run:
+def test_without_restarts_the_job_ends_soon_and_says_which_rank_and_why(level, start, fault, tmp_path):
+    flags = [*TRAINING, "--epochs", "90", *(checkpointing(tmp_path) if level != "02_ddp_raw" else [])]
+    with job(start(SABOTEUR, fault, "5", level, *flags)) as run:
         run.wait_for(lambda: f"{level}: 2 × gloo" in run.out)
         # 30 seconds would do on a machine that has nothing else to do.
         assert run.end(60) != 0

@@ -4,11 +4,12 @@ gloo notices a dead link when a collective's `--timeout` is over. torchrun's age
 trying for a quarter of an hour: Linux's net.ipv4.tcp_retries2 says how long, and each node has its own.
 
 A new agent that joins a later round of the rendezvous waits in vain for MASTER_ADDR with torch 2.15: the agent that was
-there before takes it for said. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has every round say it anew.
+there before takes it for said. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has every round say it anew; the launcher sets it.
 """
 
 import json
 import re
+import sys
 import time
 from contextlib import ExitStack
 from functools import cache
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.two_nodes import Nodes, two_nodes, why_not
+from benchmarks.two_nodes import ADDRESSES, RENDEZVOUS, Nodes, two_nodes, why_not
 from common import ladder
 from tests.levels import farthest, run_level
 
@@ -37,21 +38,34 @@ EXACT = [*SAME, "--dtype", "float64", "--no-dropout"]
 LOST = re.compile(r"RuntimeError: .*(timed out|No route to host|Connection (closed|reset) by peer)", re.IGNORECASE)
 
 
+def torchrun(nodes: Nodes, node: int, arguments: list[str], **options):
+    return nodes.torchrun(node, arguments, 2, **options)
+
+
+def launcher(nodes: Nodes, node: int, arguments: list[str], environment: dict[str, str], **options):
+    ip, port = RENDEZVOUS.split(":")
+    command = [sys.executable, "-m", "common.accelerator", "launch", "--cpu", "--num_machines=2", "--num_processes=4"]
+    command += [f"--machine_rank={node}", f"--main_process_ip={ip}", f"--main_process_port={port}"]
+    # torchrun's --local-addr: a namespace has no name by which the others could find it.
+    environment |= {"PET_LOCAL_ADDR": ADDRESSES[node]}
+    return nodes.start(node, [*command, "--rdzv_backend=c10d", *arguments], environment=environment, **options)
+
+
 class Job:
-    """A level on 2 nodes × 2 processes, and what each node's torchrun and ranks have said."""
+    """A level on 2 nodes × 2 processes, and what each node's `agent` (torchrun or the launcher) and ranks have said."""
 
     def __init__(
-        self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts: int, environment
+        self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts, agent, environment
     ):
-        self.nodes, self.folder, self.weights = nodes, folder, folder / "weights.pt"
+        self.nodes, self.folder, self.weights, self.agent = nodes, folder, folder / "weights.pt", agent
         script = [str(ladder.script(level)), *EXACT, "--timeout", str(TIMEOUT), "--save", str(self.weights), *flags]
-        self.arguments, self.stack = ["--max-restarts", str(restarts), *script], stack
+        self.arguments, self.stack = [f"--max-restarts={restarts}", *script], stack
         self.environment = environment | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
         self.agents = [self.start(node) for node in (0, 1)]
 
     def start(self, node: int):
         log = self.stack.enter_context((self.folder / f"node.{node}").open("a"))
-        return self.nodes.torchrun(node, self.arguments, 2, environment=self.environment, stdout=log, stderr=log)
+        return self.agent(self.nodes, node, self.arguments, environment=self.environment, stdout=log, stderr=log)
 
     def said(self, node: int) -> str:
         return (self.folder / f"node.{node}").read_text()
@@ -87,16 +101,20 @@ def start(tmp_path):
     """`start(level, flags)`: the job on a new pair of nodes, which go with all that is on them."""
     with ExitStack() as stack:
         nodes = stack.enter_context(two_nodes())
-        yield lambda *job, restarts=0, **environment: Job(nodes, stack, tmp_path, *job, restarts, environment)
+
+        def on_both(*job, restarts: int = 0, agent=torchrun, **environment: str) -> Job:
+            return Job(nodes, stack, tmp_path, *job, restarts, agent, environment)
+
+        yield on_both
 
 
 @pytest.fixture
 def slowly(start, tmp_path):
-    """`slowly(restarts, **environment)`: level 03 with checkpoints, over a cable slow enough to be hurt in time."""
+    """`slowly(restarts, **more)`: level 03 with checkpoints, over a cable slow enough to be hurt in time."""
 
-    def run(restarts: int, **environment: str) -> Job:
+    def run(restarts: int, **more) -> Job:
         flags = ["--eval-samples", "96", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "3"]
-        job = start("03_accelerate", flags, restarts=restarts, **environment)
+        job = start("03_accelerate", flags, restarts=restarts, **more)
         job.nodes.limit(200e6)  # 9.6 MB of gradients, 1.5 times from node to node in a ring of four: 0.6 s a step
         return job
 
@@ -134,8 +152,13 @@ def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(slowly):
     assert re.search(r"resumed at step \d", job.said(0) + job.said(1))
 
 
-def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(slowly):
-    job = slowly(restarts=3, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+AGENTS = {"torchrun": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "launcher": {"agent": launcher}}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(slowly, agent, monkeypatch):
+    monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
+    job = slowly(restarts=3, **AGENTS[agent])
     job.wait_for_a_checkpoint()
     job.nodes.kill(1)
     job.wait_for(lambda: "Traceback" in job.said(0), "an error on the node that is left")

@@ -142,8 +142,8 @@ def test_the_command_line_names_levels_by_their_number(capsys, tmp_path, monkeyp
     ladder.main(["diff", "00", "01"])
     printed = capsys.readouterr().out
     assert printed.startswith("00_single_gpu → 01_data_parallel: ") and "\x1b" not in printed
-    ladder.main(["diff", "00", "01_data_parallel/", "--markdown"])
-    assert capsys.readouterr().out == f"```diff\n{ladder.unified('00_single_gpu', '01_data_parallel')}```\n"
+    ladder.main(["diff", "00", "01_data_parallel/"])
+    assert capsys.readouterr().out == printed
     monkeypatch.chdir(tmp_path)
     ladder.main(["diff", "03", "04", "--html"])
     assert "04_trainer/train.py" in (tmp_path / "diff.html").read_text()

@@ -158,24 +158,21 @@ def test_the_result_has_the_keys_of_the_contract():
     assert (result["accuracy"], result["eval_loss"], result["evaluated"]) == (0.9, 0.1, 100)
 
 
-@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
-def test_fp16_on_a_cpu_is_warned_of_once(level, capsys):
-    a_run(["--mixed-precision", "bf16"], level)
-    assert capsys.readouterr().err == ""
-    a_run(["--mixed-precision", "fp16"], level)
-    assert capsys.readouterr().err.count("fp16 on a CPU works, but its convolutions are some 90 times slower") == 1
-    said = ranks(2).run(what_a_rank_says_of_fp16, level)
-    assert "some 90 times slower" in said[0] and said[1] == ""
-
-
-def what_a_rank_says_of_fp16(level: str) -> str:
-    dist.init_process_group("gloo")
-    try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            a_run(["--mixed-precision", "fp16"], level)
-        return said.getvalue()
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.parametrize(
+    "left, held",
+    [
+        ("checkpoint_0/.6f@7@host.tmp/model.safetensors", False),  # by a save that never ended
+        ("checkpoint_0/.complete/manifest.json", True),
+        ("checkpoint_0/model.safetensors", True),  # without a manifest: whoever put it there may want it
+    ],
+)
+def test_whatever_is_held_under_a_checkpoints_name_but_a_draft_is_to_be_resumed(left, held, tmp_path):
+    run = a_run(["--checkpoint-dir", str(tmp_path)], level="03_accelerate")
+    assert not run.can_resume
+    path = tmp_path / "checkpoints" / left
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert run.can_resume == held
 
 
 def test_a_level_whose_ranks_meet_after_loading_compares_their_data_too():

@@ -7,6 +7,7 @@ import pytest
 
 from common import ladder, tour
 from common.args import parse_args
+from common.data import MNIST_FILES
 from tests.levels import SHORT, run_level, run_on_ranks
 
 LAPTOP = tour.Machine(cores=2, threads=2, gpus=(), gloo=True, nccl=False, data_dir="data", mnist=False)
@@ -47,7 +48,7 @@ def test_it_finds_this_machine(monkeypatch, tmp_path, capsys):
     assert tour.look().mnist is False
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for name in tour.MNIST_FILES:
+    for name in MNIST_FILES:
         (raw / name).touch()
     found = tour.look()
     assert found.mnist and found.cores >= 1 and found.gloo
