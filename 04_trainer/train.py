@@ -76,7 +76,7 @@ def train(args):
     run = Run(args, train_set, test_set, trainer.accelerator.device)
     trainer.add_callback(Clock(run))
     try:
-        saved = Path(training_args.output_dir).glob("checkpoint-*/trainer_state.json")
+        saved = Path(training_args.output_dir).glob("checkpoint-*/*")
         trainer.train(resume_from_checkpoint=bool(args.checkpoint_dir) and any(saved))
         return run.result(model, *last_epoch(trainer.state.log_history))
     finally:

@@ -94,7 +94,13 @@ def put_a_foreign_one(folder: Path) -> str:
     return "manifest.json"
 
 
-DAMAGES = [cut_short, flip_a_bit, put_a_foreign_one]
+def drop_the_progress(folder: Path) -> str:
+    name = next(name for name in ("trainer_state.json", "custom_checkpoint_0.pkl") if (folder / name).exists())
+    (folder / name).unlink()
+    return name
+
+
+DAMAGES = [cut_short, flip_a_bit, put_a_foreign_one, drop_the_progress]
 
 
 SOME = [DAMAGES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DAMAGES[1:])]
