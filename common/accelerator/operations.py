@@ -15,7 +15,7 @@ class DistributedOperationException(Exception):
 
 
 def _collective(function: Callable) -> Callable:
-    """Under ACCELERATE_DEBUG_MODE torch compares each collective over the ranks; name the operation it complains of."""
+    """`function`, whose errors name it. Under ACCELERATE_DEBUG_MODE torch compares each collective over the ranks."""
 
     @wraps(function)
     def checked(*args, **kwargs):
@@ -23,9 +23,10 @@ def _collective(function: Callable) -> Callable:
             return function(*args, **kwargs)
         except RuntimeError as error:
             state = PartialState()
-            if not state.debug:
-                raise
             who = f"rank {state.process_index} of {state.num_processes}"
+            if not state.debug:
+                error.add_note(f"`{function.__name__}` failed on {who}: it is a collective, did all processes call it?")
+                raise
             raise DistributedOperationException(f"`{function.__name__}` failed on {who}: {error}") from error
 
     return checked

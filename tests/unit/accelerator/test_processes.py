@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -320,23 +321,30 @@ def test_in_debug_mode_a_collective_that_differs_on_some_rank_raises_naming_oper
         assert f"`{name}` failed on rank {rank} of 2" in message and "mismatch" in message
 
 
-def missing_rank():
+def missing_rank(call, *args):
     accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=1))], cpu=True)
     message = None
     try:
         if accelerator.is_main_process:
-            accelerator.gather(torch.ones(1))
+            getattr(accelerator, call)(*args)
         else:
             time.sleep(2)
-    except DistributedOperationException as error:
-        message = str(error)
+    except (DistributedOperationException, RuntimeError) as error:
+        message = "".join(traceback.format_exception(error))
     accelerator.end_training()
     return message
 
 
 def test_in_debug_mode_a_missing_rank_is_named_with_the_operation_that_waits():
-    message, _ = ranks(2).run(missing_rank, environment={"ACCELERATE_DEBUG_MODE": "1"})
+    message, _ = ranks(2).run(missing_rank, "gather", torch.ones(1), environment={"ACCELERATE_DEBUG_MODE": "1"})
     assert "`gather` failed on rank 0" in message and "1" in message.split("failed on rank 0 of 2")[1]
+
+
+def test_a_checkpoint_that_only_the_main_process_saves_is_an_error_that_says_so(tmp_path):
+    message, _ = ranks(2).run(missing_rank, "save_state", str(tmp_path / "saved"))
+    assert "in save_state" in message
+    assert "failed on rank 0 of 2: it is a collective, did all processes call it?" in message
+    assert not (tmp_path / "saved").exists()
 
 
 # The environment
