@@ -151,6 +151,9 @@ class PartialState:
             self._owns_group = False
             dist.destroy_process_group()
             dist.set_debug_level(self._debug_level)
+            # Its threads need the GIL to let go of the last tensors. A DDP that outlives the group holds the GIL while
+            # it frees the group and waits for them: with torch 2.11 for ever, without this.
+            time.sleep(0.01)
 
     def on_process(self, function: Callable | None = None, process_index: int | None = None) -> Callable:
         """`function`, called on rank `process_index` (and in a single process) and returning None elsewhere."""

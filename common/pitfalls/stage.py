@@ -68,10 +68,13 @@ def play(
             outcome = error
         finding = pitfall.detect(outcome)  # at once: it may be about time
         number = pitfall.measure(outcome)
+        hung = isinstance(outcome, RuntimeError)
+        # Were its DDP the last to hold the group, torch 2.11 might hang.
+        del outcome
         # A rank that leaves closes its connections. Whoever still waits for it
         # would see that, and not a time-out.
         _wait_for_all("end", rank, world_size)
-        return Report(number, finding, isinstance(outcome, RuntimeError))
+        return Report(number, finding, hung)
     finally:
         dist.destroy_process_group()
 

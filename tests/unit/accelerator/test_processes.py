@@ -293,6 +293,22 @@ def test_an_accelerator_after_end_training_joins_a_new_group():
     assert ranks(2).run(starting_twice) == [5, 5]
 
 
+def outliving(folder):
+    for number in range(50):
+        meeting = InitProcessGroupKwargs(init_method=f"file://{folder}/{number}")
+        accelerator = Accelerator(cpu=True, kwargs_handlers=[meeting])
+        model = accelerator.prepare(torch.nn.Linear(16, 10))
+        accelerator.backward(model(torch.ones(4, 16)).sum())
+        accelerator.gather(torch.ones(1000))
+        accelerator.end_training()
+        del model, accelerator
+
+
+def test_a_model_that_outlives_its_group_can_be_freed(tmp_path):
+    """With torch 2.11 it waited for the group's threads, and they for the GIL that it held."""
+    ranks(2).run(outliving, tmp_path, timeout=60)
+
+
 # Errors instead of hangs
 
 
@@ -322,13 +338,13 @@ def test_in_debug_mode_a_collective_that_differs_on_some_rank_raises_naming_oper
 
 
 def missing_rank(call, *args):
-    accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=1))], cpu=True)
+    accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=3))], cpu=True)
     message = None
     try:
         if accelerator.is_main_process:
             getattr(accelerator, call)(*args)
         else:
-            time.sleep(2)
+            time.sleep(5)
     except (DistributedOperationException, RuntimeError) as error:
         message = "".join(traceback.format_exception(error))
     accelerator.end_training()
