@@ -144,8 +144,10 @@ def run_torchrun(arguments: list[str]) -> int:
     try:
         # `record` hands the first failing rank's error file on to whoever launched the launcher.
         record(run.run)(run.parse_args(arguments))
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+    except ChildFailedError as job:
+        # A signal that torchrun did not send is the cause; times are in whole seconds, the agent's for a killed rank.
+        rank = min((f.exitcode == -signal.SIGTERM, f.exitcode > 0, f.timestamp, r) for r, f in job.failures.items())[3]
+        failure = job.failures[rank]
         how = f"exit code {failure.exitcode}" if failure.exitcode > 0 else f"ended by {failure.signal_name()}"
         where = f"local rank {failure.local_rank}, pid {failure.pid}"
         print(f"launch: rank {rank} failed: {how} ({where})", file=sys.stderr)
