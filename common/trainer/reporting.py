@@ -12,6 +12,12 @@ from common.accelerator import Accelerator, PartialState
 from common.trainer.callbacks import TrainerCallback
 
 
+def say(text: str) -> None:
+    """Print `text` above the bar, at once: what is killed later has said it."""
+    tqdm.write(text)
+    sys.stdout.flush()
+
+
 def training_summary(args, state, model, train_dataloader) -> str:
     """What is about to be trained, in a few lines."""
     batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
@@ -48,19 +54,19 @@ class PrinterCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, model=None, train_dataloader=None, **kwargs):
         self.columns = ()
         if state.is_world_process_zero:
-            tqdm.write(training_summary(args, state, model, train_dataloader))
+            say(training_summary(args, state, model, train_dataloader))
 
     def on_log(self, args, state, control, logs, **kwargs):
         if state.is_world_process_zero and ("loss" in logs or "train_runtime" in logs):
-            tqdm.write(str({name: f"{v:.4g}" if isinstance(v, float) else v for name, v in logs.items()}))
+            say(str({name: f"{v:.4g}" if isinstance(v, float) else v for name, v in logs.items()}))
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if state.is_world_process_zero:
             row = table_row(args, state, metrics)
             if tuple(row) != self.columns:
                 self.columns = tuple(row)
-                tqdm.write("  ".join(name.rjust(15) for name in row))
-            tqdm.write("  ".join(row[name].rjust(max(15, len(name))) for name in row))
+                say("  ".join(name.rjust(15) for name in row))
+            say("  ".join(row[name].rjust(max(15, len(name))) for name in row))
 
 
 class ProgressCallback(PrinterCallback):
@@ -95,7 +101,7 @@ class NotebookProgressCallback(TrainerCallback):
 
         self.rows, self.html = [], HTML
         if state.is_world_process_zero:
-            tqdm.write(training_summary(args, state, model, train_dataloader))
+            say(training_summary(args, state, model, train_dataloader))
             self.output = display(HTML(self.page(state)), display_id=True)
 
     def page(self, state) -> str:
