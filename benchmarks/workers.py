@@ -23,12 +23,12 @@ def free_port() -> int:
 
 
 def _serve(pipe) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
     import torch
     from tqdm import tqdm
 
     # For the levels' bars: by default a semaphore, which a killed process leaves behind.
     tqdm.set_lock(threading.RLock())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
     torch.set_num_threads(1)
     while True:
         job = pipe.recv()

@@ -22,7 +22,7 @@ class UserError(SystemExit):
 def fail(message: str) -> NoReturn:
     """Print `message` on stderr and raise UserError.
 
-    All local ranks meet the same error at about the same time. The first speaks; the others give it a few seconds
+    All local ranks meet the same error at about the same time. The first speaks; the others give it some seconds
     to do so and to be ended by the launcher, and speak for themselves only if that has not happened.
     """
     message = " ".join(message.split("\n"))
@@ -31,6 +31,6 @@ def fail(message: str) -> NoReturn:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         with contextlib.suppress(ValueError):  # of a thread: only the main one can
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a level that saves on SIGTERM would stay
-        time.sleep(5)
+        time.sleep(15)
     print(f"error: {message}", file=sys.stderr, flush=True)
     raise UserError(message)

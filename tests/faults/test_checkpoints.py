@@ -256,12 +256,16 @@ def test_a_read_only_checkpoint_folder_is_one_line_before_the_training(tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_second_job_on_the_folder_of_a_first_is_refused_and_does_not_disturb_it(level, tmp_path):
-    command = torchrun(script(level), *SMALL, "--epochs", "60", *saving(tmp_path))
+    command = torchrun(script(level), *SMALL, "--epochs", "5000", *saving(tmp_path))
     with job(command) as first:
         first.wait_for(lambda: complete(tmp_path))
         second = run_to_end(command)
-        assert first.process.poll() is None, "the first job ended too soon to be disturbed"
-        assert first.end() == 0, first.err
+        seen = newest(tmp_path)
+        first.wait_for(lambda: newest(tmp_path) > seen + 2)
+        first.process.terminate()
+        assert first.end() != 0 and "stopped at step" in first.out, first.err
+    for each in complete(tmp_path):
+        checkpointing.verify(each)
     assert second.returncode != 0 and "Resumed" not in second.stdout
     said = [line for line in second.stderr.splitlines() if line.startswith("error: ")]
     assert said == [f"error: another job is saving to {tmp_path}: wait for it, or name another --checkpoint-dir"]

@@ -7,6 +7,7 @@ A new agent that joins a later round of the rendezvous waits in vain for MASTER_
 there before takes it for said. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has every round say it anew; the launcher sets it.
 """
 
+import glob
 import json
 import re
 import sys
@@ -77,8 +78,8 @@ class Job:
             time.sleep(0.1)
 
     def wait_for_a_checkpoint(self) -> None:
-        saved = self.folder / "saved"
-        self.wait_for(lambda: any(saved.glob("checkpoints/*/**/manifest.json")), "a checkpoint")
+        manifest = f"{self.folder}/saved/checkpoints/*/manifest.json"
+        self.wait_for(lambda: glob.glob(manifest), "a checkpoint")
         assert all(agent.poll() is None for agent in self.agents)
         assert not self.weights.exists(), "the job was over before anything could happen to it"
 

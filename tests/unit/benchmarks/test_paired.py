@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.paired import Samples, measure, paired_difference, paired_ratio, summarise, take_turns
@@ -38,6 +38,7 @@ def test_a_row_is_noisy_above_15_percent(width, noisy):
     assert summarise([100 - width, 100 - width / 2, 100, 100 + width / 2, 100 + width]).noisy is noisy
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(positive, min_size=1, max_size=20))
 def test_quartiles_enclose_the_median_and_never_leave_the_samples(samples):
     summary = summarise(samples)
