@@ -114,8 +114,14 @@ def main(argv: list[str] | None = None) -> None:
     command = commands.add_parser("diff", help="what changes from one level to another")
     command.add_argument("before", metavar="LEVEL", help="such as 01")
     command.add_argument("after", metavar="LEVEL", help="such as 02")
-    html = {"nargs": "?", "type": Path, "const": Path("diff.html"), "metavar": "PATH"}
-    command.add_argument("--html", **html, help="side by side, by default %(const)s")
+    command.add_argument(
+        "--html",
+        nargs="?",
+        type=Path,
+        const=Path("diff.html"),
+        metavar="PATH",
+        help="side by side, by default %(const)s",
+    )
     options = parser.parse_args(argv)
     if options.command is None:
         from common import tour

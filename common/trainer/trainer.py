@@ -360,8 +360,8 @@ class Trainer:
     def _new_state(self, max_steps: int = 0, num_epochs: int = 0) -> TrainerState:
         state = TrainerState(max_steps=max_steps, num_train_epochs=num_epochs)
         state.train_batch_size = self.args.per_device_train_batch_size
-        main = self.accelerator.is_local_main_process, self.accelerator.is_main_process
-        state.is_local_process_zero, state.is_world_process_zero = main
+        state.is_local_process_zero = self.accelerator.is_local_main_process
+        state.is_world_process_zero = self.accelerator.is_main_process
         for name in ("logging_steps", "eval_steps", "save_steps"):
             steps = getattr(self.args, name)
             setattr(state, name, int(steps) if steps >= 1 else math.ceil(steps * max_steps))
