@@ -1,33 +1,68 @@
-"""The Accelerator: what a training script talks to."""
+"""The Accelerator: what a training script talks to.
+
+Begin with `prepare`, `accumulate` and `backward`: they are what happens in a training loop.
+"""
 
 import contextlib
 import os
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import MethodType
 from typing import Any
 
 import torch
 from torch.distributed.algorithms import Join
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from . import checkpointing, operations
-from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
-from .optimizer import AcceleratedOptimizer, LossScaler, linked
+from .data_loader import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader, skip_first_batches  # noqa: F401
+from .logging import get_logger
+from .optimizer import AcceleratedOptimizer, LossScaler
 from .scheduler import AcceleratedScheduler
-from .state import AcceleratorState, GradientState, PartialState, parse_flag_from_env
-from .tracking import GeneralTracker, select_trackers
-from .utils import dataclasses as settings
-from .utils.memory import release_memory
-
-_OUT_OF_SCOPE = (
-    "deepspeed_plugin deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin parallelism_config dynamo_plugin"
+from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env
+from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers  # noqa: F401
+from .utils.dataclasses import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    DynamoBackend,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    LoggerType,
+    PrecisionType,
+    ProfileKwargs,
+    ProjectConfiguration,
+    RNGType,
+    TorchDynamoPlugin,
 )
-_NO_CONTEXT = contextlib.nullcontext()
+from .utils.engines import FP8BackendType  # noqa: F401
+from .utils.memory import release_memory
+from .utils.other import extract_model_from_parallel, is_compiled_module
+
+logger = get_logger(__name__)
+
+# What the launcher sets for other ways of training than data parallelism.
+_OUT_OF_SCOPE_FLAGS = (
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_USE_FSDP",
+    "ACCELERATE_USE_MEGATRON_LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG",
+)
+_HANDLER_KINDS = (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+)
+_AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Accelerator:
@@ -40,103 +75,120 @@ class Accelerator:
         gradient_accumulation_steps: micro-batches per optimizer step, for `accumulate`.
         cpu: stay on the CPU.
         dataloader_config: how prepared loaders share the data.
-        rng_types: generators that all processes take over from rank 0 at the start of every epoch.
+        rng_types: generators that all processes take over from rank 0 at the start of every epoch; by default those
+            of the samplers.
         log_with: trackers, by name or as objects.
         project_dir, project_config: where logs and checkpoints go.
         gradient_accumulation_plugin: accumulation in detail, instead of `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: see AcceleratedScheduler.
-        kwargs_handlers: settings for autocast, the loss scaler, DistributedDataParallel and the process group.
-        dynamo_backend: compile prepared models with it; by default what the launcher says.
+        kwargs_handlers: settings for autocast, the loss scaler, DistributedDataParallel, the process group and the
+            profiler.
+        dynamo_backend, dynamo_plugin: compile prepared models; by default what the launcher says.
+        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins, parallelism_config: out
+            of scope; only an empty setting passes.
 
     Attributes:
         sync_gradients: whether this micro-batch ends its window, so that optimizers and schedulers step.
-        state: an AcceleratorState. What it has, the Accelerator has too: device, num_processes, process_index,
-            is_main_process, on_main_process, main_process_first, split_between_processes, wait_for_everyone, print, …
-        project_configuration, dataloader_config: likewise: project_dir, logging_dir, split_batches, even_batches, …
+        state: the AcceleratorState: which process this is, on which device.
+        gradient_state: the GradientState: where the run stands in the accumulation window and in its loaders.
+        scaler: of the loss, under fp16; else None.
 
     Raises:
-        NotImplementedError: for DeepSpeed, FSDP, Megatron, tensor parallelism and other handlers.
-        ValueError: for two settings of one thing, and what differs from an earlier Accelerator of the process.
+        NotImplementedError: for DeepSpeed, FSDP, Megatron, tensor parallelism and other kinds of handlers.
+        ValueError: if one thing is set twice, or a setting differs from that of an earlier Accelerator in this process.
     """
 
     def __init__(
         self,
         device_placement: bool = True,
         split_batches: bool | None = None,
-        mixed_precision: str | None = None,
+        mixed_precision: PrecisionType | str | None = None,
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
-        dataloader_config: settings.DataLoaderConfiguration | None = None,
-        *,
-        rng_types: list[str] | None = None,
-        log_with: Any = None,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: list[str | RNGType] | None = None,
+        log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None = None,
         project_dir: str | os.PathLike | None = None,
-        project_config: settings.ProjectConfiguration | None = None,
-        gradient_accumulation_plugin: settings.GradientAccumulationPlugin | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
-        kwargs_handlers: list | None = None,
-        dynamo_backend: str | None = None,
-        **out_of_scope,
+        kwargs_handlers: list[KwargsHandler] | None = None,
+        dynamo_backend: DynamoBackend | str | None = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
     ) -> None:
-        for name in out_of_scope.keys() - set(_OUT_OF_SCOPE.split()):
-            raise TypeError(f"Accelerator() got an unexpected keyword argument {name!r}")
-        flags = [f"ACCELERATE_USE_{kind}" for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")]
-        for name in (*filter(out_of_scope.get, out_of_scope), *filter(parse_flag_from_env, flags)):
-            raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
-        if gradient_accumulation_plugin is not None and gradient_accumulation_steps != 1:
-            raise ValueError("pass either gradient_accumulation_steps or gradient_accumulation_plugin")
-        handlers = {type(handler): handler for handler in kwargs_handlers or ()}
-        if len(handlers) < len(kwargs_handlers or ()):
-            raise ValueError("You can only pass one of each kind in `kwargs_handlers`.")
-        kinds = settings.AutocastKwargs, settings.GradScalerKwargs
-        self.autocast_handler, self.scaler_handler = (handlers.pop(kind, None) or kind() for kind in kinds)
-        kinds = settings.DistributedDataParallelKwargs, settings.InitProcessGroupKwargs
-        self.ddp_handler, self.init_handler = (handlers.pop(kind, None) or kind() for kind in kinds)
-        if handlers:
-            raise NotImplementedError(f"no kwargs handlers of this core: {', '.join(map(str, handlers))}")
-        if PartialState._shared_state.get("ended"):
-            PartialState._reset_state()
-            GradientState._reset_state()
-        steps = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", gradient_accumulation_steps))
-        self.gradient_state = GradientState(gradient_accumulation_plugin or settings.GradientAccumulationPlugin(steps))
-        self.state = AcceleratorState(mixed_precision, cpu, **self.init_handler.to_kwargs())
-        self.project_configuration = project_config or settings.ProjectConfiguration(project_dir)
-        if project_dir is not None and self.project_configuration.project_dir is None:
+        _refuse_what_is_out_of_scope(
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            deepspeed_plugins=deepspeed_plugins,
+            parallelism_config=parallelism_config,
+        )
+        if gradient_accumulation_plugin is None:
+            gradient_accumulation_plugin = _accumulation_plugin(gradient_accumulation_steps)
+        elif gradient_accumulation_steps != 1:
+            raise ValueError(
+                "You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`."
+            )
+        handlers = _handlers_by_kind(kwargs_handlers or [])
+        self.autocast_handler = handlers.get(AutocastKwargs)
+        self.ddp_handler = handlers.get(DistributedDataParallelKwargs)
+        self.scaler_handler = handlers.get(GradScalerKwargs)
+        self.init_handler = handlers.get(InitProcessGroupKwargs)
+        self.profile_handler = handlers.get(ProfileKwargs)
+
+        _forget_a_run_that_has_ended()
+        group_settings = {} if self.init_handler is None else self.init_handler.to_kwargs()
+        self.state = AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **group_settings)
+        self.gradient_state = GradientState(gradient_accumulation_plugin)
+        self._choose_compiler(dynamo_backend, dynamo_plugin)
+
+        self.project_configuration = project_config or ProjectConfiguration(project_dir)
+        if project_dir is not None and self.project_dir is None:
             self.project_configuration.set_directories(project_dir)
-        self.dataloader_config = dataloader_config or settings.DataLoaderConfiguration()
+        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
         if split_batches is not None:
             self.dataloader_config = replace(self.dataloader_config, split_batches=split_batches)
-        self.device_placement, self.rng_types = device_placement, rng_types or []
+        self.device_placement = device_placement
+        self.rng_types = ["generator"] if rng_types is None else rng_types
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.dynamo_backend = str(dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")).lower()
-        self.trackers, self.log_with = [], select_trackers(log_with, self.project_configuration.logging_dir)
-        fp16 = self.state.mixed_precision == "fp16"
-        self.scaler = LossScaler(self.state.device.type, **self.scaler_handler.to_kwargs()) if fp16 else None
-        # Micro-batches since a loader's end last closed a window, and how many the one has that is being closed so.
-        self.step, self._short_window = 0, 0
-        self._loss_was_divided = False
-        self.flag_tensor = None
-        self._save_model_state_pre_hook, self._load_model_state_pre_hook = OrderedDict(), OrderedDict()
-        self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
-        self._custom_objects = []
+        self.log_with = select_trackers(log_with, self.logging_dir)
+        self.trackers: list[GeneralTracker] = []
 
-    def __getattr__(self, name: str) -> Any:
-        for part in ("state", "dataloader_config", "project_configuration"):
-            if part in vars(self) and hasattr(vars(self)[part], name):
-                return getattr(vars(self)[part], name)
-        raise AttributeError(f"'Accelerator' object has no attribute {name!r}")
+        self.native_amp = self.mixed_precision != "no"
+        self.scaler = self._new_scaler() if self.mixed_precision == "fp16" else None
+        # Micro-batches that `accumulate` has counted since the end of a loader last closed a window.
+        self.step = 0
+        self.flag_tensor: torch.Tensor | None = None
+        self._models: list[torch.nn.Module] = []
+        self._optimizers: list[AcceleratedOptimizer] = []
+        self._schedulers: list[AcceleratedScheduler] = []
+        self._dataloaders: list[DataLoader] = []
+        self._custom_objects: list[Any] = []
+        self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
+        self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
 
-    save_iteration = linked("project_configuration", "iteration")
-    even_batches = linked("dataloader_config", "even_batches")
-    sync_gradients = linked("gradient_state", "sync_gradients")
-    gradient_accumulation_steps = linked("gradient_state", "num_steps")
+    def _choose_compiler(self, backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> None:
+        if plugin is not None and backend is not None:
+            raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
+        if backend is not None:
+            plugin = TorchDynamoPlugin(backend)
+        earlier = getattr(self.state, "dynamo_plugin", None)
+        self.state.dynamo_plugin = plugin or earlier or TorchDynamoPlugin()
 
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether a gradient that is not finite made an optimizer skip its last step (fp16)."""
-        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+    def _new_scaler(self) -> LossScaler:
+        settings = {} if self.scaler_handler is None else self.scaler_handler.to_kwargs()
+        return LossScaler(self.device.type, **settings)
 
-    def prepare(self, *args, device_placement: list[bool] | None = None) -> Any:
+    # Preparing
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """The objects of `args`, in order: models, optimizers, loaders and schedulers prepared, others as they are.
 
         Args:
@@ -145,109 +197,203 @@ class Accelerator:
         Raises:
             ValueError: if `device_placement` is not as long as `args`.
         """
-        placement = [None] * len(args) if device_placement is None else device_placement
-        if len(placement) != len(args):
-            raise ValueError(f"`device_placement` has {len(placement)} entries for {len(args)} objects")
-        # Schedulers last: each looks for its optimizer among the prepared ones.
-        kinds = [DataLoader, torch.nn.Module, torch.optim.Optimizer, LRScheduler]
-        ways = [self.prepare_data_loader, self.prepare_model, self.prepare_optimizer, self.prepare_scheduler]
-        prepared = list(args)
-        for kind, prepare in zip(kinds, ways, strict=True):
-            for index, (obj, place) in enumerate(zip(args, placement, strict=True)):
-                if isinstance(obj, kind):
-                    prepared[index] = prepare(obj, place)
+        if device_placement is None:
+            device_placement = [None] * len(args)
+        elif len(device_placement) != len(args):
+            raise ValueError(
+                f"`device_placement` should be a list with {len(args)} elements (the number of objects passed)."
+            )
+        prepared = [self._prepare_one(obj, placed) for obj, placed in zip(args, device_placement, strict=True)]
+        # Schedulers come last: each looks for its optimizer among the prepared ones.
+        prepared = [self._prepare_if_scheduler(obj) for obj in prepared]
         return tuple(prepared) if len(prepared) > 1 else prepared[0]
 
-    def _places(self, device_placement: bool | None) -> bool:
-        return self.device_placement if device_placement is None else device_placement
+    def _prepare_one(self, obj: Any, device_placement: bool | None) -> Any:
+        if isinstance(obj, DataLoader):
+            return self.prepare_data_loader(obj, device_placement)
+        if isinstance(obj, torch.nn.Module):
+            return self.prepare_model(obj, device_placement)
+        if isinstance(obj, torch.optim.Optimizer):
+            return self.prepare_optimizer(obj, device_placement)
+        return obj
 
-    @staticmethod
-    def _keep(prepared: Any, among: list) -> Any:
-        if not any(prepared is other for other in among):
-            among.append(prepared)
-        return prepared
+    def _prepare_if_scheduler(self, obj: Any) -> Any:
+        return self.prepare_scheduler(obj) if isinstance(obj, LRScheduler) else obj
 
-    def prepare_model(self, model, device_placement=None, evaluation_mode=False) -> torch.nn.Module:
-        """`model` on the device, with autocast in its forward, compiled if asked, and in DDP on several processes.
+    def prepare_data_loader(
+        self,
+        data_loader: DataLoader,
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable | None = None,
+    ) -> DataLoaderShard:
+        """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run."""
+        if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
+            return _remember(data_loader, self._dataloaders)
+        prepared = prepare_data_loader(
+            data_loader,
+            self.device,
+            num_processes=self.num_processes,
+            process_index=self.process_index,
+            split_batches=self.split_batches,
+            put_on_device=self._is_placed(device_placement),
+            rng_types=self.rng_types.copy(),
+            dispatch_batches=self.dispatch_batches,
+            even_batches=self.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=self.use_seedable_sampler,
+            data_seed=self.dataloader_config.data_seed,
+            non_blocking=self.non_blocking,
+            use_stateful_dataloader=self.use_stateful_dataloader,
+        )
+        _mark_as_prepared(prepared)
+        return _remember(prepared, self._dataloaders)
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """`model` on the device, with autocast in its forward, in DDP on several processes, and compiled if asked.
 
         Its outputs come back in float32. With `evaluation_mode`, or without a parameter to train, DDP is left out.
+
+        Raises:
+            ValueError: on several processes, for a model that is spread over several devices.
         """
-        if getattr(model, "_is_accelerate_prepared", False):
-            return self._keep(model, self._models)
-        if self._places(device_placement):
+        if _is_prepared(model):
+            _remember(_innermost(model), self._models)
+            return model
+        self._models.append(model)
+        if self.distributed_type != DistributedType.NO:
+            self._refuse_a_spread_model(model)
+        if self.native_amp:
+            self._run_forward_in_mixed_precision(model)
+        if self._is_placed(device_placement) and not self.verify_device_map(model):
             model = model.to(self.device)
-        if self.mixed_precision != "no":
-            forward = getattr(model.forward, "__func__", model.forward)
-            mixed = operations.convert_outputs_to_fp32(self.autocast()(forward))
-            model._original_forward = model.forward
-            # Bound, so that a deep copy of the model runs the copy's forward.
-            model.forward = mixed if forward is model.forward else MethodType(mixed, model)
-        if self.dynamo_backend != "no":
-            model.compile(backend=self.dynamo_backend)
-        if self.use_distributed and not evaluation_mode and any(p.requires_grad for p in model.parameters()):
-            devices = None if self.device.type == "cpu" else [self.device.index]
-            model = DistributedDataParallel(model, device_ids=devices, **self.ddp_handler.to_kwargs())
-        model._is_accelerate_prepared = True
-        return self._keep(model, self._models)
+        # On the CPU a group of one process is wrapped in DDP too, as in the original.
+        uses_ddp = self.multi_device or self.distributed_type == DistributedType.MULTI_CPU
+        if uses_ddp and not evaluation_mode:
+            model = self._wrap_in_ddp(model)
+        compiler = self.state.dynamo_plugin
+        if compiler.backend != DynamoBackend.NO and not is_compiled_module(model):
+            model = torch.compile(model, **compiler.to_kwargs())  # type: ignore[assignment]  # a module is returned
+        _mark_as_prepared(model)
+        return model
 
-    def prepare_optimizer(self, optimizer, device_placement=None) -> AcceleratedOptimizer:
+    def _run_forward_in_mixed_precision(self, model: Any) -> None:
+        model._original_forward = model.forward
+        # The function of a bound method is wrapped and bound again: a deep copy of the model then runs its own forward.
+        function = getattr(model.forward, "__func__", None)
+        if function is None:
+            model.forward = self._in_mixed_precision(model.forward)
+        else:
+            model.forward = MethodType(self._in_mixed_precision(function), model)
+
+    def _in_mixed_precision(self, forward: Callable) -> Callable:
+        autocast: Any = self._autocast(self.autocast_handler)
+        return operations.convert_outputs_to_fp32(autocast(forward))
+
+    def _wrap_in_ddp(self, model: torch.nn.Module) -> torch.nn.Module:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        device_ids = None if self.device.type == "cpu" else [self.device.index]
+        settings = {} if self.ddp_handler is None else self.ddp_handler.to_kwargs()
+        model = DistributedDataParallel(model, device_ids=device_ids, **settings)
+        if self.ddp_handler is not None:
+            self.ddp_handler.register_comm_hook(model)
+        return model
+
+    def verify_device_map(self, model: torch.nn.Module) -> bool:
+        """Whether `model` was loaded with a `device_map` that spreads it over several devices."""
+        device_maps = [getattr(module, "hf_device_map", ()) for module in model.modules()]
+        return any(len(device_map) > 1 for device_map in device_maps)
+
+    def _refuse_a_spread_model(self, model: torch.nn.Module) -> None:
+        if self.verify_device_map(model) and not parse_flag_from_env("ACCELERATE_BYPASS_DEVICE_MAP"):
+            raise ValueError(
+                "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode."
+                " Please rerun your script specifying `--num_processes=1` or by launching with `python myscript.py`."
+            )
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
         """`optimizer`, stepping where a window ends and through the loss scaler under fp16."""
-        if not isinstance(optimizer, AcceleratedOptimizer):
-            optimizer = AcceleratedOptimizer(optimizer, self._places(device_placement), self.scaler)
-        return self._keep(optimizer, self._optimizers)
+        if not _is_prepared(optimizer):
+            optimizer = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
+            _mark_as_prepared(optimizer)
+        return _remember(optimizer, self._optimizers)
 
-    def prepare_scheduler(self, scheduler, _=None) -> AcceleratedScheduler:
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
         """`scheduler`, stepping with its optimizer; with all prepared ones if it belongs to none of them."""
-        if not isinstance(scheduler, AcceleratedScheduler):
-            own = [o for o in self._optimizers if getattr(scheduler, "optimizer", None) in (o, o.optimizer)]
-            own = own or self._optimizers
-            scheduler = AcceleratedScheduler(scheduler, own, self.step_scheduler_with_optimizer, self.split_batches)
-        return self._keep(scheduler, self._schedulers)
+        if not _is_prepared(scheduler):
+            optimizers: Any = self._optimizers_of(scheduler)
+            scheduler = AcceleratedScheduler(
+                scheduler, optimizers, self.step_scheduler_with_optimizer, self.split_batches
+            )
+            _mark_as_prepared(scheduler)
+        return _remember(scheduler, self._schedulers)
 
-    def prepare_data_loader(self, data_loader, device_placement=None, slice_fn_for_dispatch=None) -> DataLoaderShard:
-        """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run."""
-        if not isinstance(data_loader, DataLoaderShard):
-            how = vars(self.dataloader_config) | {"slice_fn_for_dispatch": slice_fn_for_dispatch}
-            how |= {"put_on_device": self._places(device_placement), "rng_types": self.rng_types}
-            data_loader = prepare_data_loader(data_loader, self.device, self.num_processes, self.process_index, **how)
-        return self._keep(data_loader, self._dataloaders)
+    def _optimizers_of(self, scheduler: LRScheduler) -> list[AcceleratedOptimizer]:
+        wanted = getattr(scheduler, "optimizer", None)
+        for optimizer in self._optimizers:
+            if wanted is optimizer or wanted is optimizer.optimizer:
+                return [optimizer]
+        return self._optimizers
 
-    def accumulate(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager:
+    def _is_placed(self, device_placement: bool | None) -> bool:
+        return self.device_placement if device_placement is None else device_placement
+
+    # Micro-batches and their windows
+
+    @contextlib.contextmanager
+    def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
         """Count a micro-batch: `with accelerator.accumulate(model):` around its forward, backward and optimizer step.
 
         In every `gradient_accumulation_steps`-th micro-batch, and in the last one of the loader, `sync_gradients` is
-        true: gradients are averaged over the processes, and optimizer and scheduler step. In the others their calls do
-        nothing. Every micro-batch weighs the same in its window, however many samples it has.
+        true: gradients are averaged over the processes, and optimizer and scheduler step. In the other micro-batches
+        the calls of optimizer and scheduler do nothing.
         """
+        self._do_sync()
         state = self.gradient_state
-        self._short_window = 0
+        if state.sync_gradients or not self.use_distributed or state.sync_each_batch:
+            yield
+            return
+        with contextlib.ExitStack() as unsynced:
+            for model in models:
+                unsynced.enter_context(self.no_sync(model))
+            yield
+
+    def _do_sync(self) -> None:
+        """Count the micro-batch, and find out whether it ends its window."""
+        state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:
-            in_window = self.step % state.num_steps + 1
-            if in_window < state.num_steps:
-                self._shorten_window(in_window)
             self.step = 0
             state.sync_gradients = True
         else:
             self.step += 1
             state.sync_gradients = self.step % state.num_steps == 0
-        if state.sync_gradients or state.sync_each_batch or not self.use_distributed:
-            return _NO_CONTEXT
-        unsynced = contextlib.ExitStack()
-        for model in models:
-            unsynced.enter_context(self.no_sync(model))
-        return unsynced
 
-    def _shorten_window(self, micro_batches: int) -> None:
-        # Those before this one were divided by the size of a whole window, when its end was not in sight.
-        self._short_window = micro_batches
-        if micro_batches > 1 and self._loss_was_divided:
-            for parameter in (p for optimizer in self._optimizers for p in optimizer.parameters()):
-                if parameter.grad is not None:
-                    parameter.grad.mul_(self.gradient_state.num_steps / micro_batches)
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """`loss.backward(**kwargs)` for this micro-batch's part of its window, scaled under fp16.
 
-    def no_sync(self, model: torch.nn.Module) -> contextlib.AbstractContextManager:
+        The loss is divided by `gradient_accumulation_steps`, also in a window that the end of the loader cuts short.
+        The gradients of such a window are smaller than those of a whole one.
+        """
+        num_steps = self.gradient_state.num_steps
+        if num_steps > 1:
+            loss = loss / num_steps
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward(**kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
         """A context in which gradients of `model` stay on their process."""
-        return model.no_sync() if hasattr(model, "no_sync") else _NO_CONTEXT
+        stay_local = getattr(model, "no_sync", None) if self.use_distributed else None
+        if stay_local is None:
+            yield
+            return
+        with stay_local():
+            yield
 
     @staticmethod
     @contextlib.contextmanager
@@ -256,88 +402,185 @@ class Accelerator:
         if not isinstance(model, DistributedDataParallel):
             yield
             return
-        before = model.require_backward_grad_sync, model.require_forward_param_sync
-        model.require_backward_grad_sync = model.require_forward_param_sync = True
+        backward_before = model.require_backward_grad_sync
+        forward_before = model.require_forward_param_sync
+        model.require_backward_grad_sync = True
+        model.require_forward_param_sync = True
         model.reducer.prepare_for_backward([])
         try:
             yield
         finally:
-            model.require_backward_grad_sync, model.require_forward_param_sync = before
-
-    def backward(self, loss: torch.Tensor, **kwargs) -> None:
-        """`loss.backward(**kwargs)` for this micro-batch's part of its window, scaled under fp16."""
-        micro_batches = self._short_window or self.gradient_state.num_steps
-        if micro_batches > 1:
-            loss = loss / micro_batches
-        self._loss_was_divided = self.gradient_state.num_steps > 1
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        loss.backward(**kwargs)
-
-    def autocast(self, autocast_handler: settings.AutocastKwargs | None = None) -> contextlib.AbstractContextManager:
-        """A context with the run's mixed precision; prepared models enter it by themselves in their forward."""
-        if self.mixed_precision == "no":
-            return _NO_CONTEXT
-        dtype = torch.float16 if self.mixed_precision == "fp16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype, **vars(autocast_handler or self.autocast_handler))
-
-    def unscale_gradients(self, optimizer=None) -> None:
-        """Divide the scale of the loss (fp16) out of the gradients of `optimizer`, one, several, or all prepared."""
-        chosen = self._optimizers if optimizer is None else optimizer
-        for each in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
-            each.unscale()
-
-    def _unscaled(self, parameters) -> list[torch.Tensor]:
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        chosen = set(map(id, parameters))
-        for optimizer in self._optimizers if self.sync_gradients else ():
-            if not chosen.isdisjoint(map(id, optimizer.parameters())):
-                optimizer.unscale()
-        return parameters
-
-    def clip_grad_norm_(self, parameters, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Scale the gradients to a norm of at most `max_norm`; nothing before the window's end.
-
-        Returns:
-            The norm before; before the window's end that of what is there so far.
-        """
-        limit = max_norm if self.sync_gradients else float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self._unscaled(parameters), limit, norm_type)
-        return norm if self.sync_gradients or not self.scaler else norm / self.scaler.get_scale()
-
-    def clip_grad_value_(self, parameters, clip_value: float) -> None:
-        """Cut the gradients to [-clip_value, clip_value]; nothing before the window's end."""
-        if self.sync_gradients:
-            torch.nn.utils.clip_grad_value_(self._unscaled(parameters), clip_value)
+            model.require_backward_grad_sync = backward_before
+            model.require_forward_param_sync = forward_before
 
     @contextlib.contextmanager
     def join_uneven_inputs(self, joinables: list, even_batches: bool | None = None) -> Iterator[None]:
-        """Let processes that run out of batches shadow the collectives of the others: training on uneven inputs.
+        """Train on uneven inputs: a process without batches still takes part in the collectives of the others.
 
         Args:
             joinables: models prepared for several processes.
-            even_batches: for the prepared loaders within the block, instead of what they were prepared with.
+            even_batches: for the prepared loaders of map-style datasets within the block, instead of what they were
+                prepared with.
         """
-        if not self.use_distributed:
+        if self.distributed_type == DistributedType.NO:
             yield
             return
-        shards = [loader.shards for loader in self._dataloaders if hasattr(loader.shards, "even_batches")]
+        if self.distributed_type not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+            warnings.warn(
+                "Joining uneven inputs is only supported for multi-GPU training, as a result `join_uneven_inputs` will"
+                " have no effect.",
+                stacklevel=3,
+            )
+            yield
+            return
+        shards = [] if even_batches is None else self._shards_of_map_style_loaders()
+        are_even = self.even_batches if even_batches is None else even_batches
         before = [shard.even_batches for shard in shards]
-        even_batches = self.even_batches if even_batches is None else even_batches
         try:
             for shard in shards:
                 shard.even_batches = even_batches
-            with Join(joinables, enable=not even_batches, throw_on_early_termination=False):
+            with Join(joinables, enable=not are_even, throw_on_early_termination=False):
                 yield
         finally:
             for shard, value in zip(shards, before, strict=True):
                 shard.even_batches = value
 
-    save_state, load_state = checkpointing.save_state, checkpointing.load_state
-    save, save_model = checkpointing.save, checkpointing.save_model
+    def _shards_of_map_style_loaders(self) -> list[Any]:
+        streams = [loader for loader in self._dataloaders if isinstance(loader.dataset, IterableDataset)]
+        if streams:
+            warnings.warn(
+                "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
+                " iterable",
+                stacklevel=5,
+            )
+        shards = [getattr(loader, "shards", None) for loader in self._dataloaders if loader not in streams]
+        return [shard for shard in shards if hasattr(shard, "even_batches")]
 
-    skip_first_batches = staticmethod(skip_first_batches)
-    gather, pad_across_processes = staticmethod(operations.gather), staticmethod(operations.pad_across_processes)
+    # Gradients
+
+    def clip_grad_norm_(
+        self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Scale the gradients to a norm of at most `max_norm`.
+
+        Call it where `sync_gradients` is true, as the example of the original does. In the middle of a window it scales
+        the gradients too, except under fp16: there they keep the scale of the loss until the window ends.
+
+        Returns:
+            The norm before clipping, without the scale of the loss.
+        """
+        parameters = _as_list(parameters)
+        if self._keeps_scaled_gradients():
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            return torch.nn.utils.get_total_norm(gradients, norm_type) / self.scaler.get_scale()
+        self._unscale_gradients_of(parameters)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
+        """Cut the gradients to [-clip_value, clip_value]; under fp16 only where a window ends."""
+        parameters = _as_list(parameters)
+        if not self._keeps_scaled_gradients():
+            self._unscale_gradients_of(parameters)
+            torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer] | None = None) -> None:
+        """Under fp16, divide the gradients of `optimizer` by the scale of the loss; by default those of all."""
+        optimizers: Any
+        if optimizer is None:
+            optimizers = self._optimizers
+        elif isinstance(optimizer, (list, tuple)):
+            optimizers = optimizer
+        else:
+            optimizers = [optimizer]
+        if self.scaler is not None:
+            for each in optimizers:
+                self._prepared_form_of(each).unscale()
+
+    def _prepared_form_of(self, optimizer: Any) -> AcceleratedOptimizer:
+        for prepared in self._optimizers:
+            if optimizer is prepared.optimizer:
+                return prepared
+        return optimizer
+
+    def _keeps_scaled_gradients(self) -> bool:
+        # More micro-batches will add scaled gradients to these.
+        return self.scaler is not None and not self.sync_gradients
+
+    def _unscale_gradients_of(self, parameters: list[torch.Tensor]) -> None:
+        if self.scaler is None:
+            return
+        wanted = {id(parameter) for parameter in parameters}
+        for optimizer in self._optimizers:
+            if any(id(parameter) in wanted for parameter in optimizer.parameters()):
+                optimizer.unscale()
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether a gradient that is not finite made an optimizer skip its last step (fp16)."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    # Mixed precision, models and profiling
+
+    @contextlib.contextmanager
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
+        """A context with the run's mixed precision; prepared models enter it by themselves in their forward."""
+        with self._autocast(autocast_handler or self.autocast_handler):
+            yield
+
+    def _autocast(self, handler: AutocastKwargs | None) -> contextlib.AbstractContextManager:
+        if not self.native_amp:
+            return contextlib.nullcontext()
+        settings = {} if handler is None else handler.to_kwargs()
+        return torch.autocast(self.device.type, _AUTOCAST_DTYPES[self.mixed_precision], **settings)
+
+    def unwrap_model(
+        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> torch.nn.Module:
+        """The script's own model inside `model`, see `utils.extract_model_from_parallel`."""
+        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
+        """The state dict of `model`: without DDP's prefix unless `unwrap` is off, but with that of `torch.compile`."""
+        if unwrap:
+            model = self.unwrap_model(model)
+        return model.state_dict()
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget all that was prepared; returns a None for each of `objects`, to be assigned to their names."""
+        nothing = release_memory(*objects)
+        self._schedulers = []
+        self._optimizers = []
+        self._models = []
+        self._dataloaders = []
+        self.step = 0
+        return nothing
+
+    def clear(self, *objects: Any) -> list[None]:
+        """The same as `free_memory`."""
+        return self.free_memory(*objects)
+
+    @contextlib.contextmanager
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
+        """Profile the block, and write the trace of every process if the handler has an `output_trace_dir`.
+
+        Args:
+            profile_handler: instead of the one among `kwargs_handlers`.
+        """
+        handler = profile_handler or self.profile_handler or ProfileKwargs()
+        with handler.build() as profiler:
+            yield profiler
+        if handler.output_trace_dir is None:
+            return
+        os.makedirs(handler.output_trace_dir, exist_ok=True)
+        trace = os.path.join(handler.output_trace_dir, f"profile_{self.process_index}.json")
+        profiler.export_chrome_trace(trace)
+        self.wait_for_everyone()
+
+    # Collectives
+
+    def gather(self, tensor: Any) -> Any:
+        """See `operations.gather`."""
+        return operations.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """What all processes computed for the batch at hand, each real sample once: `operations.gather_for_metrics`."""
@@ -347,48 +590,78 @@ class Accelerator:
         """See `operations.reduce`."""
         return operations.reduce(tensor, reduction, scale)
 
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """See `operations.pad_across_processes`."""
+        return operations.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    def wait_for_everyone(self) -> None:
+        """Return when every process has called this."""
+        self.state.wait_for_everyone()
+
     def set_trigger(self) -> None:
         """Raise this process's flag for `check_trigger`."""
         self.flag_tensor = torch.tensor(1, device=self.device)
 
     def check_trigger(self) -> bool:
-        """Whether any process raised its flag; takes all flags down. A collective."""
-        flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
-        self.flag_tensor = None
-        return bool(operations.reduce(flag, "max"))
+        """Whether any process raised its flag; if so, all flags are taken down. A collective."""
+        if self.flag_tensor is None:
+            self.flag_tensor = torch.tensor(0, device=self.device)
+        flags_raised = self.reduce(self.flag_tensor)
+        if flags_raised.item() == 0:
+            return False
+        self.flag_tensor = torch.tensor(0, device=self.device)
+        return True
 
-    def unwrap_model(self, model, keep_fp32_wrapper=True, keep_torch_compile=True) -> torch.nn.Module:
-        """The script's own model inside `model`; without `keep_fp32_wrapper`, with the script's own forward too."""
-        wrappers = DistributedDataParallel, DataParallel
-        inner = model.module if isinstance(model, wrappers) else getattr(model, "_orig_mod", None)
-        if isinstance(model, wrappers) or isinstance(inner, wrappers) or (inner is not None and not keep_torch_compile):
-            return self.unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
-        if not keep_fp32_wrapper and "_original_forward" in vars(model):
-            model.forward = vars(model).pop("_original_forward")
-        return model
+    # Checkpoints
 
-    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """The state dict of `model`, with the script's own names unless `unwrap` is off."""
-        return (self.unwrap_model(model, keep_torch_compile=False) if unwrap else model).state_dict()
+    def save_state(
+        self,
+        output_dir: str | os.PathLike | None = None,
+        safe_serialization: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> str:
+        """Write everything that the run needs to go on: `checkpointing.save_state`. A collective."""
+        return checkpointing.save_state(self, output_dir, safe_serialization, **save_model_func_kwargs)
 
-    def free_memory(self, *objects) -> list[None]:
-        """Forget all that was prepared; returns a None for each of `objects`, to be assigned to their names."""
-        for prepared in (self._models, self._optimizers, self._schedulers, self._dataloaders):
-            prepared.clear()
-        self.step = 0
-        return release_memory(*objects)
+    def load_state(
+        self,
+        input_dir: str | os.PathLike | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Put the run where `save_state` left it: `checkpointing.load_state`. A collective."""
+        checkpointing.load_state(self, input_dir, load_kwargs, **load_model_func_kwargs)
 
-    clear = free_memory
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """Write `obj` to `f` from one process: `checkpointing.save`."""
+        checkpointing.save(self, obj, f, safe_serialization)
 
-    def register_for_checkpointing(self, *objects) -> None:
-        """Make `save_state` and `load_state` keep `objects`, by their `state_dict` and `load_state_dict`.
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike,
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the weights of `model` into `save_directory`: `checkpointing.save_model`."""
+        checkpointing.save_model(self, model, save_directory, max_shard_size, safe_serialization)
+
+    def skip_first_batches(self, dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
+        """A loader without the first `num_batches` batches: `data_loader.skip_first_batches`."""
+        return skip_first_batches(dataloader, num_batches)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Make `save_state` and `load_state` keep `objects`, through their `state_dict` and `load_state_dict`.
 
         Raises:
-            ValueError: naming those that lack one.
+            ValueError: if an object lacks one of the two; it names all such objects.
         """
-        unfit = [obj for obj in objects if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))]
-        if unfit:
-            raise ValueError(f"objects without state_dict and load_state_dict cannot be checkpointed: {unfit}")
+        invalid = [obj for obj in objects if not _has_a_state(obj)]
+        if invalid:
+            raise ValueError(
+                "All `objects` must include a `state_dict` and `load_state_dict` function to be stored. The following"
+                f" inputs are invalid: {invalid}"
+            )
         self._custom_objects.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[[list, list, str], None]) -> RemovableHandle:
@@ -403,41 +676,344 @@ class Accelerator:
         self._load_model_state_pre_hook[handle.id] = hook
         return handle
 
-    def init_trackers(self, project_name: str, config: dict | None = None, init_kwargs: dict | None = None) -> None:
+    # Trackers
+
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, dict] | None = None
+    ) -> None:
         """Start the trackers of `log_with` on the main process, each with its own `init_kwargs[name]`."""
         if not self.is_main_process:
             return
         for tracker in self.log_with:
             if isinstance(tracker, type):
-                place = [self.logging_dir] if tracker.requires_logging_directory else []
-                tracker = tracker(project_name, *place, **(init_kwargs or {}).get(tracker.name, {}))
+                tracker = self._new_tracker(tracker, project_name, init_kwargs or {})
             self.trackers.append(tracker)
-            getattr(tracker, "start", lambda: None)()
-            if config is not None:
+        for tracker in self.trackers:
+            # A tracker of the script's own need not have this method.
+            if hasattr(tracker, "start"):
+                tracker.start()
+        if config is not None:
+            for tracker in self.trackers:
                 tracker.store_init_configuration(config)
 
+    def _new_tracker(self, kind: Any, project_name: str, init_kwargs: dict[str, dict]) -> GeneralTracker:
+        settings = init_kwargs.get(kind.name, {})
+        if kind.requires_logging_directory:
+            return kind(project_name, self.logging_dir, **settings)
+        return kind(project_name, **settings)
+
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """The tracker `name`, or with `unwrap` its library's own run; where none runs, one that does nothing.
+        """The tracker `name`, or with `unwrap` its library's own run; one that does nothing, if no tracker was started.
 
         Raises:
-            ValueError: where others run, but not this one.
+            ValueError: if other trackers were started, but not this one.
         """
         if not self.trackers:
             return GeneralTracker(_blank=True)
         for tracker in self.trackers:
             if tracker.name == name:
-                return tracker.tracker if unwrap else tracker
+                return tracker.tracker if unwrap else tracker  # type: ignore[attr-defined]  # subclasses have it
         raise ValueError(f"{name} is not an available tracker stored inside the `Accelerator`.")
 
-    def log(self, values: dict, step: int | None = None, log_kwargs: dict | None = None) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, dict] | None = None) -> None:
         """Log `values` with every tracker, each with its own `log_kwargs[name]`."""
+        log_kwargs = log_kwargs or {}
         for tracker in self.trackers:
-            tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
+            tracker.log(values, step=step, **log_kwargs.get(tracker.name, {}))
 
     def end_training(self) -> None:
         """Finish the trackers and leave the process group; a new Accelerator starts afresh."""
         for tracker in self.trackers:
             tracker.finish()
-        self.trackers = []
         self.state.destroy_process_group()
         self.state.ended = True
+
+    # The window
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this micro-batch ends its window."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state.sync_gradients = sync_gradients
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches in a window."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
+        self.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
+        self.gradient_state.num_steps = gradient_accumulation_steps
+
+    # Which process this is
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.state.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """NO, MULTI_CPU or MULTI_GPU."""
+        return self.state.distributed_type
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.state.use_distributed
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there are several processes on GPUs."""
+        return self.use_distributed and self.distributed_type == DistributedType.MULTI_GPU
+
+    @property
+    def num_processes(self) -> int:
+        """The world size."""
+        return self.state.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """The rank."""
+        return self.state.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """The local rank: among the processes of this machine."""
+        return self.state.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """True on rank 0 only: one process of the whole run."""
+        return self.state.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """True on local rank 0: one process per machine."""
+        return self.state.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """True on the last rank only."""
+        return self.state.is_last_process
+
+    @property
+    def mixed_precision(self) -> str:
+        """ "no", "fp16" or "bf16"."""
+        return self.state.mixed_precision
+
+    def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on rank 0 and returning None elsewhere."""
+        return self.state.on_main_process(function)
+
+    def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on local rank 0 of every machine and returning None elsewhere."""
+        return self.state.on_local_main_process(function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on the last rank and returning None elsewhere."""
+        return self.state.on_last_process(function)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """`function`, called on rank `process_index` and returning None elsewhere."""
+        return self.state.on_process(function, process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """`function`, called on local rank `local_process_index` of every machine and returning None elsewhere."""
+        return self.state.on_local_process(function, local_process_index)
+
+    def main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """Rank 0 runs the block before all others do."""
+        return self.state.main_process_first()
+
+    def local_main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """Local rank 0 runs the block before the others of its machine do."""
+        return self.state.local_main_process_first()
+
+    def split_between_processes(
+        self, inputs: Any, apply_padding: bool = False
+    ) -> contextlib.AbstractContextManager[Any]:
+        """This process's contiguous share of `inputs`, see `PartialState.split_between_processes`."""
+        return self.state.split_between_processes(inputs, apply_padding)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print`, once per machine."""
+        self.state.print(*args, **kwargs)
+
+    # The settings of loaders and of the project
+
+    @property
+    def split_batches(self) -> bool:
+        """See DataLoaderConfiguration."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """See DataLoaderConfiguration."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """See DataLoaderConfiguration; for loaders that are prepared from now on."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        self.dataloader_config.even_batches = even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """See DataLoaderConfiguration."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """See DataLoaderConfiguration."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """See DataLoaderConfiguration."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def project_dir(self) -> str | os.PathLike | None:
+        """See ProjectConfiguration."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | os.PathLike | None:
+        """See ProjectConfiguration."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint under automatic naming."""
+        return self.project_configuration.iteration
+
+    @save_iteration.setter
+    def save_iteration(self, iteration: int) -> None:
+        self.project_configuration.iteration = iteration
+
+    # What scripts ask before they use a part that is not here
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """None: DeepSpeed is out of scope."""
+        return None
+
+    @property
+    def parallelism_config(self) -> None:
+        """None: only data parallelism is in scope."""
+        return None
+
+    @property
+    def torch_device_mesh(self) -> None:
+        """None: only data parallelism is in scope."""
+        return None
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """False: FSDP is out of scope."""
+        return False
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """False: FSDP is out of scope."""
+        return False
+
+    @property
+    def should_save_model(self) -> bool:
+        """True on local rank 0."""
+        return self.is_local_main_process
+
+    @contextlib.contextmanager
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> Iterator[None]:
+        """Do nothing, and say so: context parallelism is out of scope. As in the original without it."""
+        logger.warning_once("Context parallel training is not enabled. This context manager will have no effect.")
+        yield
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
+        """The Accelerator itself: there is one run."""
+        return self
+
+
+def _refuse_what_is_out_of_scope(**plugins: Any) -> None:
+    for name, plugin in plugins.items():
+        if plugin:
+            raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
+    for flag in _OUT_OF_SCOPE_FLAGS:
+        if parse_flag_from_env(flag):
+            raise NotImplementedError(f"{flag} is out of scope: this core trains with data parallelism")
+
+
+def _accumulation_plugin(steps: int) -> GradientAccumulationPlugin:
+    """Windows of `steps` micro-batches, unless the launcher has set another number."""
+    num_steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+    return GradientAccumulationPlugin(num_steps=int(num_steps))
+
+
+def _handlers_by_kind(handlers: list[KwargsHandler]) -> dict[type, Any]:
+    found: dict[type, Any] = {}
+    for handler in handlers:
+        kind = type(handler)
+        if not isinstance(handler, KwargsHandler):
+            raise AssertionError(
+                f"Unsupported kwargs handler passed: {handler}, must be one that inherits KwargsHandler"
+            )
+        if kind not in _HANDLER_KINDS:
+            raise NotImplementedError(f"{kind.__name__} is out of scope: no kwargs handler of this core")
+        if kind in found:
+            raise ValueError(f"You can only pass one {kind} in `kwargs_handlers`.")
+        found[kind] = handler
+    return found
+
+
+def _forget_a_run_that_has_ended() -> None:
+    if PartialState._shared_state.get("ended"):
+        PartialState._reset_state()
+        GradientState._reset_state()
+
+
+def _is_prepared(obj: Any) -> bool:
+    return getattr(obj, "_is_accelerate_prepared", False)
+
+
+def _remember(prepared: Any, among: list) -> Any:
+    """Add `prepared` to `among`, the objects that checkpoints hold, unless it is there already, and return it."""
+    if not any(prepared is other for other in among):
+        among.append(prepared)
+    return prepared
+
+
+def _mark_as_prepared(prepared: Any) -> None:
+    """Set the original's marker, by which libraries on top of it see that `prepare` has been here."""
+    prepared._is_accelerate_prepared = True
+
+
+def _innermost(model: Any) -> torch.nn.Module:
+    """The model that the script made, inside compiled models and DistributedDataParallel."""
+    while is_compiled_module(model) or isinstance(model, DistributedDataParallel):
+        model = model._orig_mod if is_compiled_module(model) else model.module
+    return model
+
+
+def _as_list(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+def _has_a_state(obj: Any) -> bool:
+    return hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")

@@ -1,294 +1,329 @@
-"""Checkpoints that are whole or not there, that cannot execute code, and from which a run goes on as if never stopped.
+"""What a checkpoint of an Accelerator holds, and how a run goes on from one as if it had never stopped.
 
-A folder holds what Accelerate's would, under the same names, and a manifest with the size and SHA-256 of every file.
-All files are written under a temporary name in that folder; renaming it to `.complete` is the one moment in which the
-checkpoint comes to be. They are then moved to their places, which a load finishes if the save was interrupted.
+The files bear the names that Accelerate gives them. `utils/checkpoint_folder.py` makes them appear all at once,
+`utils/serialization.py` lets them hold nothing that could execute code.
 """
 
 import contextlib
 import errno
-import hashlib
-import json
-import logging
 import os
-import pickle
 import random
 import re
 import shutil
-import socket
 import sys
-import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .operations import broadcast_object_list, gather_object
 from .state import PartialState
+from .utils import other
+from .utils.checkpoint_folder import (
+    CheckpointError,
+    CheckpointVersionError,
+    Manifest,
+    commit_save,
+    finish_interrupted_save,
+    has_checkpoints,
+    holds_checkpoint,
+    holds_something,
+    newest,
+    numbered,
+    read_manifest,
+    remove_old_checkpoints,
+    start_save,
+    verify,
+    write_manifest,
+)
+from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
+from .utils.files import discard_draft
+from .utils.modeling import write_weights
+from .utils.serialization import load_safely, save_loadable
+from .utils.weights import view_key, write_file
 
-logger = logging.getLogger(__name__)
+__all__ = [
+    "CheckpointError",
+    "CheckpointVersionError",
+    "RemoteError",
+    "finish_interrupted_save",
+    "has_checkpoints",
+    "holds_something",
+    "load_state",
+    "newest",
+    "numbered",
+    "run_on_all_ranks",
+    "save",
+    "save_model",
+    "save_state",
+    "verify",
+    "write_manifest",
+]
 
-MANIFEST, COMPLETE = "manifest.json", ".complete"
-RANDOM_STATES, GRADIENTS = "random_states_{}.pkl", "gradients_{}.bin"
+OPTIMIZER_FILE = "optimizer.bin"
+SCHEDULER_FILE = "scheduler.bin"
+LOADER_FILE = "dl_state_dict.bin"
+CUSTOM_FILE = "custom_checkpoint_{}.pkl"
+RANDOM_STATES_FILE = "random_states_{}.pkl"
+GRADIENTS_FILE = "gradients_{}.bin"
+
+_LEAST_FREE_BYTES = 2**16
 
 
-class CheckpointError(ValueError):
-    """A checkpoint is not there, incomplete, damaged, or was not written by `save_state`."""
+# All processes, and those that write
 
 
-def save_state(accelerator, output_dir: str | os.PathLike | None = None, safe_serialization: bool = True) -> str:
+class RemoteError(RuntimeError):
+    """Raised on a process that met no error itself, because another process met one; it quotes that error."""
+
+
+def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
+    """Run `action` where `runs_here` is true, and return its result; if one process raises, all of them raise.
+
+    A collective: all processes must call it. None is left waiting for one that failed.
+
+    Raises:
+        CheckpointError: on the other processes, if one raised a CheckpointError.
+        RemoteError: on the other processes, quoting any other exception.
+    """
+    result = None
+    error = None
+    try:
+        if runs_here:
+            result = action()
+    except Exception as failure:
+        error = failure
+    failures = gather_object([] if error is None else [_Failure.of(error)])
+    if error is not None:
+        raise error
+    if failures:
+        raise failures[0].as_seen_elsewhere()
+    return result
+
+
+class _Failure(NamedTuple):
+    """An exception of one process, in words that can be sent to the others."""
+
+    rank: int
+    kind: str
+    message: str
+    is_of_checkpoint: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> "_Failure":
+        rank = PartialState().process_index
+        return cls(rank, type(error).__name__, str(error), isinstance(error, CheckpointError))
+
+    def as_seen_elsewhere(self) -> Exception:
+        if self.is_of_checkpoint:
+            return CheckpointError(self.message)
+        return RemoteError(f"rank {self.rank}: {self.kind}: {self.message}")
+
+
+def _writing_rank(on_each_node: bool) -> int:
+    """The process that writes for this one: the main process, or the first of this machine."""
+    state = PartialState()
+    return state.process_index - state.local_process_index if on_each_node else 0
+
+
+def _is_writer(on_each_node: bool) -> bool:
+    return PartialState().process_index == _writing_rank(on_each_node)
+
+
+def _path_on_writer(path: Path, on_each_node: bool) -> Path:
+    """The `path` of the process that writes for this one: machines may differ in their folders."""
+    of_ranks = gather_object([str(path)])
+    return Path(of_ranks[_writing_rank(on_each_node)])
+
+
+# Saving
+
+
+def save_state(accelerator: Any, output_dir: str | os.PathLike | None = None, safe_serialization: bool = True) -> str:
     """Write everything that the run needs to go on, and return the folder. A collective: all processes must call it.
 
-    Models (script's own names), optimizers, schedulers, loader positions, loss scale, registered objects, each rank's
-    random generators and, in the middle of an accumulation window, its gradients. The main process writes it all;
-    with `save_on_each_node`, one process of every machine. Other files in the folder stay.
+    That is: the models' weights (under the names that the script's models give them), optimizers, schedulers, positions
+    of loaders, the loss scale, registered objects, each rank's random generators and, in the middle of an accumulation
+    window, its gradients. The main process writes all of it; with `save_on_each_node`, one process of every machine
+    does. Other files in the folder stay.
 
     Args:
-        output_dir: the folder; under automatic naming `project_dir/checkpoints/checkpoint_{iteration}` instead.
+        output_dir: the folder, where ~ is the home folder; under automatic naming
+            `project_dir/checkpoints/checkpoint_{iteration}` instead.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
 
     Raises:
         ValueError: without a folder; under automatic naming, if that checkpoint is there already.
-        Exception: what a writing process met (OSError, …); on the other processes a RuntimeError that quotes it. What
-            was there before is then untouched.
+        CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
+        Exception: what a process met (OSError, …); on the other processes a RuntimeError that quotes it. In each case,
+            what was there before is untouched and no draft is left.
     """
     config = accelerator.project_configuration
-    if config.automatic_checkpoint_naming:
-        output_dir = Path(accelerator.project_dir, "checkpoints", f"checkpoint_{config.iteration}")
-    elif output_dir is None:
-        raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
-    folder = Path(os.path.abspath(output_dir))
-    building = Path(broadcast_object_list([str(draft(folder)) if accelerator.is_main_process else ""])[0])
+    on_each_node = config.save_on_each_node
+    writes = _is_writer(on_each_node)
+    folder = _path_on_writer(_folder_to_save(accelerator, output_dir), on_each_node)
 
-    def start() -> None:
-        if config.automatic_checkpoint_naming and _contents(folder) is not None:
-            raise ValueError(f"{folder} already exists: `load_state` first, or set `save_iteration`")
-        _settle(folder)
-        building.mkdir(parents=True)
+    def start() -> Path:
+        if config.automatic_checkpoint_naming and (folder.is_symlink() or holds_checkpoint(folder)):
+            how = "`load_state` first, or set `save_iteration`"
+            raise ValueError(f"Checkpoint directory {folder} ({config.iteration}) already exists: {how}")
+        return start_save(folder)
 
-    together(start, _writes(config.save_on_each_node))
-    weights = [accelerator.get_state_dict(model) for model in accelerator._models]
-    for hook in accelerator._save_model_state_pre_hook.values():
-        hook(accelerator._models, weights, str(building))
-    ranks = gather_object([_rank_state(accelerator)])
-
-    def write() -> None:
-        try:
-            for index, tensors in enumerate(weights):
-                _dump(tensors, building / _model_name(index, safe_serialization), safe_serialization)
-            for name, obj in _stateful(accelerator):
-                torch.save(obj.state_dict(), building / name)
-                if name.startswith("custom"):  # what could not be loaded safely is not saved either
-                    torch.load(building / name, weights_only=True)
-            for rank, states in enumerate(ranks):
-                for name, state in states.items():
-                    torch.save(state, building / name.format(rank))
-            _seal(building)
-            os.rename(building, folder / COMPLETE)
-        except BaseException:
-            full = shutil.disk_usage(building).free < 2**16
-            shutil.rmtree(building, ignore_errors=True)
-            if full:  # of which torch.save says "unexpected pos 576 vs 534"
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
-            raise
-        _settle(folder)
-        if config.automatic_checkpoint_naming and config.total_limit is not None:
-            complete = [each for each in numbered(folder.parent) if (each / MANIFEST).exists()]
-            for old in complete[config.total_limit :]:
-                shutil.rmtree(old)
-
-    together(write, _writes(config.save_on_each_node))
+    own_draft = run_on_all_ranks(start, runs_here=writes)
+    try:
+        # Only a process that writes has a draft. The empty path of the others is not read.
+        building = _path_on_writer(own_draft or Path(), on_each_node)
+        state = run_on_all_ranks(lambda: _collect(accelerator, building))
+        states_of_ranks = gather_object([state.of_rank])
+        run_on_all_ranks(lambda: _write(state, states_of_ranks, building, folder, safe_serialization), runs_here=writes)
+    except BaseException:
+        if own_draft is not None:
+            discard_draft(own_draft)
+        raise
+    if config.automatic_checkpoint_naming and config.total_limit is not None:
+        run_on_all_ranks(lambda: remove_old_checkpoints(folder, config.total_limit), runs_here=writes)
     config.iteration += 1
     return str(folder)
 
 
-def draft(folder: Path) -> Path:
-    """A name in `folder` for work in progress; what dead processes of this machine left under such names is dropped.
+def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> Path:
+    config = accelerator.project_configuration
+    if config.automatic_checkpoint_naming:
+        return Path(os.path.abspath(accelerator.project_dir), "checkpoints", f"checkpoint_{config.iteration}")
+    if output_dir is None:
+        raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
+    return Path(os.path.abspath(os.path.expanduser(output_dir)))
 
-    What belongs to a living process, or to another machine, may be the work of another job and stays.
+
+@dataclass
+class CollectedState:
+    """What a process has to save.
+
+    Attributes:
+        weights: of each model.
+        states: of all other objects, by the name of their file.
+        of_rank: what belongs to this rank alone, by a pattern for the name of its file.
     """
-    host, pid = socket.gethostname(), os.getpid()
-    for left in folder.glob(f".*@*@{host}.tmp"):
-        owner = int(left.name.split("@")[1])
-        if owner == pid or not _is_alive(owner):
-            shutil.rmtree(left, ignore_errors=True)
-    return folder / f".{uuid.uuid4().hex}@{pid}@{host}.tmp"
+
+    weights: list[dict[str, torch.Tensor]]
+    states: dict[str, Any]
+    of_rank: dict[str, Any]
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True
+def _collect(accelerator: Any, building: Path) -> CollectedState:
+    """Ask everything for its state, on every process: a state may need a collective. Hooks may write files."""
+    weights = [accelerator.get_state_dict(model) for model in accelerator._models]
+    for hook in accelerator._save_model_state_pre_hook.values():
+        hook(accelerator._models, weights, str(building))
+    states = {each.file_name: each.object.state_dict() for each in _objects_with_state(accelerator)}
+    return CollectedState(weights, states, _state_of_rank(accelerator))
 
 
-def _writes(on_each_node: bool) -> bool:
-    state = PartialState()
-    return state.is_local_main_process if on_each_node else state.is_main_process
+class ObjectWithState(NamedTuple):
+    """Something with `state_dict` and `load_state_dict`, and the file for its state."""
+
+    file_name: str
+    object: Any
 
 
-def together(action: Callable[[], Any], here: bool = True) -> Any:
-    """Run `action` where `here`; if it raises on some process, all of them raise and none is left waiting."""
-    error = result = None
-    try:
-        result = action() if here else None
-    except Exception as failure:
-        error = failure
-    said = f"rank {PartialState().process_index}: {type(error).__name__}: {error}"
-    failures = gather_object([said] if error else [])
-    if failures:
-        raise error or RuntimeError("; ".join(failures))
-    return result
+def _objects_with_state(accelerator: Any) -> list[ObjectWithState]:
+    """All but the models: hooks may take over the saving of their weights."""
+    scalers = [] if accelerator.scaler is None else [accelerator.scaler]
+    custom = accelerator._custom_objects
+    return [
+        *_numbered_files(OPTIMIZER_FILE, accelerator._optimizers),
+        *_numbered_files(SCHEDULER_FILE, accelerator._schedulers),
+        *_numbered_files(LOADER_FILE, accelerator._dataloaders),
+        *_numbered_files(SCALER_NAME, scalers),
+        *[ObjectWithState(CUSTOM_FILE.format(index), each) for index, each in enumerate(custom)],
+    ]
 
 
-def _stateful(accelerator) -> Iterator[tuple[str, Any]]:
-    """What has a state of its own, by the name of its file."""
-    scaler = [accelerator.scaler] if accelerator.scaler else []
-    names = "optimizer.bin", "scheduler.bin", "dl_state_dict.bin", "scaler.pt"
-    kinds = accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders, scaler
-    for name, objects in zip(names, kinds, strict=True):
-        yield from ((_indexed(name, index), obj) for index, obj in enumerate(objects))
-    yield from ((f"custom_checkpoint_{index}.pkl", obj) for index, obj in enumerate(accelerator._custom_objects))
+def _numbered_files(file_name: str, objects: list[Any]) -> list[ObjectWithState]:
+    return [ObjectWithState(_numbered_name(file_name, index), each) for index, each in enumerate(objects)]
 
 
-def _indexed(name: str, index: int) -> str:
-    return name.replace(".", f"_{index}.") if index else name
+def _numbered_name(file_name: str, index: int) -> str:
+    """The first is optimizer.bin, the second optimizer_1.bin."""
+    return file_name.replace(".", f"_{index}.") if index else file_name
 
 
-def _model_name(index: int, safe_serialization: bool) -> str:
-    return _indexed("model.safetensors" if safe_serialization else "pytorch_model.bin", index)
+def _weights_name(index: int, safe_serialization: bool) -> str:
+    return _numbered_name(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, index)
 
 
-def _rank_state(accelerator) -> dict[str, Any]:
-    """What only this process knows, by the name of its file."""
-    states = {
-        "step": accelerator.step,
-        "loss_was_divided": accelerator._loss_was_divided,
-        "random_state": random.getstate(),
-        "torch_manual_seed": torch.get_rng_state(),
-    }
+def _state_of_rank(accelerator: Any) -> dict[str, Any]:
+    """What only this process knows, by a pattern for the name of its file."""
+    states = {"step": accelerator.step, **get_random_states(accelerator.device)}
+    of_rank: dict[str, Any] = {RANDOM_STATES_FILE: states}
+    is_within_window = accelerator.step % accelerator.gradient_accumulation_steps != 0
+    if is_within_window:
+        of_rank[GRADIENTS_FILE] = [_gradients(accelerator.unwrap_model(model)) for model in accelerator._models]
+    return of_rank
+
+
+def get_random_states(device: torch.device) -> dict[str, Any]:
+    """The states of the generators that a script draws from without naming one, for `set_random_states`."""
+    states = {"random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()}
     if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy_random_seed"] = [name, keys.tolist(), *rest]
-    if accelerator.device.type == "cuda":
-        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state(accelerator.device)
-    if accelerator.step % accelerator.gradient_accumulation_steps == 0:
-        return {RANDOM_STATES: states}
-    models = [accelerator.unwrap_model(model) for model in accelerator._models]
-    gradients = [{n: p.grad.cpu() for n, p in m.named_parameters() if p.grad is not None} for m in models]
-    return {RANDOM_STATES: states, GRADIENTS: gradients}
+        states["numpy_random_seed"] = sys.modules["numpy"].random.get_state()
+    if device.type == "cuda":
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state(device)
+    return states
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _write(
+    state: CollectedState,
+    states_of_ranks: list[dict[str, Any]],
+    building: Path,
+    folder: Path,
+    safe_serialization: bool,
+) -> None:
+    """Write all files into `building`, and make it the checkpoint in `folder`."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        for index, weights in enumerate(state.weights):
+            path = building / _weights_name(index, safe_serialization)
+            if safe_serialization:
+                write_file(weights, path, safe_serialization)
+            else:
+                save_loadable(weights, path)
+        for file_name, content in state.states.items():
+            save_loadable(content, building / file_name)
+        for rank, of_rank in enumerate(states_of_ranks):
+            for pattern, content in of_rank.items():
+                save_loadable(content, building / pattern.format(rank))
+        commit_save(building, folder)
+    except Exception:
+        # On a full disk torch.save says "unexpected pos 576 vs 534", which nobody can make sense of.
+        if building.exists() and shutil.disk_usage(building).free < _LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
+        raise
 
 
-def _digest(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+# Loading
 
 
-def _seal(folder: Path) -> None:
-    """Put every file of `folder` on the disk for good and its digest into the manifest."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({str(path.relative_to(folder)): _digest(path) for path in paths}, indent=1))
-    for path in (*paths, manifest, folder, folder.parent):
-        _sync(path)
-
-
-def _contents(folder: Path) -> dict[str, Any] | None:
-    """The manifest in `folder`, or None if there is none.
-
-    Raises:
-        CheckpointError: if it cannot be read.
-    """
-    try:
-        return dict(json.loads((folder / MANIFEST).read_text()))
-    except FileNotFoundError:
-        return _contents(folder / COMPLETE) if folder.name != COMPLETE else None
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}") from error
-
-
-def _settle(folder: Path) -> None:
-    """Move what a save completed to its place, in any state of doing so, and drop what the save before left."""
-    complete = folder / COMPLETE
-    if not (complete / MANIFEST).exists():  # the last to be moved
-        shutil.rmtree(complete, ignore_errors=True)
-        return
-    contents = _contents(complete)
-    for name in (_contents(folder) or {}).keys() - contents.keys():
-        (folder / name).unlink(missing_ok=True)
-    for name in (*contents, MANIFEST):
-        if (complete / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(complete / name, folder / name)
-    _sync(folder)
-    shutil.rmtree(complete)
-
-
-def verify(folder: Path) -> None:
-    """Settle `folder`; raise a CheckpointError that names its first file that is not as the manifest says."""
-    _settle(folder)
-    contents = _contents(folder)
-    if contents is None:
-        raise CheckpointError(f"{folder} holds no {MANIFEST}: it is no checkpoint of save_state, or an unfinished one")
-    for name, digest in contents.items():
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is missing")
-        if _digest(folder / name) != digest:
-            raise CheckpointError(f"{folder / name} is not what was saved: it was cut short or changed")
-
-
-def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
-    """The folders in `parent` whose names are `prefix` and a number, newest first."""
-    found = [path for path in parent.glob(f"{prefix}*/") if re.fullmatch(rf"{prefix}\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
-
-
-def holds_something(folder: Path) -> bool:
-    """Whether more is in `folder` than the draft of a save that never ended."""
-    return any(path.suffix != ".tmp" for path in folder.iterdir())
-
-
-def newest(parent: Path, prefix: str = "checkpoint_") -> Path:
-    """The newest of the `numbered` checkpoints that is whole. Newer ones are named, and renamed.
-
-    Raises:
-        CheckpointError: if none is whole; then all stay as they are.
-    """
-    damaged = []
-    for folder in numbered(parent, prefix):
-        try:
-            verify(folder)
-        except CheckpointError as error:
-            logger.warning("skipping a checkpoint: %s", error)
-            damaged += [folder] if holds_something(folder) else []
-            continue
-        logger.info("resuming from %s", folder)
-        for other in damaged:  # the run will come to their numbers again
-            with contextlib.suppress(OSError):
-                other.rename(f"{other}.damaged-{uuid.uuid4().hex[:8]}")
-        return folder
-    raise CheckpointError(f"there is no complete checkpoint in {parent}")
-
-
-def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **load_model_func_kwargs) -> None:
+def load_state(
+    accelerator: Any,
+    input_dir: str | os.PathLike | None = None,
+    load_kwargs: dict[str, Any] | None = None,
+    **load_model_func_kwargs: Any,
+) -> None:
     """Put the run where `save_state` left it: the next `for` over a loader yields the next batch. A collective.
 
-    On as many processes as before, what follows equals the uninterrupted run bit for bit (but for random draws inside
+    On as many processes as before, what follows equals the uninterrupted run bit for bit (except random draws inside
     loader workers and streams). On another number the global order goes on and gradients of an unfinished window are
     averaged; ranks without a saved random state keep their own. Registered objects get the main process's state.
 
     Args:
-        input_dir: the folder; under automatic naming the newest complete checkpoint by default.
+        input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
+            default.
         load_kwargs: for `torch.load`; `weights_only` is always on.
         load_model_func_kwargs: for the models' `load_state_dict`; `map_location`, "cpu" or "on_device", is where
             tensors are read to.
@@ -296,135 +331,204 @@ def load_state(accelerator, input_dir=None, load_kwargs: dict | None = None, **l
     Raises:
         CheckpointError: naming the file that is missing, damaged or foreign; under automatic naming, if no checkpoint
             is complete.
+        CheckpointVersionError: if it was saved in another format.
         ValueError: if no folder is given.
-        RuntimeError: if other objects were registered than are here now.
+        TypeError: for another `map_location`.
+        RuntimeError: if other objects were registered than are here now, or a model has other weights.
+        Exception: what a hook or an object met; on the other processes a RuntimeError that quotes it.
     """
-    config, main = accelerator.project_configuration, accelerator.is_main_process
-    if input_dir is None and not config.automatic_checkpoint_naming:
-        raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
-
-    def choose() -> Path:
-        if input_dir is None:
-            return newest(Path(accelerator.project_dir, "checkpoints"))
-        verify(Path(input_dir).expanduser())
-        return Path(input_dir).expanduser()
-
-    folder = broadcast_object_list([together(choose, main)])[0]
-    together(lambda: verify(folder), _writes(config.save_on_each_node) and not main)
+    config = accelerator.project_configuration
+    folder = _folder_to_load(accelerator, input_dir)
     models = list(accelerator._models)
-    for hook in accelerator._load_model_state_pre_hook.values():
-        hook(models, str(folder))
-    together(lambda: _read(accelerator, folder, models, load_kwargs or {}, load_model_func_kwargs))
-    if config.automatic_checkpoint_naming and (number := re.fullmatch(r"checkpoint_(\d+)", folder.name)):
+    map_location = _device_to_read_to(accelerator, load_model_func_kwargs.pop("map_location", None))
+
+    def restore() -> None:
+        for hook in accelerator._load_model_state_pre_hook.values():
+            hook(models, str(folder))
+        checkpoint = _Checkpoint(folder, read_manifest(folder) or {}, map_location, load_kwargs or {})
+        _restore(accelerator, checkpoint, models, load_model_func_kwargs)
+
+    run_on_all_ranks(restore)
+    number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
+    if config.automatic_checkpoint_naming and number is not None:
         config.iteration = int(number[1]) + 1
 
 
-def _read(accelerator, folder: Path, models: list, load_kwargs: dict, model_kwargs: dict) -> None:
-    where = accelerator.device if model_kwargs.pop("map_location", None) == "on_device" else "cpu"
+def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Path:
+    """The folder of a checkpoint that is whole: its path on the process that writes for this one."""
+    config = accelerator.project_configuration
+    if input_dir is not None:
+        folder = Path(os.path.abspath(os.path.expanduser(input_dir)))
+    elif config.automatic_checkpoint_naming:
+        parent = Path(os.path.abspath(accelerator.project_dir), "checkpoints")
+        chosen = run_on_all_ranks(lambda: newest(parent).name, runs_here=accelerator.is_main_process)
+        folder = parent / broadcast_object_list([chosen])[0]
+    else:
+        raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
+    folder = _path_on_writer(folder, config.save_on_each_node)
+    # `newest` has verified the folder that it chose.
+    is_verified = input_dir is None and accelerator.is_main_process
+    must_verify = _is_writer(config.save_on_each_node) and not is_verified
+    run_on_all_ranks(lambda: verify(folder), runs_here=must_verify)
+    return folder
 
-    def load(name: str) -> Any:
-        if not (folder / name).exists():
-            raise CheckpointError(f"{folder} holds no {name}: it was saved by a run that had prepared something else")
-        return _open(torch.load, folder / name, {"map_location": where} | load_kwargs | {"weights_only": True})
 
-    saved, registered = len(list(folder.glob("custom_checkpoint_*.pkl"))), len(accelerator._custom_objects)
+def _device_to_read_to(accelerator: Any, map_location: str | None) -> torch.device:
+    if map_location not in (None, "cpu", "on_device"):
+        raise TypeError(
+            "Unsupported optimizer map location passed, please choose one of `None`, `'cpu'`, or `'on_device'`"
+        )
+    return accelerator.device if map_location == "on_device" else torch.device("cpu")
+
+
+@dataclass
+class _Checkpoint:
+    """The files of a verified checkpoint. Only those that its manifest names are ever opened."""
+
+    folder: Path
+    manifest: Manifest
+    map_location: torch.device
+    load_kwargs: dict[str, Any]
+
+    def load(self, name: str) -> Any:
+        with self.reading(name) as path:
+            return load_safely(path, **{"map_location": self.map_location} | self.load_kwargs)
+
+    def load_weights(self, index: int) -> dict[str, torch.Tensor]:
+        safe_name = _weights_name(index, True)
+        if safe_name not in self.manifest:
+            return self.load(_weights_name(index, False))
+        from safetensors.torch import load_file
+
+        with self.reading(safe_name) as path:
+            return load_file(path, device=str(self.map_location))
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """Turn any error in the block into a CheckpointError that names the file. Its manifest may have been forged."""
+        path = self.folder / name
+        if name not in self.manifest:
+            raise CheckpointError(
+                f"{self.folder} holds no {name}: it was saved by a run that had prepared something else"
+            )
+        try:
+            yield path
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+
+    def count(self, pattern: str) -> int:
+        """How many files there are of those that are numbered from 0 by `pattern`."""
+        number = 0
+        while pattern.format(number) in self.manifest:
+            number += 1
+        return number
+
+
+def _restore(accelerator: Any, checkpoint: _Checkpoint, models: list, load_model_func_kwargs: dict[str, Any]) -> None:
+    saved = checkpoint.count(CUSTOM_FILE)
+    registered = len(accelerator._custom_objects)
     if saved != registered:
-        raise RuntimeError(f"{folder} holds {saved} registered objects, but {registered} are registered here")
+        where = f"Number of custom checkpoints in folder {checkpoint.folder}"
+        raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
     for index, model in enumerate(models):
-        if (folder / _model_name(index, True)).exists():
-            from safetensors.torch import load_file
-
-            tensors = _open(load_file, folder / _model_name(index, True), {"device": str(where)})
-        else:
-            tensors = load(_model_name(index, False))
-        model = accelerator.unwrap_model(model, keep_torch_compile=False)
-        model.load_state_dict(_as_named_in(model, tensors), **model_kwargs)
-    for name, obj in _stateful(accelerator):
-        obj.load_state_dict(load(name))
-    rank, ranks = accelerator.process_index, len(list(folder.glob(RANDOM_STATES.format("*"))))
-    name = RANDOM_STATES.format(min(rank, ranks - 1))
-    states = load(name)
-    _open(lambda _: _restore_random(accelerator, states, rank < ranks), folder / name, {})
-    gradients = [load(GRADIENTS.format(r)) for r in range(ranks) if (folder / GRADIENTS.format(r)).exists()]
-    gradients = gradients if ranks != accelerator.num_processes else gradients[rank : rank + 1]
-    for index, model in enumerate(accelerator._models):
-        for name, parameter in accelerator.unwrap_model(model).named_parameters():
-            parts = [of_rank[index][name] for of_rank in gradients if name in of_rank[index]]
-            parameter.grad = sum(parts).div_(len(gradients)).to(parameter.device) if parts else None
+        bare = accelerator.unwrap_model(model, keep_torch_compile=False)
+        weights = _under_names_of(bare, checkpoint.load_weights(index))
+        bare.load_state_dict(weights, **load_model_func_kwargs)
+    for each in _objects_with_state(accelerator):
+        each.object.load_state_dict(checkpoint.load(each.file_name))
+    _restore_random_states(accelerator, checkpoint)
+    _restore_gradients(accelerator, checkpoint)
 
 
-def _open(reader: Callable, path: Path, how: dict) -> Any:
-    """`reader(path)`: a forged file, for which the manifest vouches, is an error that names it."""
-    try:
-        return reader(path, **how)
-    except pickle.UnpicklingError:  # says what it refused to execute
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _restore_random(accelerator, states: dict[str, Any], own: bool) -> None:
-    accelerator.step, accelerator._loss_was_divided = states["step"], states["loss_was_divided"]
-    if not own:
-        return
-    random.setstate(states["random_state"])
-    torch.set_rng_state(states["torch_manual_seed"])
-    if "numpy_random_seed" in states and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(tuple(states["numpy_random_seed"]))
-    if "torch_cuda_manual_seed" in states and accelerator.device.type == "cuda":
-        torch.cuda.set_rng_state(states["torch_cuda_manual_seed"].cpu(), accelerator.device)
-
-
-def _as_named_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`tensors` under the names of `model`: without DDP's prefix; tied weights, saved once, under all of theirs."""
+def _under_names_of(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`weights` under the names of `model`: without DDP's prefix. Tied weights, saved once, get all their names."""
     own = model.state_dict()
-    named = {name if name in own else name.removeprefix("module."): value for name, value in tensors.items()}
-    saved = {own[name].data_ptr(): value for name, value in named.items() if name in own}
-    return named | {n: saved[t.data_ptr()] for n, t in own.items() if n not in named and t.data_ptr() in saved}
+    named = {}
+    for name, tensor in weights.items():
+        named[name if name in own else name.removeprefix("module.")] = tensor
+    saved = {}
+    for name in own.keys() & named.keys():
+        saved[view_key(own[name], name)] = named[name]
+    for name, tensor in own.items():
+        key = view_key(tensor, name)
+        if name not in named and key in saved:
+            named[name] = saved[key]
+    return named
 
 
-def _dump(obj: Any, path: Path, safe_serialization: bool) -> None:
-    if not safe_serialization:
-        torch.save(obj, path)
-        return
-    from safetensors.torch import save_file
-
-    # Safetensors wants tied weights once, under the first of their names, and none to share memory with others.
-    names = {(tensor.data_ptr() or name, tensor.shape): name for name, tensor in reversed(obj.items())}
-    copies = {n: t.clone(memory_format=torch.contiguous_format) for n, t in obj.items() if n in names.values()}
-    save_file(copies, path, metadata={"format": "pt"})
-
-
-def save(accelerator, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-    """Write `obj` to `f` from the main process, or one process of every machine: whole or not at all.
-
-    With `safe_serialization` a dict of tensors becomes a safetensors file; otherwise `torch.save` writes it.
-    """
-    if not _writes(accelerator.project_configuration.save_on_each_node):
-        return
-    if hasattr(f, "write"):
-        torch.save(obj, f)
-        return
-    temporary = Path(f"{os.fspath(f)}.{uuid.uuid4().hex}.tmp")
-    try:
-        _dump(obj, temporary, safe_serialization)
-        _sync(temporary)
-        os.replace(temporary, f)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _restore_random_states(accelerator: Any, checkpoint: _Checkpoint) -> None:
+    own_name = RANDOM_STATES_FILE.format(accelerator.process_index)
+    has_own = own_name in checkpoint.manifest
+    name = own_name if has_own else RANDOM_STATES_FILE.format(0)
+    states = checkpoint.load(name)
+    with checkpoint.reading(name):
+        accelerator.step = int(states["step"])
+        if has_own:
+            set_random_states(accelerator.device, states)
 
 
-def save_model(accelerator, model, save_directory, max_shard_size="10GB", safe_serialization=True) -> None:
-    """Write the weights of `model` to model.safetensors (or pytorch_model.bin) in `save_directory`.
+def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
+    """Put the generators back into the states that `get_random_states` has read."""
+    random.setstate(states["random_state"])
+    torch.set_rng_state(states["torch_manual_seed"].cpu())
+    if "numpy_random_seed" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(states["numpy_random_seed"])
+    if "torch_cuda_manual_seed" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["torch_cuda_manual_seed"].cpu(), device)
+
+
+def _restore_gradients(accelerator: Any, checkpoint: _Checkpoint) -> None:
+    """Each process's own gradients of an unfinished window; on another number of processes the mean of all."""
+    ranks = list(range(checkpoint.count(RANDOM_STATES_FILE)))
+    if len(ranks) == accelerator.num_processes:
+        ranks = [accelerator.process_index]
+    names = [GRADIENTS_FILE.format(rank) for rank in ranks]
+    gradients_of_ranks = [checkpoint.load(name) for name in names if name in checkpoint.manifest]
+    for index, model in enumerate(accelerator._models):
+        gradients_of_model = [gradients[index] for gradients in gradients_of_ranks]
+        for name, parameter in accelerator.unwrap_model(model).named_parameters():
+            parts = [gradients[name] for gradients in gradients_of_model if name in gradients]
+            parameter.grad = _mean(parts, len(gradients_of_ranks), parameter.device)
+
+
+def _mean(parts: list[torch.Tensor], number: int, device: torch.device) -> torch.Tensor | None:
+    """The sum of `parts`, divided by `number`: a process without a gradient counts as zero. None without parts."""
+    if not parts:
+        return None
+    total = sum(parts[1:], start=parts[0])
+    return total.div(number).to(device)
+
+
+# One object, or the weights of one model
+
+
+def save(accelerator: Any, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+    """Write `obj` to `f` from the main process, or one process of every machine: see `utils.other.save`."""
+    other.save(obj, f, accelerator.project_configuration.save_on_each_node, safe_serialization)
+
+
+def save_model(
+    accelerator: Any,
+    model: torch.nn.Module,
+    save_directory: str | os.PathLike,
+    max_shard_size: int | str = "10GB",
+    safe_serialization: bool = True,
+) -> None:
+    """Write the weights of `model` to `save_directory`, for `load_checkpoint_in_model`: see `write_weights`.
+
+    Args:
+        max_shard_size: the most bytes in a file, or a text as "10GB"; only a single weight may be larger.
+        safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
 
     Raises:
-        NotImplementedError: for a model larger than `max_shard_size`, in bytes or like "10GB".
+        RuntimeError: if a parameter is on the meta device.
+        ValueError: if `max_shard_size` is no size.
+        OSError: if something cannot be written.
     """
-    tensors = accelerator.get_state_dict(model)
-    number, unit = re.fullmatch(r"(\d+)([KMG]?I?B)", f"{max_shard_size}B".upper().replace("BB", "B")).groups()
-    limit = int(number) * (1024 if "I" in unit else 1000) ** "BKMG".index(unit[0])
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    if size > limit:
-        raise NotImplementedError(f"{size} bytes are more than max_shard_size: sharded files are out of scope")
-    Path(save_directory).mkdir(parents=True, exist_ok=True)
-    accelerator.save(tensors, Path(save_directory, _model_name(0, safe_serialization)), safe_serialization)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise RuntimeError("You can't save the model since some parameters are on the meta device.")
+    state_dict = accelerator.get_state_dict(model)
+    if _is_writer(accelerator.project_configuration.save_on_each_node):
+        write_weights(state_dict, Path(save_directory), max_shard_size, safe_serialization)

@@ -1,232 +1,316 @@
 """A DataLoader that hands each process its share, knows its last batch, and can continue where it was stopped."""
 
-import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler
-from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
-from .operations import broadcast_object_list, recursively_apply, send_to_device, slice_tensors
-from .sampler import BatchSamplerShard, DistributedEvalSampler, EvalBatches, SeedableRandomSampler, SkipBatchSampler
-from .state import GradientState, PartialState
+from .operations import broadcast_object_list, concatenate, holds_tensors, honor_type, send_to_device
+from .sampler import (
+    AllBatches,
+    BatchSamplerShard,
+    DistributedEvalSampler,
+    EvalBatches,
+    GeneratorStates,
+    PartialStep,
+    PassStart,
+    Redraw,
+    ReplayableBatches,
+    SampleShard,
+    SavedGenerators,
+    SeedableRandomSampler,
+    ShardedBatches,
+    SkipBatchSampler,
+    can_be_redrawn,
+    innermost_sampler,
+    sampler_chain,
+)
+from .state import DistributedType, GradientState, PartialState  # noqa: F401
+from .streams import CountedCollate, CountedSample, IterableDatasetShard, StreamReader, WholeStream
+from .utils.dataclasses import RNGType  # noqa: F401
 from .utils.random import synchronize_rng_states
 
-
-class _Tail(NamedTuple):
-    """A sample, or a batch, from a step of a stream that is `irregular`, as ShardedBatches has it."""
-
-    content: Any
-    irregular: tuple[int | None, int]
-
-
-class _Collate:
-    """`collate_fn`, with an empty batch for no samples and a tagged one for samples from the tail of a stream."""
-
-    def __init__(self, dataset: Any, collate_fn: Any) -> None:
-        self.dataset, self.collate_fn = dataset, collate_fn
-
-    def __call__(self, samples: Any) -> Any:
-        if type(samples) is _Tail:  # batch_size=None: the sample is a batch
-            return _Tail(self.collate_fn(samples.content), samples.irregular)
-        if isinstance(samples, list) and not samples:
-            fetch = getattr(self.dataset, "__getitems__", lambda indices: [self.dataset[i] for i in indices])
-            return recursively_apply(lambda tensor: tensor[:0], self.collate_fn(fetch([0])))
-        if type(samples) is list and type(samples[0]) is _Tail:
-            return _Tail(self.collate_fn([sample.content for sample in samples]), samples[0].irregular)
-        return self.collate_fn(samples)
-
-
-class IterableDatasetShard(IterableDataset):
-    """The samples of a stream that belong to one process, and within it to one loader worker.
-
-    The stream is cut into steps of `num_processes` batches, or of one batch with `split_batches`; each process takes
-    its part of every step, and its workers take the steps in turn, which is the order in which the DataLoader asks
-    them. So nothing comes twice, and the order does not depend on the number of workers, whether the dataset knows of
-    workers or not. The last step is filled with samples from the first one; with `drop_last` it is dropped; without
-    `even_batches` the last processes get less of it or nothing. Every process reads the whole stream.
-
-    A `generator` of the dataset is seeded with `seed + epoch` unless the dataset has `set_epoch`.
-
-    Raises:
-        ValueError: if `split_batches` cannot split the batch size evenly.
-    """
-
-    even_batches, seed, epoch = True, 0, 0
-    # Whether the samples of an irregular step come as _Tail; and whether they are those of all processes.
-    tags_tail = whole = False
-    _worker = None
-
-    def __init__(self, dataset, batch_size=1, drop_last=False, num_processes=1, process_index=0, split_batches=False):
-        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
-        self.num_processes, self.process_index, self.split_batches = num_processes, process_index, split_batches
-        self.share = batch_size // num_processes if split_batches else batch_size
-        self._dealt()
-
-    def _dealt(self) -> BatchSamplerShard:
-        """The stream dealt out like sample numbers."""
-        batches = BatchSampler(self.dataset, self.batch_size, self.drop_last)
-        dealt = BatchSamplerShard(batches, self.num_processes, self.process_index, self.split_batches)
-        dealt.even_batches, dealt.whole = self.even_batches, self.whole
-        return dealt
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """Samples of this process, its last batch taken as full."""
-        return len(self._dealt()) * self.share
-
-    def __iter__(self) -> Iterator[Any]:
-        generator = getattr(self.dataset, "generator", None)
-        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
-            generator.manual_seed(self.seed + self.epoch)
-        self._worker = self._worker or torch_worker.get_worker_info()
-        torch_worker._worker_info = None  # a dataset that shards by worker is to yield all it has
-        own, workers = (self._worker.id, self._worker.num_workers) if self._worker else (0, 1)
-        for step, (samples, irregular) in enumerate(self._dealt().shares()):
-            if step % workers == own:
-                for sample in samples:
-                    yield _Tail(sample, irregular) if irregular and self.tags_tail else sample
+logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Progress:
-    """How far a loader is: steps handed out in this epoch, and steps to pass over in the next iteration."""
+class Pass:
+    """One pass over an epoch, while it is under way.
 
-    epoch: int = 0
-    step: int = 0
-    resume_at: int = 0
+    Attributes:
+        epoch: its number.
+        step: steps handed out, those passed over at its start included.
+        drawn_from: the states of the generators when its order was drawn; None for streams.
+    """
+
+    epoch: int
+    step: int
+    drawn_from: GeneratorStates | None = None
 
 
-class DataLoaderShard(DataLoader):
-    """A DataLoader for one process of several: on the right device, reproducible, resumable.
+@dataclass
+class Progress:
+    """How far a loader is. The loader and those that `skip_first_batches` makes of it share one object.
 
-    Each `for` visits the next epoch, also after one that was left early; `iteration` is its number. After
-    `load_state_dict` the next `for` continues with the batch after the last one handed out.
+    Attributes:
+        current: the pass under way, or None.
+        resume: where a checkpoint was made; the next `for` continues there.
+    """
+
+    current: Pass | None = None
+    resume: Pass | None = None
+
+
+class DataLoaderStateMixin:
+    """What a loader tells the accumulation of gradients and `gather_for_metrics`.
+
+    Attributes:
+        end_of_dataloader: whether the batch just handed out is the last.
+        remainder: samples in the last step of all processes: 0 for a whole step, -1 where that is not known.
+        partial_step: a PartialStep where some process lacks samples of its own in this step, else None.
+    """
+
+    end_of_dataloader = False
+    remainder = -1
+    partial_step: PartialStep | None = None
+
+    def reset(self) -> None:
+        """Forget where the last pass ended."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.partial_step = None
+
+    def begin(self: Any) -> None:
+        """Become the active loader."""
+        self.reset()
+        with suppress(Exception):  # as in the original: whatever a data set without a length raises
+            if not self._drop_last:
+                self.remainder = self.total_dataset_length % self.total_batch_size
+        self.gradient_state._add_dataloader(self)
+
+    def end(self: Any) -> None:
+        """Make the loader of the outer loop, if there is one, the active one again."""
+        self.gradient_state._remove_dataloader(self)
+        self.reset()
+
+
+class DataLoaderShard(DataLoader, DataLoaderStateMixin):
+    """A DataLoader for one process of several: on the right device, resumable, aware of its end.
+
+    `iteration` is the number of the epoch that the next `for` visits. A pass that comes to its end moves on to the
+    next epoch; after a `break` the same epoch is visited again, by samplers and data sets that have `set_epoch`.
+    After `load_state_dict` the next `for` continues with the batch after the last one handed out.
 
     Args:
         dataset, kwargs: of DataLoader.
         device: where the batches go; None leaves them.
         rng_types: generators that all processes take over from rank 0 at the start of every `for`: "torch", "cuda", or
             "generator" for `synchronized_generator`.
-        skip_batches: batches to pass over in every `for`.
-
-    Attributes:
-        end_of_dataloader: whether the batch just handed out is the last.
-        irregular: None if all samples of this step are real and every process has equally many; else how many of this
-            process's first samples are real (None: all), and how many processes, lowest ranks first, have a batch.
+        synchronized_generator: the sampler's or the data set's.
+        skip_batches: steps to pass over in every `for`.
+        use_stateful_dataloader: the loader has `state_dict` and `load_state_dict` with either value.
+        iteration: the epoch of the first `for`.
+        progress: of the loader that this one is made from.
     """
 
-    def __init__(self, dataset, device=None, rng_types=None, synchronized_generator=None, skip_batches=0, **kwargs):
-        self._non_blocking = kwargs.pop("_non_blocking", False)
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | None = None,
+        rng_types: list[str] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        progress: Progress | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(dataset, **kwargs)
-        self.device, self.skip_batches = device, skip_batches
-        self.rng_types, self.synchronized_generator = rng_types, synchronized_generator
+        self.device = device
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+        self.skip_batches = skip_batches
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self.iteration = iteration
         self.gradient_state = GradientState()
-        self.end_of_dataloader, self.irregular = False, None
-        self._progress = _Progress()
-        # What else an epoch seeds: (generator, seed) pairs, and the workers, by seed and rank.
-        self._seeded: list[tuple[torch.Generator, int]] = []
-        self._worker_seed: tuple[int, int] | None = None
+        self._drop_last = _drop_last
+        self._non_blocking = _non_blocking
+        self._progress = Progress() if progress is None else progress
+        self._warned = False
 
     @property
     def shards(self) -> Any:
         """What deals out the samples of this loader: a batch sampler, a sampler or a stream."""
-        return self.dataset if isinstance(self.dataset, IterableDataset) else _batches_of(self)
+        return self.dataset if isinstance(self.dataset, IterableDataset) else batches_of(self)
 
-    @property
-    def iteration(self) -> int:
-        return self._progress.epoch
+    def get_sampler(self) -> Any:
+        """See the function `get_sampler`."""
+        return get_sampler(self)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Let `sampler` draw the sample numbers."""
+        self.shards.sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `for` visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
-        resume_at = self._progress.resume_at if epoch == self._progress.epoch else 0
-        vars(self._progress).update(epoch=epoch, step=resume_at, resume_at=resume_at)
+        self.iteration = epoch
+        resume = self._progress.resume
+        if resume is not None and resume.epoch != epoch:
+            self._progress.resume = None
+        samplers = () if isinstance(self.dataset, IterableDataset) else sampler_chain(self.shards)
+        for part in (*samplers, self.dataset):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Batches in a whole epoch on this process, also while a checkpoint's epoch is being finished."""
         return max(0, super().__len__() - self.skip_batches)
 
-    def __iter__(self) -> Iterator[Any]:
-        if self.rng_types:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
+        progress = self._progress
+        resume = progress.resume
+        progress.resume = None
+        if self.rng_types and resume is None:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        progress, loaders = self._progress, self.gradient_state.dataloader_references
-        if progress.step > progress.resume_at and not self.skip_batches:  # the last one was left early
-            progress.epoch += 1
-        start = self.skip_batches or progress.resume_at
-        progress.step, progress.resume_at = start, 0
-        self._seed(progress.epoch, start)
-        loaders.append(self)
+        self.begin()
+        outer_pass = progress.current
         try:
-            for batch in self._batches(start):
-                progress.step += 1
+            self.set_epoch(self.iteration)
+            start = self.skip_batches
+            if resume is not None and not start:
+                start = resume.step
+            current = progress.current = Pass(self.iteration, start)
+            for batch in self._batches(start, resume):
+                current.step += 1
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 yield batch
         finally:
-            loaders.remove(self)
-            self.end_of_dataloader, self.irregular = False, None
-        progress.epoch += 1
-        progress.step = 0
+            progress.current = outer_pass
+            self.end()
+        if current.step > start or resume is not None:  # as in the original, a pass without batches is no epoch
+            self.iteration += 1
 
-    def _seed(self, epoch: int, start: int) -> None:
-        for generator, seed in self._seeded:
-            generator.manual_seed(seed + epoch)
-        if self._worker_seed is not None:
-            # The base class draws the workers' base seed from it: another one for every rank, epoch and resumption.
-            self.generator.manual_seed(hash((*self._worker_seed, epoch, start)) % 2**63)
-        for part in (*_chain(self.shards), self.dataset):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+    def _batches(self, start: int, resume: Pass | None) -> Iterator[Any]:
+        """The batches from step `start` on. Before each is yielded, the attributes of DataLoaderStateMixin are set."""
+        if isinstance(self.shards, ShardedBatches):
+            return self._batches_of_sampler(start, resume)
+        return self._batches_of_stream(islice(self._start_reading(0, resume), start, None))
 
-    def _batches(self, start: int) -> Iterator[Any]:
-        return self._numbered(start) if hasattr(self.shards, "shares") else self._looked_ahead(start)
-
-    def _numbered(self, start: int) -> Iterator[Any]:
+    def _batches_of_sampler(self, start: int, resume: Pass | None) -> Iterator[Any]:
+        """The batches of a data set with a sampler. Its batch sampler knows which step is the last one."""
         shards = self.shards
-        shards.start = start
-        for step, batch in enumerate(super().__iter__()):
-            self.end_of_dataloader, self.irregular = step == shards.last_step, shards.irregular.get(step)
+        reading = self._start_reading(start, resume)
+        for step, batch in enumerate(reading, start):
+            if step == start:
+                drawn = shards.drawn
+                self._note_order(drawn.drawn_from)
+            self.end_of_dataloader = step == drawn.last_step
+            self.partial_step = drawn.partial.get(step)
             yield batch
 
-    def _looked_ahead(self, start: int) -> Iterator[Any]:
+    def _note_order(self, drawn_from: GeneratorStates) -> None:
+        if self._progress.current is not None:
+            self._progress.current.drawn_from = drawn_from
+
+    def _batches_of_stream(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches of a stream. One is known to be the last when there is none after it, so one is read ahead."""
         nothing = object()
-        batches = islice(super().__iter__(), start, None)
         batch = next(batches, nothing)
         while batch is not nothing:
             following = next(batches, nothing)
-            self.end_of_dataloader, self.irregular = following is nothing, None
-            if type(batch) is _Tail:
-                batch, (real, present) = batch
-                # With batch_size=None the samples of the stream are batches, all rows of which are real or none.
-                self.irregular = None if self.batch_size is None and real else real, present
+            self.end_of_dataloader = following is nothing
+            self.partial_step = None
+            if isinstance(batch, CountedSample):
+                self.partial_step = batch.partial
+                batch = batch.content
             yield batch
             batch = following
 
     @property
+    def _batches_asked_of_workers(self) -> int:
+        """Batches that the loader workers are asked for before one is handed out."""
+        return self.num_workers * (self.prefetch_factor or 0)
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches whose sample numbers have been drawn before one is handed out."""
+        return self._batches_asked_of_workers
+
+    def _start_reading(self, first_batch: int, resume: Pass | None) -> Iterator[Any]:
+        """The batches of DataLoader from number `first_batch` on, in the order of the pass `resume` if there is one.
+
+        A stream is always read from its first batch on.
+        """
+        redraw = None
+        if resume is not None:
+            redraw = Redraw(self._order_sampler, resume.drawn_from, self._generators())
+        if isinstance(self.shards, ReplayableBatches):
+            self.shards.start_next_pass(PassStart(first_batch, redraw, self.batches_in_flight))
+            return DataLoader.__iter__(self)
+        reading = DataLoader.__iter__(self)
+        if redraw is not None:
+            redraw.end()  # the DataLoader has drawn a seed for its workers once more
+        return reading
+
+    @property
+    def _order_sampler(self) -> Any:
+        """What draws the order; None for streams."""
+        return None if isinstance(self.dataset, IterableDataset) else innermost_sampler(self.shards)
+
+    def _generators(self) -> list[torch.Generator]:
+        """Those that a pass may draw from: torch's, the sampler's and, for the seed of its workers, the loader's."""
+        own = [getattr(self._order_sampler, "generator", None), self.generator]
+        return [torch.default_generator, *(generator for generator in own if generator is not None)]
+
+    @property
     def total_batch_size(self) -> int:
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
-        shards = self.shards
-        processes = 1 if getattr(shards, "split_batches", False) else getattr(shards, "num_processes", 1)
-        return (getattr(shards, "batch_size", None) or 1) * processes
+        source = self.dataset.source if isinstance(self.dataset, StreamReader) else self.shards
+        size = getattr(source, "batch_size", None) or self.batch_size or 1
+        if getattr(source, "split_batches", False):
+            return size
+        return size * getattr(source, "num_processes", 1)
 
     @property
     def total_dataset_length(self) -> int:
         """Samples in the whole data set."""
-        return len(self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset)
+        dataset: Any = self.dataset.dataset if isinstance(self.dataset, StreamReader) else self.dataset
+        return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
-    def state_dict(self) -> dict[str, int]:
-        """The epoch, and the steps of it that were handed out; the same on every process."""
-        progress = self._progress
-        return {"epoch": progress.epoch, "step": progress.step, "step_size": self.total_batch_size}
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, the steps of it that were handed out, and the states of the generators; for all processes.
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        A loader that is not being iterated over is at the beginning of its epoch, also after a `break`.
+        """
+        current = self._progress.current or self._progress.resume
+        sampler = self._order_sampler
+        state = {
+            "epoch": self.iteration if current is None else current.epoch,
+            "step": 0 if current is None else current.step,
+            "step_size": self.total_batch_size,
+            "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
+            "sampler_generator": _state_of(getattr(sampler, "generator", None)),
+            "loader_generator": _state_of(self.generator),
+            "drawn_from_torch": None,
+            "drawn_from_sampler": None,
+        }
+        if current is not None:
+            self._warn_of_what_cannot_be_exact()
+            if current.drawn_from is not None:
+                state["drawn_from_torch"] = current.drawn_from.torch
+                state["drawn_from_sampler"] = current.drawn_from.sampler
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next `for` continue there, on any number of processes with the same samples per step.
 
         Raises:
@@ -237,65 +321,359 @@ class DataLoaderShard(DataLoader):
         if rest:
             where = f"{samples} samples of epoch {state_dict['epoch']}"
             raise ValueError(f"it stopped after {where}, no whole number of steps of {self.total_batch_size}")
-        vars(self._progress).update(epoch=state_dict["epoch"], step=step, resume_at=step)
+        self.iteration = state_dict["epoch"]
+        self._load_generators(state_dict)
+        drawn_from = None
+        if state_dict.get("drawn_from_torch") is not None:
+            drawn_from = GeneratorStates(state_dict["drawn_from_torch"], state_dict["drawn_from_sampler"])
+        self._progress.resume = Pass(self.iteration, step, drawn_from) if step else None
+
+    def _load_generators(self, state_dict: dict[str, Any]) -> None:
+        sampler = self._order_sampler
+        if isinstance(sampler, SeedableRandomSampler) and state_dict.get("sampler_seed") is not None:
+            sampler.initial_seed = state_dict["sampler_seed"]
+        own = state_dict.get("sampler_generator")
+        if own is not None and hasattr(sampler, "generator"):
+            if sampler.generator is None:  # one process continues for several
+                sampler.generator = torch.Generator()
+            sampler.generator.set_state(own)
+        if state_dict.get("loader_generator") is not None and self.generator is not None:
+            self.generator.set_state(state_dict["loader_generator"])
+
+    def _warn_of_what_cannot_be_exact(self) -> None:
+        """Say once what a resumed epoch may not repeat bit for bit."""
+        if self._warned or PartialState().process_index != 0:
+            return
+        self._warned = True
+        if isinstance(self.dataset, IterableDataset):
+            logger.warning("a stream is read again up to the checkpoint: what it draws at random may come differently")
+        elif not can_be_redrawn(self.shards):
+            name = type(self._order_sampler).__name__
+            logger.warning("%s may not draw the same order again: it is exact for the samplers of torch alone", name)
+        if self.num_workers > 0:
+            logger.warning("what a data set draws at random in loader workers starts anew after a checkpoint")
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = dict(vars(self))
+        kept["_iterator"] = None
+        del kept["gradient_state"]  # it belongs to the process
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.gradient_state = GradientState()
+
+
+def _state_of(generator: torch.Generator | None) -> torch.Tensor | None:
+    return None if generator is None else generator.get_state()
+
+
+class SkipDataLoader(DataLoaderShard):
+    """A loader of a stream that passes over the first `skip_batches` batches; `skip_first_batches` makes it."""
+
+    def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
+        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Remember `epoch`. The data set was not prepared, and its epoch is the script's to choose."""
+        self.iteration = epoch
+
+
+class DispatchedStep(NamedTuple):
+    """What the main process sends to all: a step's batch, and whether it is the last."""
+
+    batch: Any
+    is_last: bool
 
 
 class DataLoaderDispatcher(DataLoaderShard):
     """A loader that the main process alone reads, whole steps at a time, and whose batches it sends to the others.
 
-    For data that the others cannot read, or that can be read only once. Every process gets what it would get from a
-    DataLoaderShard, later: the whole step travels to all of them. What the main process raises is raised on all.
+    For data that the others cannot read, or that can be read only once. A step is `num_processes` batches of the
+    script's loader, joined, or one with `split_batches`. Every process gets an equal part of it. A last step that
+    cannot be divided is filled up with samples from the first one. What the main process raises is raised on all.
 
-    Attributes:
+    The step after the one handed out has been read already. On the main process a data set has drawn its random
+    numbers by then, so a checkpoint in the middle of an epoch is not exact for it.
+
+    Args:
+        dataset, skip_batches, iteration, progress, kwargs: of DataLoaderShard.
+        split_batches: a step is one batch of the script's loader.
         slice_fn: `slice_fn(batch, slice, process_index=…, num_processes=…)` is the part of a step's batch in `slice`;
-            by default `operations.slice_tensors`.
+            by default `slice_rows`.
     """
 
-    slice_fn: Any = None
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        slice_fn: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.state = PartialState()
+        kwargs.setdefault("device", self.state.device)
+        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
+        self.split_batches = split_batches
+        self.slice_fn = slice_rows if slice_fn is None else slice_fn
+        self._has_drawn_for_workers = False
 
-    def _batches(self, start: int) -> Iterator[Any]:
-        rank, processes = self.shards.process_index, self.shards.num_processes
-        size = self.total_batch_size // processes
-        reading = super()._batches(start) if rank == 0 else None
-        following = self._receive(reading)
-        while following:
-            batch, real, present = following
-            following = self._receive(reading)
-            self.end_of_dataloader = not following or rank >= following[2]
-            self.irregular = None if real is None else (min(max(real - rank * size, 0), size), present)
-            if rank < present:
-                rows = slice(rank * size, (rank + 1) * size)
-                yield (self.slice_fn or slice_tensors)(batch, rows, process_index=rank, num_processes=processes)
+    @property
+    def batches_per_step(self) -> int:
+        """Batches of the script's loader that make a step."""
+        return 1 if self.split_batches else self.state.num_processes
 
-    def _receive(self, reading: Iterator[Any] | None) -> Any:
-        """A step's batch, how many of its samples are real (None: all) and how many processes have some; or nothing."""
-        failure, step = None, ()
-        try:
-            for batch in islice(reading or (), 1):
-                step = batch, *(self.irregular or (None, self.shards.num_processes))
-        except Exception as error:
-            failure, step = error, f"rank 0: {type(error).__name__}: {error}"
-        step = broadcast_object_list([step])[0]
-        if isinstance(step, str):
-            raise failure or RuntimeError(step)
-        return step
+    @property
+    def total_batch_size(self) -> int:
+        return (getattr(self.shards, "batch_size", None) or self.batch_size or 1) * self.batches_per_step
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Those that the loader workers were asked for, and the rest of the step that is read ahead."""
+        return self._batches_asked_of_workers + self.batches_per_step - 1
+
+    def __len__(self) -> int:
+        batches = DataLoader.__len__(self)
+        whole_steps, extra_batches = divmod(batches, self.batches_per_step)
+        steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
+        return max(0, steps - self.skip_batches)
+
+    def _batches(self, start: int, resume: Pass | None) -> Iterator[Any]:
+        if self.state.is_main_process:
+            steps = self._read_steps(start, resume)
+        else:
+            steps = None
+            self._draw_as_the_main_process_does(resume)
+        rank, processes = self.state.process_index, self.state.num_processes
+        first_rows = None
+        is_last = False
+        while not is_last:
+            step = self._receive(steps)
+            if step is None:
+                return
+            is_last = step.is_last
+            if first_rows is None and not self._drop_last:
+                first_rows = self._slice(step.batch, 0, processes)
+            rows = count_rows(step.batch)
+            share = self._rows_per_process(rows, is_last)
+            self._note_step(rows, share, is_last)
+            batch = _filled_up(step.batch, first_rows, share * processes)
+            yield self._slice(batch, rank * share, (rank + 1) * share)
+
+    def _rows_per_process(self, rows: int, is_last: bool) -> int:
+        share, extra_rows = divmod(rows, self.state.num_processes)
+        if extra_rows == 0:
+            return share
+        if not is_last:
+            raise ValueError(
+                f"a step of {rows} samples cannot be divided by {self.state.num_processes} processes: with batches of "
+                "different sizes, dispatch_batches=False lets every process read its own"
+            )
+        return share if self._drop_last else share + 1
+
+    def _note_step(self, rows: int, share: int, is_last: bool) -> None:
+        """Say of the step that is handed out now whether it is the last, and where it lacks samples.
+
+        Args:
+            rows: the samples that the main process has read for it.
+            share: the samples that each process gets.
+            is_last: whether no step follows.
+        """
+        self.end_of_dataloader = is_last
+        if is_last:
+            self.remainder = rows
+        self.partial_step = None
+        if rows != self.total_batch_size:
+            rows_from_here_on = max(rows - self.state.process_index * share, 0)
+            real = min(rows_from_here_on, share)
+            self.partial_step = PartialStep(real, share, self.state.num_processes, rows)
+
+    def _slice(self, batch: Any, begin: int, end: int) -> Any:
+        how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
+        return self.slice_fn(batch, slice(begin, end), **how)
+
+    def _read_steps(self, start: int, resume: Pass | None) -> Iterator[DispatchedStep]:
+        """On the main process: the steps from number `start` on."""
+        joined = self._joined(self._plain_batches(start, resume))
+        batch = next(joined, None)
+        while batch is not None:
+            following = next(joined, None)
+            yield DispatchedStep(batch, following is None)
+            batch = following
+
+    def _plain_batches(self, start: int, resume: Pass | None) -> Iterator[Any]:
+        """The batches of the script's loader from step `start` on."""
+        first_batch = start * self.batches_per_step
+        reading = self._start_reading(first_batch, resume)
+        if isinstance(self.dataset, IterableDataset):
+            yield from islice(reading, first_batch, None)
+            return
+        for number, batch in enumerate(reading):
+            if number == 0:
+                self._note_order(self.shards.drawn.drawn_from)
+            yield batch
+
+    def _joined(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """One batch for each step, joined from the batches of the script's loader."""
+        while True:
+            parts = list(islice(batches, self.batches_per_step))
+            if not parts or (self._drop_last and len(parts) < self.batches_per_step):
+                return
+            yield parts[0] if len(parts) == 1 else _join_rows(parts)
+
+    def _draw_as_the_main_process_does(self, resume: Pass | None) -> None:
+        """Draw what the main process draws when its reading begins: torch's generators then stay alike on all ranks.
+
+        Where a pass is resumed, all this was drawn when it began, and the generators are left as they are.
+        """
+        present_states = SavedGenerators(self._generators())
+        self._draw_what_an_iterator_draws()
+        if resume is not None:
+            present_states.restore()
+
+    def _draw_what_an_iterator_draws(self) -> None:
+        if self.num_workers == 0:
+            DataLoader.__iter__(self)
+            return
+        if not (self.persistent_workers and self._has_drawn_for_workers):
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        self._has_drawn_for_workers = True
+        if not isinstance(self.dataset, IterableDataset):
+            for _ in islice(self.shards, self._batches_asked_of_workers):
+                pass
+
+    def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
+        """The next step, or None after the last one; on all processes what the main process reads, or raises."""
+        failure = None
+        message: Any = None
+        if steps is not None:
+            try:
+                message = next(steps, None)
+            except Exception as error:
+                failure = error
+                message = f"rank 0: {type(error).__name__}: {error}"
+        message = broadcast_object_list([message])[0]
+        if isinstance(message, str):
+            raise failure or RuntimeError(message)
+        return message
+
+
+def count_rows(batch: Any) -> int:
+    """Samples in a batch: the rows of its first tensor or, where there is none, the entries of its first list."""
+    if isinstance(batch, Mapping):
+        return count_rows(next(iter(batch.values())))
+    if isinstance(batch, (list, tuple)) and holds_tensors(batch):
+        return count_rows(batch[0])
+    return len(batch)
+
+
+def _filled_up(batch: Any, first_rows: Any, rows: int) -> Any:
+    """`batch` with `first_rows` behind it, as often as it takes until it has `rows` samples or more."""
+    while count_rows(batch) < rows:
+        batch = _join_rows([batch, first_rows])
+    return batch
+
+
+def _join_rows(parts: Sequence[Any]) -> Any:
+    """`operations.concatenate`, for lists with an entry per sample too."""
+    first: Any = parts[0]
+    if isinstance(first, Mapping):
+        columns = {key: [part[key] for part in parts] for key in first}
+        mapping: Any = type(first)
+        return mapping({key: _join_rows(column) for key, column in columns.items()})
+    if isinstance(first, (list, tuple)) and holds_tensors(first):
+        return honor_type(first, map(_join_rows, zip(*parts, strict=True)))
+    if isinstance(first, (list, tuple)):
+        return type(first)(entry for part in parts for entry in part)
+    return concatenate(list(parts))
+
+
+def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:
+    """`operations.slice_tensors`, for lists with an entry per sample too. Single numbers and texts stay as they are."""
+    if isinstance(batch, Mapping):
+        mapping: Any = type(batch)
+        return mapping({key: slice_rows(column, rows) for key, column in batch.items()})
+    if isinstance(batch, (list, tuple)) and holds_tensors(batch):
+        return honor_type(batch, (slice_rows(column, rows) for column in batch))
+    has_rows = hasattr(batch, "__len__") and not isinstance(batch, str)
+    return batch[rows] if has_rows else batch
+
+
+class _EmptyBatchCollate:
+    """`collate_fn`, for a process that may get no samples in a step: an empty batch, of the usual structure."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+
+    def __call__(self, samples: Any) -> Any:
+        if isinstance(samples, list) and not samples:
+            return without_rows(self.collate_fn(self._first_sample()))
+        return self.collate_fn(samples)
+
+    def _first_sample(self) -> Any:
+        if hasattr(self.dataset, "__getitems__"):
+            return self.dataset.__getitems__([0])
+        return [self.dataset[0]]
+
+
+def without_rows(batch: Any) -> Any:
+    """`batch` with nothing in it: empty tensors and lists. What has no rows, like a scalar, stays."""
+    if isinstance(batch, Mapping):
+        mapping: Any = type(batch)
+        return mapping({key: without_rows(part) for key, part in batch.items()})
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.ndim == 0 else batch[:0]
+    if isinstance(batch, (list, tuple)) and holds_tensors(batch):
+        return honor_type(batch, (without_rows(part) for part in batch))
+    if isinstance(batch, list):
+        return []
+    if getattr(batch, "shape", None):
+        return batch[:0]
+    return batch
+
+
+# Preparing
 
 
 def get_sampler(dataloader: DataLoader) -> Any:
-    """What draws the sample numbers for `dataloader`, under the batch samplers."""
-    return list(_chain(_batches_of(dataloader)))[-1]
+    """What draws the sample numbers for `dataloader`, under the batch samplers; None where there is no such thing."""
+    batches = batches_of(dataloader)
+    while hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
+    return getattr(batches, "sampler", None)
 
 
-def _batches_of(dataloader: DataLoader) -> Any:
+def batches_of(dataloader: DataLoader) -> Any:
+    """What draws the batches: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
     return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
 
 
-def _chain(sampler: Any) -> Iterator[Any]:
-    """`sampler`, what it draws from, and so on."""
-    while sampler is not None:
-        yield sampler
-        inner = getattr(sampler, "batch_sampler", None)
-        sampler = getattr(sampler, "sampler", None) if inner is None else inner
+@dataclass
+class _Source:
+    """What a prepared loader reads, as arguments for it.
+
+    Attributes:
+        dataset: the data set, or what deals it out.
+        sampling: the batch sampler, the sampler or the batch size.
+        synchronized_generator: the one whose state all processes take over from rank 0.
+        other: further arguments.
+    """
+
+    dataset: Any
+    sampling: dict[str, Any]
+    synchronized_generator: torch.Generator | None = None
+    other: dict[str, Any] = field(default_factory=dict)
+
+
+class _Sharing(NamedTuple):
+    """How processes share the data of a loader."""
+
+    num_processes: int
+    process_index: int
+    split_batches: bool
+    even_batches: bool
+    dispatch_batches: bool
 
 
 def prepare_data_loader(
@@ -308,125 +686,253 @@ def prepare_data_loader(
     rng_types: list[str] | None = None,
     dispatch_batches: bool | None = None,
     even_batches: bool = True,
-    slice_fn_for_dispatch: Any = None,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
     use_seedable_sampler: bool = False,
     data_seed: int | None = None,
     non_blocking: bool = False,
     use_stateful_dataloader: bool = False,
     torch_device_mesh: Any = None,
 ) -> DataLoaderShard:
-    """The loader for one process: its share of the batches, in an order that depends on seed and epoch alone.
+    """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
-    A collective where the order is drawn at random and `data_seed` is None: all processes take over rank 0's seed. A
-    loader whose sampler is a DistributedEvalSampler is sharded already and keeps its batches.
+    On several processes a sampler without a generator gets one here, seeded from torch's; a loader whose sampler is a
+    DistributedEvalSampler is sharded already and keeps its batches. With `use_seedable_sampler` and no `data_seed`
+    this call is a collective: all processes take over rank 0's seed.
 
     Args:
         dataloader: what a single process would iterate over.
         device: where batches go with `put_on_device`.
         num_processes, process_index: by default those of the run.
-        split_batches, dispatch_batches, even_batches, data_seed, non_blocking: see DataLoaderConfiguration.
+        split_batches, even_batches, non_blocking: see DataLoaderConfiguration.
+        put_on_device: send the batches to `device`.
+        rng_types: generators to take over from rank 0 at the start of every `for`: "torch", "cuda", and "generator",
+            the sampler's or the data set's.
+        dispatch_batches: the main process reads for all, see DataLoaderDispatcher; by default for streams, if
+            `put_on_device` is on.
         slice_fn_for_dispatch: see DataLoaderDispatcher.
-        rng_types: generators to take over from rank 0 at the start of every epoch: "torch", "cuda". "generator", that
-            of the sampler or dataset, agrees as it is.
-        use_seedable_sampler, use_stateful_dataloader: what they ask for holds with either value.
+        use_seedable_sampler: a RandomSampler becomes a SeedableRandomSampler.
+        data_seed: its seed; by default `torch.initial_seed()` of rank 0.
+        use_stateful_dataloader: prepared loaders have `state_dict` and `load_state_dict` with either value.
 
     Raises:
         NotImplementedError: for `torch_device_mesh` and a loader with `in_order=False`.
-        ValueError: for a batch size that cannot be split, none where one is needed, and on several processes for a
-            DistributedSampler.
+        ValueError: for a batch size that cannot be split, none where one is needed, `dispatch_batches` without
+            `put_on_device`, and on several processes for a DistributedSampler.
     """
     if torch_device_mesh is not None or not getattr(dataloader, "in_order", True):
         raise NotImplementedError("torch_device_mesh and loaders with in_order=False are out of scope")
+    if dispatch_batches is None:
+        dispatch_batches = put_on_device and isinstance(dataloader.dataset, IterableDataset)
+    if dispatch_batches and not put_on_device:
+        raise ValueError("dispatch_batches=True requires put_on_device=True")
     state = PartialState()
-    processes = state.num_processes if num_processes is None else num_processes
-    rank = state.process_index if process_index is None else process_index
-    even_batches, dispatch = even_batches and processes > 1, bool(dispatch_batches) and processes > 1
-    dataset, sampler, size = dataloader.dataset, get_sampler(dataloader), dataloader.batch_size
-    if slice_fn_for_dispatch is not None and not dispatch_batches:
-        raise ValueError("slice_fn_for_dispatch goes with dispatch_batches=True")
-    seeded: list[tuple[torch.Generator, int]] = []
-    changes: dict[str, Any] = {"collate_fn": _Collate(dataset, dataloader.collate_fn)}
-    if isinstance(dataset, IterableDataset):
-        split = split_batches and size is not None
-        seed = _order_seed(dataset.generator, data_seed) if hasattr(dataset, "generator") else 0
-        dataset = IterableDatasetShard(dataset, size or 1, dataloader.drop_last, processes, rank, split)
-        dataset.seed, dataset.even_batches, dataset.tags_tail, dataset.whole = seed, even_batches, True, dispatch
-        dataset.share *= processes if dispatch else 1
-        shards, changes["batch_size"] = None, size and dataset.share
-    elif isinstance(sampler, DistributedEvalSampler) and not dispatch:
-        if size is None:
-            raise ValueError("a loader with a DistributedEvalSampler needs a batch size")
-        shards = EvalBatches(dataloader.batch_sampler)
-    elif isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and processes > 1:
-        raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    else:
-        batches, changes = _reproducible(_batches_of(dataloader), data_seed, seeded), {}
-        shards = BatchSamplerShard(batches, processes, rank, split_batches, even_batches)
-        shards.whole = dispatch
-    if dispatch and (shards or dataloader).batch_size is None:
-        raise ValueError("dispatch_batches needs a batch size")
-    prepared = (DataLoaderDispatcher if dispatch else DataLoaderShard)(
-        dataset,
-        device=device if put_on_device else None,
-        rng_types=[kind for kind in rng_types or () if kind != "generator"],
-        _non_blocking=non_blocking,
-        generator=torch.Generator(),
-        **(_loading(dataloader, shards) | changes),
+    num_processes = state.num_processes if num_processes is None else num_processes
+    sharing = _Sharing(
+        num_processes=num_processes,
+        process_index=state.process_index if process_index is None else process_index,
+        split_batches=split_batches,
+        even_batches=even_batches and num_processes > 1,  # a single process gets its batches unchanged
+        dispatch_batches=dispatch_batches,
     )
-    prepared._seeded, prepared.slice_fn = seeded, slice_fn_for_dispatch
-    prepared._worker_seed = torch.initial_seed() if data_seed is None else data_seed, rank
-    return prepared
+    _check_batch_size(dataloader, sharing)
+    if use_seedable_sampler:
+        _use_seedable_sampler(dataloader, data_seed)
+    source = _source(dataloader, sharing, use_seedable_sampler)
+    loading = _loading_options(dataloader) | source.sampling | source.other
+    loading["_drop_last"] = dataloader.drop_last
+    loading["_non_blocking"] = non_blocking
+    if dispatch_batches:
+        loading["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
+        return DataLoaderDispatcher(source.dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading)
+    return DataLoaderShard(
+        source.dataset,
+        device=device if put_on_device else None,
+        rng_types=_synchronizable(rng_types, source.synchronized_generator),
+        synchronized_generator=source.synchronized_generator,
+        use_stateful_dataloader=use_stateful_dataloader,
+        **loading,
+    )
 
 
-def _order_seed(generator: torch.Generator | None, data_seed: int | None) -> int:
-    if data_seed is not None:
-        return data_seed
-    return broadcast_object_list([torch.initial_seed() if generator is None else generator.initial_seed()])[0]
+def _check_batch_size(dataloader: DataLoader, sharing: _Sharing) -> None:
+    if not sharing.split_batches:
+        return
+    size = dataloader.batch_size
+    if size is None:
+        size = getattr(batches_of(dataloader), "batch_size", None)
+    if size is None:
+        raise ValueError("split_batches=True needs a loader or a batch sampler with a `batch_size`")
+    if size % sharing.num_processes:
+        raise ValueError(
+            f"split_batches needs a batch size that {sharing.num_processes} processes can split, not {size}"
+        )
 
 
-def _reproducible(sampler: Any, data_seed: int | None, seeded: list[tuple[torch.Generator, int]]) -> Any:
-    """`sampler`, or a copy whose random draws are a function of seed and epoch; new generators go into `seeded`."""
-    if type(sampler) is RandomSampler:
-        seed = _order_seed(sampler.generator, data_seed)
-        return SeedableRandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, data_seed=seed)
-    changes = {}
-    if hasattr(sampler, "generator"):
-        changes["generator"] = torch.Generator()
-        seeded.append((changes["generator"], _order_seed(sampler.generator, data_seed)))
-    if isinstance(inner := getattr(sampler, "sampler", None), Sampler):
-        changes["sampler"] = _reproducible(inner, data_seed, seeded)
-    if changes:
-        sampler = copy.copy(sampler)
-        vars(sampler).update(changes)
-    return sampler
+def _use_seedable_sampler(dataloader: DataLoader, data_seed: int | None) -> None:
+    """Put a SeedableRandomSampler in the place of a RandomSampler."""
+    sampler = get_sampler(dataloader)
+    if not isinstance(sampler, RandomSampler):
+        return
+    if data_seed is None:
+        data_seed = broadcast_object_list([torch.initial_seed()])[0]
+    seedable = SeedableRandomSampler(
+        data_source=sampler.data_source,
+        replacement=sampler.replacement,
+        num_samples=sampler._num_samples,
+        generator=sampler.generator,
+        data_seed=data_seed,
+    )
+    batches_of(dataloader).sampler = seedable
 
 
-def _loading(dataloader: DataLoader, shards: Any) -> dict[str, Any]:
-    """How `dataloader` loads, as arguments for a loader of `shards`: a batch sampler, a sampler or (None) a stream."""
-    kept = "num_workers collate_fn pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor"
-    kwargs = {name: getattr(dataloader, name) for name in (*kept.split(), "persistent_workers")}
-    if shards is None:
-        return kwargs | {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+def _source(dataloader: DataLoader, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
+    sampler = innermost_sampler(batches_of(dataloader))
+    if isinstance(dataloader.dataset, IterableDataset):
+        return _stream(dataloader, sharing)
+    if isinstance(sampler, DistributedEvalSampler) and not sharing.dispatch_batches:
+        return _evaluation_shards(dataloader)
+    if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sharing.num_processes > 1:
+        raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
+    if sharing.dispatch_batches:
+        return _Source(dataloader.dataset, _sampling(dataloader, AllBatches(batches_of(dataloader))))
+    return _sharded_batches(dataloader, sharing, use_seedable_sampler)
+
+
+def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
+    stream: Any = dataloader.dataset
+    sampling = {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+    size = dataloader.batch_size or 1
+    if sharing.num_processes == 1 or sharing.dispatch_batches:
+        if dataloader.num_workers == 0:
+            return _Source(stream, sampling)
+        return _Source(StreamReader(WholeStream(stream, size), dataloader.num_workers), sampling)
+    shard = IterableDatasetShard(
+        stream,
+        size,
+        dataloader.drop_last,
+        sharing.num_processes,
+        sharing.process_index,
+        sharing.split_batches,
+        sharing.even_batches,
+    )
+    if dataloader.batch_size is not None:
+        sampling["batch_size"] = shard.samples_per_step
+    return _Source(
+        StreamReader(shard, dataloader.num_workers),
+        sampling,
+        getattr(stream, "generator", None),
+        {"collate_fn": CountedCollate(dataloader.collate_fn)},
+    )
+
+
+def _evaluation_shards(dataloader: DataLoader) -> _Source:
+    if dataloader.batch_size is None:
+        raise ValueError("a loader with a DistributedEvalSampler needs a batch size")
+    sampling = _sampling(dataloader, EvalBatches(batches_of(dataloader)))
+    collate_fn = _EmptyBatchCollate(dataloader.dataset, dataloader.collate_fn)
+    return _Source(dataloader.dataset, sampling, other={"collate_fn": collate_fn})
+
+
+def _sharded_batches(dataloader: DataLoader, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
+    batches = batches_of(dataloader)
+    sampler = get_sampler(dataloader)
+    if dataloader.batch_sampler is None and not isinstance(batches, BatchSampler):
+        sampler = batches
+        shards: ReplayableBatches = SampleShard(
+            batches, sharing.num_processes, sharing.process_index, sharing.even_batches
+        )
+    else:
+        shards = BatchSamplerShard(
+            batches, sharing.num_processes, sharing.process_index, sharing.split_batches, sharing.even_batches
+        )
+    synchronized_generator = None
+    if sharing.num_processes > 1 and not use_seedable_sampler:
+        synchronized_generator = _give_generator(sampler)
+    return _Source(dataloader.dataset, _sampling(dataloader, shards), synchronized_generator)
+
+
+def _give_generator(sampler: Any) -> torch.Generator | None:
+    """The generator of `sampler`: where it can have one and has none, a new one that is seeded from torch's."""
+    if not hasattr(sampler, "generator"):
+        return None
+    if sampler.generator is None:
+        sampler.generator = torch.Generator()
+        seed = torch.empty((), dtype=torch.int64).random_()
+        sampler.generator.manual_seed(int(seed))
+    return sampler.generator
+
+
+def _sampling(dataloader: DataLoader, shards: ReplayableBatches) -> dict[str, Any]:
+    """`shards` as an argument for a loader like `dataloader`."""
     if dataloader.batch_sampler is None:
-        return kwargs | {"sampler": shards, "batch_size": None}
-    return kwargs | {"batch_sampler": shards}
+        return {"sampler": shards, "batch_size": None}
+    return {"batch_sampler": shards}
+
+
+def _synchronizable(rng_types: list[str] | None, generator: torch.Generator | None) -> list[str] | None:
+    if rng_types is None or generator is not None:
+        return rng_types
+    return [kind for kind in rng_types if kind != "generator"]
+
+
+_LOADING_OPTIONS = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+def _loading_options(dataloader: DataLoader) -> dict[str, Any]:
+    """How `dataloader` loads, as arguments for another loader; what it loads is left out."""
+    return {name: getattr(dataloader, name) for name in _LOADING_OPTIONS}
 
 
 def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
-    """A loader of the epochs of `dataloader` without their first `num_batches` batches.
+    """A loader like `dataloader` that leaves out the first `num_batches` batches of every epoch.
 
-    Of a prepared loader it takes over the epoch; where a checkpoint made that loader resume in the middle of an epoch,
-    `num_batches`, counted from the start of the epoch, replaces that position.
+    If `dataloader` is prepared, the new loader begins in the same epoch. If a checkpoint made `dataloader` resume in
+    the middle of an epoch, `num_batches` replaces that position; it counts from the start of the epoch.
     """
-    streaming = isinstance(dataloader.dataset, IterableDataset)
-    if not isinstance(dataloader, DataLoaderShard):
-        if streaming:
-            return DataLoaderShard(dataloader.dataset, skip_batches=num_batches, **_loading(dataloader, None))
-        shards = SkipBatchSampler(_batches_of(dataloader), num_batches)
-        return DataLoader(dataloader.dataset, generator=dataloader.generator, **_loading(dataloader, shards))
-    skipping = copy.copy(dataloader)
-    if not streaming:
-        name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-        vars(skipping)[name] = copy.copy(dataloader.shards)
-    vars(skipping).update(_iterator=None, skip_batches=dataloader.skip_batches + num_batches)
-    return skipping
+    loading = _loading_options(dataloader)
+    if isinstance(dataloader.dataset, IterableDataset):
+        loading["batch_size"] = dataloader.batch_size
+        loading["drop_last"] = dataloader.drop_last
+    if isinstance(dataloader, DataLoaderShard):
+        return _skip_prepared(dataloader, num_batches, loading)
+    if isinstance(dataloader.dataset, IterableDataset):
+        return SkipDataLoader(dataloader.dataset, num_batches, **loading)
+    batches = SkipBatchSampler(batches_of(dataloader), num_batches)
+    if dataloader.batch_sampler is None:
+        return DataLoader(dataloader.dataset, sampler=batches, batch_size=None, **loading)
+    return DataLoader(dataloader.dataset, batch_sampler=batches, **loading)
+
+
+def _skip_prepared(dataloader: DataLoaderShard, num_batches: int, loading: dict[str, Any]) -> DataLoaderShard:
+    if not isinstance(dataloader.dataset, IterableDataset):
+        loading |= _sampling(dataloader, dataloader.shards)
+    loading |= {
+        "skip_batches": dataloader.skip_batches + num_batches,
+        "device": dataloader.device,
+        "iteration": dataloader.iteration,
+        "progress": dataloader._progress,
+        "_drop_last": dataloader._drop_last,
+        "_non_blocking": dataloader._non_blocking,
+    }
+    if isinstance(dataloader, DataLoaderDispatcher):
+        return DataLoaderDispatcher(
+            dataloader.dataset, dataloader.split_batches, slice_fn=dataloader.slice_fn, **loading
+        )
+    if isinstance(dataloader, SkipDataLoader):
+        return SkipDataLoader(dataloader.dataset, **loading)
+    return DataLoaderShard(
+        dataloader.dataset,
+        rng_types=dataloader.rng_types,
+        synchronized_generator=dataloader.synchronized_generator,
+        **loading,
+    )

@@ -6,30 +6,46 @@ environment, signal handlers and accelerator state as they were.
 
 import contextlib
 import functools
+import multiprocessing
 import signal
 import threading
 import uuid
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
-from .state import GradientState, PartialState, parse_flag_from_env
+from .state import AcceleratorState, GradientState, PartialState, parse_flag_from_env
 from .utils.environment import patch_environment
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+PRECISIONS = ("no", "fp16", "bf16")
+THIS_MACHINE = "127.0.0.1"
+
+SignalHandlers = dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]
+
+
+class _Supervision(NamedTuple):
+    """How torchrun's agent watches over the processes."""
+
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    log_line_prefix_template: str | None = None
 
 
 def notebook_launcher(
-    function,
+    function: Callable[..., Any],
     args: tuple = (),
     num_processes: int | None = None,
     mixed_precision: str = "no",
     use_port: str = "0",
-    master_addr: str = "127.0.0.1",
+    master_addr: str = THIS_MACHINE,
     node_rank: int = 0,
     num_nodes: int = 1,
     rdzv_backend: str = "static",
     rdzv_endpoint: str = "",
-    rdzv_conf: dict | None = None,
+    rdzv_conf: dict[str, Any] | None = None,
     rdzv_id: str = "none",
     max_restarts: int = 0,
     monitor_interval: float = 0.1,
@@ -41,85 +57,164 @@ def notebook_launcher(
     the CPU computes with one thread, since the thread pool of the notebook does not survive the fork.
 
     Raises:
-        ValueError: for a missing or impossible number of processes.
-        NotImplementedError: for several nodes, which `python -m common.accelerator launch` starts a script on, and for
-            how the processes are to meet, which on one machine is not open to choice.
+        ValueError: for an unknown precision, and for a missing or impossible number of processes or rank of the node.
+        NotImplementedError: for several nodes, which `python -m common.accelerator launch` starts a script on; for
+            how the processes are to meet, which on one machine is not open to choice; and on systems that cannot fork.
         RuntimeError: if the notebook has a process group or has used CUDA, which no forked process can use again.
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: with the traceback of the rank that failed.
     """
-    nodes, meeting = (node_rank, num_nodes), (master_addr, rdzv_endpoint, rdzv_conf or {}, rdzv_id)
-    if nodes != (0, 1) or meeting != ("127.0.0.1", "", {}, "none") or rdzv_backend not in ("static", "c10d"):
+    _check_precision(mixed_precision)
+    if node_rank >= num_nodes:
+        raise ValueError("The node_rank must be less than the number of nodes.")
+    on_one_machine = (
+        num_nodes == 1
+        and master_addr == THIS_MACHINE
+        and rdzv_backend in ("static", "c10d")
+        and not rdzv_endpoint
+        and not rdzv_conf
+        and rdzv_id == "none"
+    )
+    if not on_one_machine:
         raise NotImplementedError("master_addr, node_rank, num_nodes, rdzv_*: a notebook launches on one machine")
-    gpus = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
-    num_processes = gpus if num_processes is None else num_processes
-    if num_processes < 1:
-        raise ValueError(f"pass a positive num_processes, not {num_processes}, which is the number of GPUs by default")
+    num_processes = _count_processes(num_processes)
     with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision.lower()):
         if num_processes == 1:
             with _fresh_state():
                 function(*args)
             return
-        restarts = {"max_restarts": max_restarts, "monitor_interval": monitor_interval}
-        _fork(function, args, num_processes, use_port, log_line_prefix_template=log_line_prefix_template, **restarts)
+        supervision = _Supervision(max_restarts, monitor_interval, log_line_prefix_template)
+        _fork(function, args, num_processes, use_port, supervision)
 
 
-def debug_launcher(function, args: tuple = (), num_processes: int = 2) -> None:
+def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes: int = 2) -> None:
     """Run `function(*args)` in `num_processes` processes on the CPU, whatever the machine has.
 
-    Raises what notebook_launcher raises.
+    Raises:
+        torch.multiprocessing.ProcessRaisedException: with the traceback of the rank that raised first.
+        torch.multiprocessing.ProcessExitedException: if a rank was killed.
+        RuntimeError, NotImplementedError: as `notebook_launcher`.
     """
-    with patch_environment(ACCELERATE_USE_CPU="true"):
-        notebook_launcher(function, args, num_processes)
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    with patch_environment(ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="no"):
+        try:
+            _fork(function, args, num_processes, port="0", supervision=_Supervision())
+        except ChildFailedError as failed:
+            raise _as_spawn_error(failed) from failed
 
 
-def _fork(function, args: tuple, num_processes: int, port: str, **config) -> None:
+def _as_spawn_error(failed: Any) -> Exception:
+    """What torch.multiprocessing, with which the original's debug_launcher starts processes, would have raised."""
+    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+    rank, failure = failed.get_first_failure()
+    if failure.exitcode < 0:
+        name = failure.signal_name()
+        message = f"process {rank} terminated with signal {name}"
+        return ProcessExitedException(message, rank, failure.pid, failure.exitcode, signal_name=name)
+    return ProcessRaisedException(
+        f"\n\n-- Process {rank} terminated with the following error:\n{failed}", rank, failure.pid
+    )
+
+
+def _check_precision(mixed_precision: str) -> None:
+    if mixed_precision.lower() not in PRECISIONS:
+        choices = ", ".join(PRECISIONS)
+        raise ValueError(f"Unknown mixed_precision mode: {mixed_precision}. Choose between {choices}.")
+
+
+def _count_processes(given: int | None) -> int:
+    """`given`, else one for each GPU."""
+    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
+    gpus = 0 if on_cpu else torch.cuda.device_count()
+    number = gpus if given is None else given
+    if number < 1:
+        raise ValueError(
+            "You have to specify the number of devices: pass a positive num_processes, not "
+            f"{number}, which is the number of GPUs by default"
+        )
+    return number
+
+
+def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, supervision: _Supervision) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    _check_that_forking_works()
+    signals = ",".join(number.name for number in HANDLED_SIGNALS)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{THIS_MACHINE}:{port}",
+        run_id=str(uuid.uuid4()),
+        local_addr=THIS_MACHINE,
+        start_method="fork",
+        signals_to_handle=signals,
+        **supervision._asdict(),
+    )
+    with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=signals), _signal_handlers_kept() as handlers:
+        launch = elastic_launch(config, _in_child(function, handlers))
+        launch(*args)
+
+
+def _check_that_forking_works() -> None:
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise NotImplementedError("this system cannot fork processes: use `python -m common.accelerator launch`")
     if torch.distributed.is_initialized():
         raise RuntimeError("this process has a process group; destroy it before launching processes from here")
     if torch.cuda.is_initialized() and not parse_flag_from_env("ACCELERATE_USE_CPU"):
-        used = "CUDA has been used in this notebook, and no forked process can use it again"
-        raise RuntimeError(f"{used}: restart the kernel and touch GPUs only inside the function that you launch")
-    names = ",".join(number.name for number in HANDLED_SIGNALS)
-    config |= {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": num_processes}
-    config |= {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "run_id": str(uuid.uuid4())}
-    config |= {"local_addr": "127.0.0.1", "start_method": "fork", "signals_to_handle": names}
-    with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=names), _signal_handlers_kept() as handlers:
-        elastic_launch(LaunchConfig(**config), _in_child(function, handlers))(*args)
+        raise RuntimeError(
+            "CUDA has been used in this notebook, and no forked process can use it again: restart the kernel and touch "
+            "GPUs only inside the function that you launch"
+        )
 
 
-def _in_child(function, handlers: dict):
+def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callable[..., None]:
+    """`function` as a forked process runs it: its result is dropped, since it would have to be pickled."""
+
     @functools.wraps(function)
-    def run(*args) -> None:
+    def run(*args: Any) -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        # OpenMP's threads stayed behind in the parent; whoever asked for a second one would wait for it for ever.
-        torch.set_num_threads(1)
-        torch.set_num_threads = lambda number: None
+        _stay_with_one_thread()
         with _fresh_state():
-            function(*args)  # its result is dropped: it would have to be pickled
+            function(*args)
 
     return run
 
 
+def _stay_with_one_thread() -> None:
+    # OpenMP's threads stayed behind in the parent; whoever asked for a second one would wait for it for ever.
+    torch.set_num_threads(1)
+    vars(torch)["set_num_threads"] = _keep_one_thread
+
+
+def _keep_one_thread(number: int) -> None:
+    """In place of `torch.set_num_threads` in a forked process."""
+
+
 @contextlib.contextmanager
-def _fresh_state():
+def _fresh_state() -> Iterator[None]:
     """The function sees no Accelerator of the notebook's, and the notebook none of the function's."""
-    kept = {state: state._shared_state for state in (PartialState, GradientState)}
-    for state in kept:
-        state._reset_state()
+    states: tuple[Any, ...] = (PartialState, AcceleratorState, GradientState)
+    kept = [state._shared_state for state in states]
+    for state in states:
+        state._shared_state = {}
     try:
         yield
     finally:
-        for state, shared in kept.items():
+        for state, shared in zip(states, kept, strict=True):
             state._shared_state = shared
 
 
 @contextlib.contextmanager
-def _signal_handlers_kept():
+def _signal_handlers_kept() -> Iterator[SignalHandlers]:
     """torchrun's machinery leaves handlers of its own behind: the notebook could no longer be interrupted."""
-    main = threading.current_thread() is threading.main_thread()  # elsewhere it leaves the handlers alone
-    handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS if main}
+    handlers: SignalHandlers = {}
+    # In another thread it leaves the handlers alone.
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     try:
         yield handlers
     finally:

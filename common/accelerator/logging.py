@@ -3,6 +3,8 @@
 import functools
 import logging
 import os
+from collections.abc import MutableMapping
+from typing import Any
 
 from .state import PartialState
 
@@ -14,33 +16,47 @@ class MultiProcessAdapter(logging.LoggerAdapter):
     one after the other in rank order, whatever `main_process_only` says; all processes must make the call, since they
     wait for each other. Messages begin with the rank.
 
-    RuntimeError is raised by any logging call made before `PartialState()` or `Accelerator()` exists: nobody could say
-    which process is the main one.
+    Raises:
+        RuntimeError: by any logging call made before `PartialState()` or `Accelerator()` exists: nobody could say which
+            process is the main one.
     """
 
-    def process(self, msg, kwargs):
-        msg, kwargs = super().process(msg, kwargs)
-        # The caller's file and line belong into the record, not `log` below.
-        kwargs.setdefault("stacklevel", 2)
-        return f"[RANK {PartialState().process_index}] {msg}", kwargs
+    @staticmethod
+    def _should_log(main_process_only: bool) -> bool:
+        return not main_process_only or PartialState().is_main_process
 
-    def log(self, level, msg, *args, **kwargs):
-        if not PartialState._shared_state:
-            raise RuntimeError("create an Accelerator() or PartialState() before logging: the logger needs the rank")
-        main_process_only, in_order = kwargs.pop("main_process_only", True), kwargs.pop("in_order", False)
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        """The message with the rank before it, and the keywords for the logger underneath."""
+        msg, kwargs = super().process(msg, kwargs)
+        # The caller's file and line belong into the record, not those of `log` below.
+        kwargs.setdefault("stacklevel", 2)
+        rank = PartialState().process_index
+        return f"[RANK {rank}] {msg}", kwargs
+
+    def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Log on the processes that the two keywords name."""
+        if PartialState._shared_state == {}:
+            raise RuntimeError(
+                "You must initialize the accelerate state before logging: create an Accelerator() or PartialState(), "
+                "which know the rank"
+            )
+        main_process_only = kwargs.pop("main_process_only", True)
+        in_order = kwargs.pop("in_order", False)
         if not self.isEnabledFor(level):
             return
-        msg, kwargs = self.process(msg, kwargs)
+        msg, logger_kwargs = self.process(msg, kwargs)
+        if not in_order:
+            if self._should_log(main_process_only):
+                self.logger.log(level, msg, *args, **logger_kwargs)
+            return
         state = PartialState()
-        if not in_order and (state.is_main_process or not main_process_only):
-            self.logger.log(level, msg, *args, **kwargs)
-        for rank in range(state.num_processes) if in_order else ():
+        for rank in range(state.num_processes):
             if rank == state.process_index:
-                self.logger.log(level, msg, *args, **kwargs)
+                self.logger.log(level, msg, *args, **logger_kwargs)
             state.wait_for_everyone()
 
     @functools.lru_cache(None)  # noqa: B019 - adapters live as long as their modules
-    def warning_once(self, *args, **kwargs):
+    def warning_once(self, *args: Any, **kwargs: Any) -> None:
         """A warning that the same arguments give only once."""
         self.warning(*args, **kwargs)
 
@@ -48,7 +64,12 @@ class MultiProcessAdapter(logging.LoggerAdapter):
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     """The logger `name` for multi-process use; see MultiProcessAdapter for its two extra keywords.
 
-    `log_level`, or else the environment variable ACCELERATE_LOG_LEVEL, is set on the logger and on the root logger.
+    Args:
+        log_level: set on the logger and on the root logger; by default the environment variable ACCELERATE_LOG_LEVEL,
+            and without it nothing is set.
+
+    Raises:
+        ValueError: for an unknown level.
     """
     logger = logging.getLogger(name)
     level = log_level or os.environ.get("ACCELERATE_LOG_LEVEL")

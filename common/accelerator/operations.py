@@ -1,43 +1,103 @@
 """Tensors and objects across processes: gather, reduce, broadcast, pad; and through nested structures."""
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
-from typing import Any
+import operator
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import update_wrapper, wraps
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from .state import PartialState
+from .state import DistributedType, PartialState
+
+# What gloo can move and add up; everything else it can only move, as bytes.
+GLOO_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+# Codes under which `copy_tensor_to_devices` sends a dtype.
+TENSOR_TYPE_TO_INT = {
+    torch.float: 1,
+    torch.double: 2,
+    torch.half: 3,
+    torch.bfloat16: 4,
+    torch.uint8: 5,
+    torch.int8: 6,
+    torch.int16: 7,
+    torch.int32: 8,
+    torch.int64: 9,
+    torch.bool: 10,
+}
+TENSOR_INT_TO_DTYPE = {code: dtype for dtype, code in TENSOR_TYPE_TO_INT.items()}
+# As many numbers as `gather_tensor_shape` sends for a shape.
+SHAPE_MESSAGE_LENGTH = 2**20
 
 
 class DistributedOperationException(Exception):
     """A collective was called with different arguments, in a different order, or not at all on some rank."""
 
 
-def _collective(function: Callable) -> Callable:
-    """`function`, whose errors name it. Under ACCELERATE_DEBUG_MODE torch compares each collective over the ranks."""
-
-    @wraps(function)
-    def checked(*args, **kwargs):
-        try:
-            return function(*args, **kwargs)
-        except RuntimeError as error:
-            state = PartialState()
-            who = f"rank {state.process_index} of {state.num_processes}"
-            if not state.debug:
-                error.add_note(f"`{function.__name__}` failed on {who}: it is a collective, did all processes call it?")
-                raise
-            raise DistributedOperationException(f"`{function.__name__}` failed on {who}: {error}") from error
-
-    return checked
+class CannotPadNestedTensorWarning(UserWarning):
+    """A nested tensor was left as it is, since nobody can say how to pad it."""
 
 
-def honor_type(obj: Any, generator: Iterable) -> Any:
+@dataclass
+class TensorInformation:
+    """What is needed to make a tensor of the same kind."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+# Nested structures
+
+
+def is_torch_tensor(tensor: Any) -> bool:
+    """Whether `tensor` is a tensor."""
+    return isinstance(tensor, torch.Tensor)
+
+
+def is_tensor_information(tensor_info: Any) -> bool:
+    """Whether `tensor_info` describes a tensor."""
+    return isinstance(tensor_info, TensorInformation)
+
+
+def is_namedtuple(data: Any) -> bool:
+    """Whether `data` is a tuple with named fields."""
+    return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
+
+
+def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
-    return type(obj)(*generator) if hasattr(obj, "_fields") else type(obj)(generator)
+    if is_namedtuple(obj):
+        return type(obj)(*generator)
+    return type(obj)(generator)
 
 
-def recursively_apply(func, data, *args, test_type=torch.is_tensor, error_on_other_type=False, **kwargs) -> Any:
+def _honor_mapping_type(obj: Mapping, items: dict[Any, Any]) -> Any:
+    mapping_type: Any = type(obj)
+    return mapping_type(items)
+
+
+def recursively_apply(
+    func: Callable[..., Any],
+    data: Any,
+    *args: Any,
+    test_type: Callable[[Any], bool] = is_torch_tensor,
+    error_on_other_type: bool = False,
+    **kwargs: Any,
+) -> Any:
     """`func(leaf, *args, **kwargs)` for every leaf of nested lists, tuples and mappings that passes `test_type`.
 
     Raises:
@@ -48,29 +108,72 @@ def recursively_apply(func, data, *args, test_type=torch.is_tensor, error_on_oth
         if isinstance(item, (tuple, list)):
             return honor_type(item, (apply(part) for part in item))
         if isinstance(item, Mapping):
-            return type(item)({key: apply(value) for key, value in item.items()})
+            applied = {key: apply(value) for key, value in item.items()}
+            return _honor_mapping_type(item, applied)
         if test_type(item):
             return func(item, *args, **kwargs)
         if error_on_other_type:
-            raise TypeError(f"`{func.__name__}` takes nested lists, tuples and dicts of tensors, not {type(item)}")
+            raise TypeError(
+                f"Unsupported types ({type(item)}) passed to `{func.__name__}`: it takes nested lists, tuples and "
+                f"dicts of objects that are valid for `{test_type.__name__}`."
+            )
         return item
 
     return apply(data)
 
 
-def send_to_device(tensor: Any, device: Any, non_blocking: bool = False, skip_keys: str | list[str] = ()) -> Any:
+def send_to_device(
+    tensor: Any,
+    device: torch.device | str | int,
+    non_blocking: bool = False,
+    skip_keys: str | list[str] | None = None,
+) -> Any:
     """Nested `tensor` with everything that has a `to` on `device`; values under `skip_keys` stay where they are."""
-    if isinstance(tensor, torch.Tensor):
-        return tensor if tensor.device == device else tensor.to(device, non_blocking=non_blocking)
-    if isinstance(tensor, (tuple, list)):
-        return honor_type(tensor, [send_to_device(item, device, non_blocking, skip_keys) for item in tensor])
     if hasattr(tensor, "to"):
-        return tensor.to(device)
+        return _to_device(tensor, device, non_blocking)
+    if isinstance(tensor, (tuple, list)):
+        return honor_type(tensor, (send_to_device(item, device, non_blocking, skip_keys) for item in tensor))
     if isinstance(tensor, Mapping):
-        stay = (skip_keys,) if isinstance(skip_keys, str) else skip_keys or ()
-        moved = {k: v if k in stay else send_to_device(v, device, non_blocking, stay) for k, v in tensor.items()}
-        return type(tensor)(moved)
+        skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys or []
+        moved = {}
+        for key, value in tensor.items():
+            moved[key] = value if key in skipped else send_to_device(value, device, non_blocking, skipped)
+        return _honor_mapping_type(tensor, moved)
     return tensor
+
+
+def _to_device(movable: Any, device: torch.device | str | int, non_blocking: bool) -> Any:
+    try:
+        return movable.to(device, non_blocking=non_blocking)
+    except TypeError:  # a `to` of somebody's own that takes only the device
+        return movable.to(device)
+
+
+def get_data_structure(data: Any) -> Any:
+    """Nested `data` with a TensorInformation in place of each tensor."""
+
+    def describe(tensor: torch.Tensor) -> TensorInformation:
+        return TensorInformation(shape=tensor.shape, dtype=tensor.dtype)
+
+    return recursively_apply(describe, data)
+
+
+def get_shape(data: Any) -> Any:
+    """Nested `data` with the list of its dimensions in place of each tensor."""
+
+    def list_dimensions(tensor: torch.Tensor) -> list[int]:
+        return list(tensor.shape)
+
+    return recursively_apply(list_dimensions, data)
+
+
+def initialize_tensors(data_structure: Any) -> Any:
+    """Tensors of undefined content in place of each TensorInformation in nested `data_structure`."""
+
+    def make(information: TensorInformation) -> torch.Tensor:
+        return torch.empty(*information.shape, dtype=information.dtype)
+
+    return recursively_apply(make, data_structure, test_type=is_tensor_information)
 
 
 def find_batch_size(data: Any) -> int:
@@ -83,38 +186,221 @@ def find_batch_size(data: Any) -> int:
     while isinstance(data, (tuple, list, Mapping)):
         if not data:
             raise ValueError(f"Cannot find the batch size from empty {type(data)}.")
-        data = next(iter(data.values())) if isinstance(data, Mapping) else data[0]
+        values = data.values() if isinstance(data, Mapping) else data
+        data = next(iter(values))
     if not isinstance(data, torch.Tensor):
         raise TypeError(f"Can only find the batch size of tensors but got {type(data)}.")
     return data.shape[0]
 
 
-@_collective
+def ignorant_find_batch_size(data: Any) -> int | None:
+    """`find_batch_size`, or None where there is none to find."""
+    try:
+        return find_batch_size(data)
+    except (ValueError, TypeError):
+        return None
+
+
+def listify(data: Any) -> Any:
+    """Nested `data` with numbers, or lists of numbers, in place of each tensor."""
+
+    def to_list(tensor: torch.Tensor) -> Any:
+        return tensor.detach().cpu().tolist()
+
+    return recursively_apply(to_list, data)
+
+
+def find_device(data: Any) -> torch.device | None:
+    """The device of the first tensor in nested `data`; None if there is none."""
+    if isinstance(data, torch.Tensor):
+        return data.device
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if isinstance(data, (tuple, list)):
+        for item in data:
+            device = find_device(item)
+            if device is not None:
+                return device
+    return None
+
+
+def concatenate(data: list[Any], dim: int = 0) -> Any:
+    """One nested structure whose tensors are the concatenations along `dim` of those in the structures of `data`.
+
+    Raises:
+        TypeError: for leaves that are no tensors, unless there is only one structure.
+    """
+    first = data[0]
+    if isinstance(first, (tuple, list)):
+        columns = ([item[index] for item in data] for index in range(len(first)))
+        return honor_type(first, (concatenate(column, dim) for column in columns))
+    if isinstance(first, Mapping):
+        joined = {key: concatenate([item[key] for item in data], dim) for key in first}
+        return _honor_mapping_type(first, joined)
+    if isinstance(first, torch.Tensor):
+        return torch.cat(tuple(data), dim=dim)
+    if len(data) == 1:
+        return first
+    raise TypeError(f"Can only concatenate tensors but got {type(first)}")
+
+
+def slice_tensors(
+    data: Any, tensor_slice: slice, process_index: int | None = None, num_processes: int | None = None
+) -> Any:
+    """Nested `data` with `tensor_slice` of every tensor in it; everything else stays as it is."""
+    return recursively_apply(operator.getitem, data, tensor_slice)
+
+
+def holds_tensors(data: Any) -> bool:
+    """Whether there is a tensor somewhere in nested `data`."""
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if isinstance(data, (list, tuple)):
+        return any(holds_tensors(item) for item in data)
+    return isinstance(data, torch.Tensor)
+
+
+# What is said where a collective fails
+
+
+def _identify() -> str:
+    state = PartialState()
+    return f"rank {state.process_index} of {state.num_processes}"
+
+
+def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, a collective, whose errors name it and the rank.
+
+    Under ACCELERATE_DEBUG_MODE torch itself compares each collective over the ranks, and what it found is raised as a
+    DistributedOperationException.
+    """
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            where = f"`{function.__name__}` failed on {_identify()}"
+            if PartialState().debug:
+                raise DistributedOperationException(f"{where}: {error}") from error
+            error.add_note(f"{where}: it is a collective, did all processes call it?")
+            raise
+
+    return run
+
+
+def verify_operation(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, a collective on nested tensors, that compares them over the ranks first if `PartialState().debug`.
+
+    All processes must then call the same collective with tensors of the same shapes and dtypes on the right device, or
+    a DistributedOperationException says what each one did.
+    """
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        state = PartialState()
+        if state.debug and state.distributed_type != DistributedType.NO:
+            tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
+            _verify_device(tensor, function.__name__)
+            _verify_structure(tensor, function.__name__)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def _verify_device(tensor: Any, operation: str) -> None:
+    expected = PartialState().device.type
+    device = find_device(tensor)
+    if device is not None and device.type != expected:
+        raise DistributedOperationException(
+            f"One or more of the tensors passed to `{operation}` were not on the {expected} while the `Accelerator` is "
+            f"configured for {expected}: they are on the {device.type}."
+        )
+
+
+def _verify_structure(tensor: Any, operation: str) -> None:
+    def describe(leaf: torch.Tensor) -> str:
+        return f"{list(leaf.shape)} {leaf.dtype}"
+
+    mine = f"{operation} of {recursively_apply(describe, tensor)}"
+    everyone: list[Any] = [None] * PartialState().num_processes
+    dist.all_gather_object(everyone, mine)
+    if len(set(everyone)) == 1:
+        return
+    lines = "".join(f"\n  - Process {rank}: {what}" for rank, what in enumerate(everyone))
+    raise DistributedOperationException(
+        f"`{operation}` failed on {_identify()}: Cannot apply desired operation due to shape mismatches, or because "
+        f"not all processes call the same one.\n\nOperation: `{operation}`\nInput shapes:{lines}"
+    )
+
+
+def chained_operation(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which uses collectives, and names itself where one of them failed in debug mode."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except DistributedOperationException as error:
+            raise DistributedOperationException(
+                f"Error found while calling `{function.__name__}`. Please see the earlier error for more details."
+            ) from error
+
+    return run
+
+
+# Collectives
+
+
+def _only_moved(tensor: torch.Tensor) -> torch.Tensor:
+    """What a collective that only moves data is to be given: `tensor`, or its bytes where gloo lacks the dtype."""
+    if _gloo_can_compute(tensor):
+        return tensor
+    rows = tensor.detach()
+    if rows.ndim == 0:
+        rows = rows[None]
+    return rows.view(torch.uint8)
+
+
+def _gloo_can_compute(tensor: torch.Tensor) -> bool:
+    """Whether the dtype is one of gloo's. torch itself takes complex numbers apart; other backends know all dtypes."""
+    return PartialState().backend != "gloo" or tensor.dtype in GLOO_DTYPES or tensor.is_complex()
+
+
+@_named_in_errors
+@verify_operation
 def gather(tensor: Any) -> Any:
     """Nested tensors of equal shape from all processes, concatenated in rank order: (n, …) becomes (n·world size, …).
 
     Scalars become vectors of one entry per rank. In a single process the input itself is returned.
+
+    Raises:
+        TypeError: for leaves that are no tensors.
+        DistributedOperationException: in debug mode, if the processes call different collectives.
     """
-    state = PartialState()
-    if not state.use_distributed:
+    if PartialState().distributed_type == DistributedType.NO:
         return tensor
-
-    def gather_one(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.detach().contiguous().reshape(tensor.shape or (1,))
-        everyone = [torch.empty_like(tensor) for _ in range(state.num_processes)]
-        dist.all_gather(everyone, tensor)
-        return torch.cat(everyone)
-
-    return recursively_apply(gather_one, tensor, error_on_other_type=True)
+    return recursively_apply(_gather_one, tensor, error_on_other_type=True)
 
 
-@_collective
+def _gather_one(tensor: torch.Tensor) -> torch.Tensor:
+    state = PartialState()
+    tensor = tensor.detach().contiguous()
+    if tensor.ndim == 0:
+        tensor = tensor[None]
+    content = _only_moved(tensor)
+    everyone = [torch.empty_like(content) for _ in range(state.num_processes)]
+    dist.all_gather(everyone, content)
+    return torch.cat(everyone).view(tensor.dtype)
+
+
+@_named_in_errors
 def gather_object(object: Any) -> Any:
     """The lists of all processes, joined in rank order; in a single process the input itself."""
     state = PartialState()
-    if not state.use_distributed:
+    if state.distributed_type == DistributedType.NO:
         return object
-    everyone = [None] * state.num_processes
+    everyone: list[Any] = [None] * state.num_processes
     dist.all_gather_object(everyone, object)
     return [item for items in everyone for item in items]
 
@@ -123,150 +409,267 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     """What all processes computed for the batch that `loader` handed out, without rows for repeated samples.
 
     Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
-    keep their shape; any other list has one entry per sample. The result is in rank order.
+    keep their shape; any other list has one entry per sample. The result is in rank order. What has no row for each
+    sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
+    A number or None within a structure becomes a list with one entry per process.
 
     Args:
+        data: the same structure on all processes.
+        loader: the prepared loader that is being iterated over; None outside of a loop.
         use_gather_object: take `data` as a list with one entry per sample, whatever it holds.
 
     Raises:
-        ValueError: for a scalar, which says nothing about samples, and for fewer rows than real samples.
-        TypeError: for an object that is no list.
         RuntimeError: if some process has no batch in this step, so that it cannot take part.
     """
-    is_list = isinstance(data, (list, tuple))
-    if not use_gather_object and (isinstance(data, Mapping) or (is_list and _holds_tensors(data))):
-        parts = data.items() if isinstance(data, Mapping) else enumerate(data)
-        gathered = {key: gather_for_metrics(part, loader) for key, part in parts}
-        return type(data)(gathered) if isinstance(data, Mapping) else honor_type(data, gathered.values())
-    if not is_list and not isinstance(data, torch.Tensor):
-        raise TypeError(f"gather_for_metrics takes tensors, or lists with one entry per sample, not {type(data)}")
-    if loader is not None and isinstance(data, torch.Tensor) and data.ndim == 0:
-        raise ValueError("gather_for_metrics takes a row per sample, not a scalar: use `gather` or reduction='none'")
-    irregular = None if loader is None else loader.irregular
-    real, present = irregular or (None, PartialState().num_processes)
-    if present < PartialState().num_processes:
-        raise RuntimeError(f"only ranks 0 to {present - 1} have a batch in this step: evaluate with even_batches=True")
-    if real is not None and len(data) < real:
-        raise ValueError(f"gather_for_metrics got {len(data)} rows for a batch with {real} samples")
-    if use_gather_object or not isinstance(data, torch.Tensor):
-        return gather_object(list(data[:real]))
-    return gather(data) if irregular is None else _gather_rows(data[:real])
+    if not use_gather_object and isinstance(data, Mapping):
+        gathered = {key: gather_for_metrics(_as_entry(part), loader) for key, part in data.items()}
+        return _honor_mapping_type(data, gathered)
+    if not use_gather_object and isinstance(data, (list, tuple)) and holds_tensors(data):
+        return honor_type(data, [gather_for_metrics(_as_entry(part), loader) for part in data])
+    as_objects = use_gather_object or not isinstance(data, torch.Tensor)
+    partial = None if loader is None else loader.partial_step
+    if partial is None:
+        return gather_object(data) if as_objects else gather(data)
+    if partial.present < PartialState().num_processes:
+        present = f"only ranks 0 to {partial.present - 1} have a batch in this step"
+        raise RuntimeError(f"{present}: evaluate with even_batches=True")
+    rows = _count_rows(data)
+    is_batch = rows >= 0 if partial.rows is None else rows == partial.rows
+    if _all_agree(is_batch):
+        real = data[: partial.real]
+        return gather_object(real) if as_objects else _gather_rows(real)
+    everyone = gather_object(data) if as_objects else gather(data)
+    if loader.end_of_dataloader and _count_rows(everyone) >= 0:
+        return everyone[: partial.total]
+    return everyone
 
 
-def _holds_tensors(data: Any) -> bool:
-    if isinstance(data, (list, tuple, Mapping)):
-        return any(_holds_tensors(item) for item in (data.values() if isinstance(data, Mapping) else data))
-    return isinstance(data, torch.Tensor)
+def _as_entry(part: Any) -> Any:
+    """A number or None as a list of one, where the lists of several processes are to be joined."""
+    if PartialState().distributed_type == DistributedType.NO:
+        return part
+    is_entry = part is None or isinstance(part, (int, float))
+    return [part] if is_entry else part
+
+
+def _count_rows(data: Any) -> int:
+    """Rows of a tensor, entries of a list or letters of a text; -1 for what has none."""
+    if isinstance(data, torch.Tensor):
+        return len(data) if data.ndim else -1
+    return len(data) if isinstance(data, (list, tuple, str)) else -1
+
+
+def _all_agree(yes: bool) -> bool:
+    """Whether `yes` is true on every process. A collective, on the CPU's terms: the answer is small."""
+    state = PartialState()
+    votes = gather(torch.tensor([yes], dtype=torch.int32, device=state.device))
+    return bool(votes.all())
 
 
 def _gather_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of all processes, which may have different numbers of them."""
     counts = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
-    everyone = gather(pad_across_processes(tensor)).view(len(counts), max(counts), *tensor.shape[1:])
-    return torch.cat([rows[:count] for rows, count in zip(everyone, counts, strict=True)])
+    padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
+    padded[: len(tensor)] = tensor.detach()
+    rows_by_process = gather(padded).view(len(counts), max(counts), *tensor.shape[1:])
+    own = [rows[:count] for rows, count in zip(rows_by_process, counts, strict=True)]
+    return torch.cat(own)
 
 
-@_collective
+@_named_in_errors
+@verify_operation
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
-    """Fill nested tensors, in place, with those of rank `from_process`."""
-    if not PartialState().use_distributed:
+    """Fill nested tensors, in place, with those of rank `from_process`, and return them.
+
+    Raises:
+        TypeError: for leaves that are no tensors.
+        DistributedOperationException: in debug mode, if the processes call different collectives.
+    """
+    if PartialState().distributed_type == DistributedType.NO:
         return tensor
-    return recursively_apply(lambda t: dist.broadcast(t, from_process) or t, tensor, error_on_other_type=True)
+
+    def broadcast_one(tensor: torch.Tensor) -> torch.Tensor:
+        dist.broadcast(_only_moved(tensor), from_process)
+        return tensor
+
+    return recursively_apply(broadcast_one, tensor, error_on_other_type=True)
 
 
-@_collective
-def broadcast_object_list(object_list: list, from_process: int = 0) -> list:
-    """Fill `object_list`, in place, with that of rank `from_process`; its length must agree."""
-    if PartialState().use_distributed:
+@_named_in_errors
+def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
+    """Fill `object_list`, in place, with that of rank `from_process`, and return it; the lengths must be equal."""
+    if PartialState().distributed_type != DistributedType.NO:
         dist.broadcast_object_list(object_list, src=from_process)
     return object_list
 
 
-@_collective
+@_named_in_errors
+@verify_operation
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Nested tensors combined over all processes by `reduction` ("mean", "sum", "max" or "none"), times `scale`.
+    """Nested tensors combined over all processes by `reduction`: "mean", "sum", "max", or "none" for no operation.
+
+    In a single process copies of the tensors are returned.
+
+    Args:
+        scale: has an effect on TPUs only, as in the original.
 
     Raises:
         ValueError: for any other reduction.
+        TypeError: for leaves that are no tensors.
+        RuntimeError: for a dtype that gloo cannot add up.
+        DistributedOperationException: in debug mode, if the processes call different collectives.
     """
     if reduction not in ("mean", "sum", "max", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum', 'max' or 'none', not {reduction!r}")
+    return recursively_apply(_reduce_one, tensor, reduction, error_on_other_type=True)
+
+
+def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     state = PartialState()
+    result = tensor.clone()
+    if state.distributed_type == DistributedType.NO or reduction == "none":
+        return result
+    if not _gloo_can_compute(tensor):
+        raise RuntimeError(f"gloo cannot reduce {tensor.dtype}: convert the tensor first, for instance to torch.int32")
+    operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
+    dist.all_reduce(result, operation)
+    if reduction == "mean":
+        return result / state.num_processes
+    return result
 
-    def reduce_one(tensor: torch.Tensor) -> torch.Tensor:
-        result = tensor.clone()
-        if state.use_distributed and reduction != "none":
-            dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
-        if reduction == "mean":
-            result = result / state.num_processes
-        return result if scale == 1.0 else result * scale
 
-    return recursively_apply(reduce_one, tensor, error_on_other_type=True)
-
-
-@_collective
+@_named_in_errors
+@chained_operation
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
     """Nested tensors, filled up with `pad_index` along `dim` to the longest over all processes.
 
-    Tensors that have no such dimension stay as they are. With `pad_first` the filling comes before the content.
+    Tensors that have no such dimension stay as they are, and so do nested tensors, with a warning. With `pad_first` the
+    filling comes before the content. The number of dimensions must be the same on all processes.
+
+    Raises:
+        TypeError: for leaves that are no tensors.
+        DistributedOperationException: in debug mode, if the processes call different collectives.
     """
-    if not PartialState().use_distributed:
+    return recursively_apply(_pad_one, tensor, dim, pad_index, pad_first, error_on_other_type=True)
+
+
+def _pad_one(tensor: torch.Tensor, dim: int, pad_index: float, pad_first: bool) -> torch.Tensor:
+    if tensor.is_nested:
+        warnings.warn(
+            "Cannot pad nested tensors without more information. Leaving unprocessed.",
+            CannotPadNestedTensorWarning,
+            stacklevel=2,
+        )
         return tensor
+    if not -tensor.ndim <= dim < tensor.ndim:
+        return tensor
+    mine = torch.tensor(tensor.shape, device=tensor.device)
+    sizes = gather(mine[None])
+    longest = int(sizes[:, dim].max())
+    if longest == tensor.shape[dim]:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = longest - tensor.shape[dim]
+    padding = tensor.new_zeros(shape) + pad_index
+    parts = [padding, tensor] if pad_first else [tensor, padding]
+    return torch.cat(parts, dim=dim)
 
-    def pad(tensor: torch.Tensor) -> torch.Tensor:
-        if not -tensor.ndim <= dim < tensor.ndim:
-            return tensor
-        longest = torch.tensor(tensor.shape[dim], device=tensor.device)
-        dist.all_reduce(longest, dist.ReduceOp.MAX)
-        shape = list(tensor.shape)
-        shape[dim] = int(longest) - shape[dim]
-        padding = tensor.new_full(shape, pad_index)
-        return torch.cat([padding, tensor] if pad_first else [tensor, padding], dim=dim)
 
-    return recursively_apply(pad, tensor, error_on_other_type=True)
-
-
-def concatenate(data: list, dim: int = 0) -> Any:
-    """One nested structure whose tensors are the concatenations along `dim` of those in the structures of `data`.
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Nested tensors of `batch_size` rows, with zeros after them so that `num_processes` can share them.
 
     Raises:
         TypeError: for leaves that are no tensors.
     """
-    first = data[0]
-    if isinstance(first, (tuple, list)):
-        return honor_type(first, (concatenate(parts, dim) for parts in zip(*data, strict=True)))
-    if isinstance(first, Mapping):
-        return type(first)({key: concatenate([item[key] for item in data], dim) for key in first})
-    if isinstance(first, torch.Tensor):
-        return torch.cat(tuple(data), dim=dim)
-    if len(data) == 1:
-        return first
-    raise TypeError(f"Can only concatenate tensors but got {type(first)}")
+    rows = batch_size // num_processes
+    leftover = batch_size % num_processes
+    lacking = num_processes - (rows or batch_size)
+    if leftover > lacking and lacking < 1:
+        lacking = leftover - lacking
+
+    def pad(tensor: torch.Tensor) -> torch.Tensor:
+        shape = list(tensor.shape)
+        shape[0] = batch_size + lacking
+        padded = tensor.new_zeros(shape)
+        padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
+        return padded
+
+    return recursively_apply(pad, tensor, error_on_other_type=True)
 
 
-def slice_tensors(data: Any, tensor_slice: slice, process_index=None, num_processes=None) -> Any:
-    """The samples in `tensor_slice` of nested `data`, whose structure is what gather_for_metrics takes.
+def gather_tensor_shape(tensor: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+    """Shape and dtype code of the `tensor` that one process has and the others, which pass None, have not."""
+    message = torch.zeros(SHAPE_MESSAGE_LENGTH, dtype=torch.int, device=PartialState().device)
+    if tensor is not None:
+        numbers = [*tensor.shape, TENSOR_TYPE_TO_INT[tensor.dtype]]
+        message[: len(numbers)] = torch.tensor(numbers, dtype=torch.int)
+    message = reduce(message, reduction="sum")
+    numbers_heard = message[message.nonzero()]
+    dtype_code = int(numbers_heard[-1])
+    return numbers_heard[:-1], dtype_code
 
-    Raises:
-        TypeError: for what has no entry per sample.
-    """
-    if isinstance(data, Mapping):
-        return type(data)({key: slice_tensors(part, tensor_slice) for key, part in data.items()})
-    if isinstance(data, (list, tuple)) and _holds_tensors(data):
-        return honor_type(data, (slice_tensors(part, tensor_slice) for part in data))
-    return data[tensor_slice]
+
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """The `tensor` that one process has, on all processes; the others pass None and need not know its shape."""
+    shape, dtype_code = gather_tensor_shape(tensor)
+    if tensor is None:
+        dimensions = shape.flatten().tolist()
+        tensor = torch.zeros(dimensions, dtype=TENSOR_INT_TO_DTYPE[dtype_code], device=PartialState().device)
+    return reduce(tensor, reduction="sum")
+
+
+# Precision
 
 
 def convert_to_fp32(tensor: Any) -> Any:
     """Nested `tensor` with float16 and bfloat16 tensors as float32."""
-    halves = torch.float16, torch.bfloat16
-    return recursively_apply(torch.Tensor.float, tensor, test_type=lambda leaf: getattr(leaf, "dtype", None) in halves)
+
+    def to_float(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float()
+
+    return recursively_apply(to_float, tensor, test_type=_is_half_precision)
 
 
-def convert_outputs_to_fp32(model_forward: Callable) -> Callable:
-    """`model_forward`, with float16 and bfloat16 tensors in its result as float32."""
+def _is_half_precision(leaf: Any) -> bool:
+    return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
 
-    @wraps(model_forward)
-    def forward(*args, **kwargs) -> Any:
-        return convert_to_fp32(model_forward(*args, **kwargs))
 
+class ConvertOutputsToFp32:
+    """`model_forward`, with float16 and bfloat16 tensors in its result as float32.
+
+    Raises:
+        pickle.PicklingError: when it is pickled, for it belongs to a prepared model: unwrap that one first.
+    """
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        self.model_forward = model_forward
+        update_wrapper(self, model_forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.model_forward(*args, **kwargs)
+        return convert_to_fp32(output)
+
+    def __getstate__(self) -> NoReturn:
+        raise pickle.PicklingError(
+            "Cannot pickle a prepared model with automatic mixed precision: unwrap it first with "
+            "`Accelerator.unwrap_model(model, keep_fp32_wrapper=False)`."
+        )
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`model_forward`, with float16 and bfloat16 tensors in its result as float32; `__wrapped__` leads back to it."""
+    converted = ConvertOutputsToFp32(model_forward)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return converted(*args, **kwargs)
+
+    vars(forward)["__wrapped__"] = converted
     return forward
+
+
+@contextmanager
+def GatheredParameters(
+    params: Any, modifier_rank: int | None = None, fwd_module: Any = None, enabled: bool = True
+) -> Iterator[None]:
+    """Nothing happens: parameters are whole on every process, since DeepSpeed is out of scope."""
+    yield

@@ -1,7 +1,7 @@
 """An optimizer that steps only where an accumulation window ends, and knows when fp16 made it skip."""
 
-from collections.abc import Iterator
-from operator import attrgetter
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,35 +10,44 @@ from .state import GradientState
 
 
 class LossScaler(torch.amp.GradScaler):
-    """A GradScaler that adapts its scale when a loss is next scaled: when all optimizers of a window have stepped."""
+    """A GradScaler that calls `update` by itself, when its scale is needed for the next time.
 
+    By then all optimizers of a window have stepped; `update` before that would change the scale between them.
+    """
+
+    # Whether an optimizer has stepped since the last `update`.
     outdated = False
 
-    def step(self, optimizer: torch.optim.Optimizer, *args, **kwargs) -> Any:
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step `optimizer`, unless one of its gradients is not finite."""
         self.outdated = True
         return super().step(optimizer, *args, **kwargs)
+
+    def scale(self, outputs: Any) -> Any:
+        """`outputs` times the scale."""
+        self._adapt()
+        return super().scale(outputs)
+
+    def get_scale(self) -> float:
+        """The scale of the next loss."""
+        self._adapt()
+        return super().get_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, and what decides how it changes."""
+        self._adapt()
+        return super().state_dict()
 
     def _adapt(self) -> None:
         if self.outdated:
             self.update()
             self.outdated = False
 
-    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
-        self._adapt()
-        return super().scale(outputs)
-
-    def state_dict(self) -> dict[str, Any]:
-        self._adapt()
-        return super().state_dict()
-
-
-def linked(part: str, name: str) -> property:
-    """`name` of an object's `part`, to read and to set."""
-    return property(attrgetter(f"{part}.{name}"), lambda self, value: setattr(getattr(self, part), name, value))
-
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """`optimizer`, whose `step` and `zero_grad` do nothing in the micro-batches before the last of a window.
+
+    The base class is there for `isinstance`. What it would hold is the wrapped optimizer's.
 
     Args:
         optimizer: the one that the script made.
@@ -46,64 +55,150 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         scaler: of the loss, under fp16. It skips the step where a gradient is not finite.
     """
 
-    def __init__(self, optimizer, device_placement: bool = True, scaler: LossScaler | None = None) -> None:
-        # The base class is there for `isinstance`; what it would hold is the wrapped optimizer's.
-        self.optimizer, self.scaler = optimizer, scaler
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device_placement: bool = True,
+        scaler: LossScaler | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
         self.gradient_state = GradientState()
-        self.step_was_skipped = self.unscaled = False
-        if scaler is not None:
-            optimizer.register_step_post_hook(self._note_step)
+        self.device_placement = device_placement
+        # Whether the gradients are without the loss scale already, as clipping needs them.
+        self.unscaled = False
+        # Whether the last step was skipped. After a fused step it is the tensor by which the kernel decided.
+        self._is_overflow: bool | torch.Tensor = False
+        self._watch_steps()
         if device_placement:
-            optimizer.load_state_dict(optimizer.state_dict())
+            # Loading copies each state to the device of its parameter.
+            state_dict = optimizer.state_dict()
+            optimizer.load_state_dict(state_dict)
 
-    state, param_groups, defaults = (linked("optimizer", name) for name in ("state", "param_groups", "defaults"))
-    state_dict, load_state_dict = linked("optimizer", "state_dict"), linked("optimizer", "load_state_dict")
-    add_param_group = linked("optimizer", "add_param_group")
-
-    def _note_step(self, *_) -> None:
-        self.step_was_skipped = False
-
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable | None = None) -> None:
         """Update the parameters, if this micro-batch ends its window."""
         if not self.gradient_state.sync_gradients:
             return
         if self.scaler is None:
             self.optimizer.step(closure)
         elif self.has_gradients():
-            self.step_was_skipped = True
-            self.scaler.step(self.optimizer, *([] if closure is None else [closure]))
+            # `_note_step` changes this, if the scaler calls the optimizer's step.
+            self._is_overflow = True
+            self.scaler.step(self.optimizer, closure)
             self.unscaled = False
+        else:
+            self._is_overflow = False  # nothing was skipped: there was nothing to do
 
-    def parameters(self) -> Iterator[torch.Tensor]:
-        return (parameter for group in self.param_groups for parameter in group["params"])
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Drop the gradients, if this micro-batch ends its window.
 
-    def has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.parameters())
+        Raises:
+            ValueError: for `set_to_none` where the wrapped optimizer does not know it.
+        """
+        if not self.gradient_state.sync_gradients:
+            return
+        if self._takes_set_to_none:
+            self.optimizer.zero_grad(set_to_none=True if set_to_none is None else set_to_none)
+        elif set_to_none is None:
+            self.optimizer.zero_grad()
+        else:
+            raise ValueError("`set_to_none` for Optimizer.zero_grad` is not supported by this optimizer.")
+        if self.unscaled:
+            # These gradients are never stepped with, and the scaler must forget that it unscaled them.
+            self.unscaled = False
+            self.scaler.outdated = True
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether a gradient that is not finite made the last step leave the weights alone.
+
+        After a step of a fused optimizer this waits for the device: its kernel decides there.
+        """
+        if isinstance(self._is_overflow, torch.Tensor):
+            self._is_overflow = bool(self._is_overflow)
+        return self._is_overflow
 
     def unscale(self) -> None:
-        """Divide the scale of the loss out of the gradients: once before a step, however often this is called."""
+        """Divide the gradients by the scale of the loss: once before a step, however often this is called."""
         if self.scaler is not None and not self.unscaled and self.has_gradients():
             self.scaler.unscale_(self.optimizer)
             self.unscaled = True
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, if this micro-batch ends its window."""
-        if not self.gradient_state.sync_gradients:
-            return
-        self.optimizer.zero_grad(set_to_none=set_to_none)
-        if self.unscaled:  # and never stepped: the scaler must forget it
-            self.unscaled, self.scaler.outdated = False, True
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """The parameters of all groups."""
+        for group in self.param_groups:
+            yield from group["params"]
+
+    def has_gradients(self) -> bool:
+        """Whether some parameter has a gradient."""
+        return any(parameter.grad is not None for parameter in self.parameters())
 
     def train(self) -> None:
         """Enter the training mode of an optimizer that has one, as the schedule-free ones have."""
-        getattr(self.optimizer, "train", lambda: None)()
+        enter_training = getattr(self.optimizer, "train", None)
+        if callable(enter_training):
+            enter_training()
 
     def eval(self) -> None:
         """Enter the evaluation mode of an optimizer that has one, as the schedule-free ones have."""
-        getattr(self.optimizer, "eval", lambda: None)()
+        enter_evaluation = getattr(self.optimizer, "eval", None)
+        if callable(enter_evaluation):
+            enter_evaluation()
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's state: one dict a parameter."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's groups of parameters, with their learning rates."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The wrapped optimizer's settings for groups that have none of their own."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters to the wrapped optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state dict."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave."""
+        self.optimizer.load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
+        return {name: value for name, value in self.__dict__.items() if name != "gradient_state"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.gradient_state = GradientState()
+        self._watch_steps()
+
+    def _watch_steps(self) -> None:
+        """Look up what `zero_grad` takes and, under fp16, hook into `step`. Pickling drops the hook."""
+        self._takes_set_to_none = "set_to_none" in inspect.signature(self.optimizer.zero_grad).parameters
+        if self.scaler is not None:
+            self.optimizer.register_step_post_hook(self._note_step)
+
+    def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # The scaler calls an optimizer without a fused kernel only where all gradients are finite. It always calls a
+        # fused one, and hands it `found_inf`: where that is not zero the kernel leaves the weights alone.
+        self._is_overflow = getattr(optimizer, "found_inf", False)

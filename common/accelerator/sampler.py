@@ -1,14 +1,118 @@
 """Which samples, in which order, on which process: arithmetic on indices, without data and without collectives."""
 
-from collections.abc import Iterator, Sized
+import math
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain, cycle, islice
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, RandomSampler, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-# A process's batch and, where the step is irregular, how many of its samples are real and how many processes take part.
-Share = tuple[list[int], tuple[int | None, int] | None]
+
+class PartialStep(NamedTuple):
+    """What a process has in a step in which some process lacks samples of its own.
+
+    In all other steps every process has a whole batch, and all of its samples are real.
+
+    Attributes:
+        real: how many samples of this process's batch are real: the first ones. The others were repeated to fill the
+            batch. None: all of them, in a batch whose rows are not known because the data set made it.
+        rows: samples in this process's batch, the repeated ones too; None where they are not known.
+        present: how many processes, lowest ranks first, have a batch in this step.
+        total: real samples of all processes in this step; None where they are not known.
+    """
+
+    real: int | None
+    rows: int | None
+    present: int
+    total: int | None = None
+
+    def of_unknown_rows(self) -> "PartialStep":
+        """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
+        return PartialStep(real=None if self.real else 0, rows=None, present=self.present)
+
+
+class Share(NamedTuple):
+    """What one process gets in one step: its batch of sample numbers and, in a partial step, what is real of it."""
+
+    batch: list
+    partial: PartialStep | None = None
+
+
+class GeneratorStates(NamedTuple):
+    """The states of the generators from which an epoch's order is drawn.
+
+    Attributes:
+        torch: of torch's generator on the CPU.
+        sampler: of the sampler's own generator; None where it has none and draws from torch's.
+    """
+
+    torch: torch.Tensor
+    sampler: torch.Tensor | None
+
+    @classmethod
+    def now(cls, sampler: Any) -> "GeneratorStates":
+        """The states at this moment, for `sampler`."""
+        generator = getattr(sampler, "generator", None)
+        own = None if generator is None else generator.get_state()
+        return cls(torch.get_rng_state(), own)
+
+
+class SavedGenerators:
+    """The states that `generators` have now, to be put back later."""
+
+    def __init__(self, generators: Iterable[torch.Generator]) -> None:
+        self._states = [(generator, generator.get_state()) for generator in generators]
+
+    def restore(self) -> None:
+        for generator, state in self._states:
+            generator.set_state(state)
+
+
+class Redraw:
+    """Draws the order of an interrupted epoch again, and leaves the generators as they are now.
+
+    Args:
+        sampler: what draws the order.
+        drawn_from: the states from which it was drawn; None where they are not known. Then another order is drawn.
+        generators: those that are put back to their present state when the order has been drawn.
+    """
+
+    def __init__(self, sampler: Any, drawn_from: GeneratorStates | None, generators: Iterable[torch.Generator]) -> None:
+        self.sampler = sampler
+        self.drawn_from = drawn_from
+        self.present_states = SavedGenerators(generators)
+        self.own_generator = getattr(sampler, "generator", None)
+        self.ended = False
+
+    def begin(self) -> None:
+        """Put the generators into the states from which the order was drawn."""
+        if self.drawn_from is None:
+            return
+        torch.set_rng_state(self.drawn_from.torch)
+        if self.drawn_from.sampler is not None and self.own_generator is not None:
+            self.own_generator.set_state(self.drawn_from.sampler)
+        elif self.own_generator is not None:
+            # The order was drawn by a sampler without a generator, as in a run of one process.
+            self.sampler.generator = None
+
+    def end(self) -> None:
+        """Put the generators back to where they were when this object was made; once."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.own_generator is not None:
+            self.sampler.generator = self.own_generator
+        self.present_states.restore()
 
 
 class SeedableRandomSampler(RandomSampler):
@@ -19,160 +123,447 @@ class SeedableRandomSampler(RandomSampler):
         data_seed: the seed; by default `torch.initial_seed()`.
     """
 
-    def __init__(self, *args, data_seed: int | None = None, **kwargs) -> None:
+    def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.initial_seed = torch.initial_seed() if data_seed is None else data_seed
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        self.generator = self.generator or torch.Generator()
+        if self.generator is None:
+            self.generator = torch.Generator()
         self.generator.manual_seed(self.initial_seed + self.epoch)
         yield from super().__iter__()
-        self.epoch += 1
+        self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of `epoch`; each full pass moves on to the next by itself."""
         self.epoch = epoch
 
 
-class ShardedBatches(BatchSampler):
-    """One process's batches, told one batch ahead, so that the last one is known when it is handed out.
-
-    Subclasses say in `shares` what this process gets in every step. While they are iterated over:
+class DrawnSteps:
+    """What is known of one pass over sharded batches, as far as it has been drawn.
 
     Attributes:
-        start: steps to pass over at the start of the next iteration.
-        last_step: the number (from 0) of this process's last step, once it has been handed out.
-        irregular: for the steps so far in which processes differ in samples, or hold repeated ones: how many of this
-            process's samples are real (None: all there are) and how many processes take part.
+        drawn_from: the states of the generators when the order was drawn.
+        partial: the partial steps, by their number in the epoch (from 0).
+        last_step: the number of this process's last step, once it has been handed out.
     """
 
-    def __iter__(self) -> Iterator[list[int]]:
-        self.last_step, self.irregular = None, {}
-        ahead, step = None, -1
-        for batch, irregular in self.shares():
-            if step >= 0:
+    def __init__(self, drawn_from: GeneratorStates) -> None:
+        self.drawn_from = drawn_from
+        self.partial: dict[int, PartialStep] = {}
+        self.last_step: int | None = None
+
+
+class PassStart(NamedTuple):
+    """Where a pass over sharded batches begins.
+
+    Attributes:
+        step: the number of its first step.
+        redraw: draws the order that was drawn before; None draws a new one.
+        steps_in_flight: how many steps are drawn, for loader workers, before one is handed out. That many had been
+            drawn ahead when the epoch was interrupted, so the generators are put back after them.
+    """
+
+    step: int = 0
+    redraw: Redraw | None = None
+    steps_in_flight: int = 0
+
+
+class ReplayableBatches(BatchSampler):
+    """Batches of an order that can be drawn again.
+
+    Subclasses say in `shares` what this process gets in every step.
+
+    Attributes:
+        drawn: what is known of the latest pass, a DrawnSteps.
+    """
+
+    num_processes = 1
+    split_batches = False
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+        self.drawn: Any = None
+        self._next_pass = PassStart()
+
+    @property
+    def sampler(self) -> Any:
+        """What draws the sample numbers, under the batch samplers."""
+        return innermost_sampler(self.batch_sampler)
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        inner = self.batch_sampler
+        while hasattr(inner, "batch_sampler"):
+            inner = inner.batch_sampler
+        inner.sampler = sampler
+
+    @property
+    def total_length(self) -> int:
+        """Batches of all processes."""
+        return len(self.batch_sampler)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether this process takes every batch, as in a loader that was not prepared."""
+        return False
+
+    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
+        """This process's share of each step of `batches`, from step number `start` on."""
+        raise NotImplementedError
+
+    def start_next_pass(self, start: PassStart) -> None:
+        """Say where the next pass begins. `__iter__` cannot be told, because DataLoader calls it without arguments."""
+        self._next_pass = start
+
+    def __iter__(self) -> Iterator[list]:
+        # DataLoader makes this iterator, draws a seed for its workers, and then asks for the first batch. Some batch
+        # samplers draw when their own iterator is made. In plain torch that is before the seed, and so it is here for
+        # a process that takes all batches. On several processes of the original it is after the seed, as here.
+        return self._handed_out(iter(self.batch_sampler) if self.takes_all else self.batch_sampler)
+
+    def _handed_out(self, batches: Iterable[Any]) -> Iterator[list]:
+        for _, share in self._drawn_shares(batches):
+            yield share.batch
+
+    def _drawn_shares(self, batches: Iterable[Any]) -> Iterator[tuple[int, Share]]:
+        """The shares of a pass with their numbers."""
+        start = self._next_pass
+        self._next_pass = PassStart()
+        numbered = enumerate(self.shares(batches, start.step), start.step)
+        if start.redraw is None:
+            self.drawn = DrawnSteps(GeneratorStates.now(self.sampler))
+            yield from numbered
+            return
+        start.redraw.begin()
+        self.drawn = DrawnSteps(GeneratorStates.now(self.sampler))
+        try:
+            for step, share in numbered:
+                if step == start.step + start.steps_in_flight:
+                    start.redraw.end()
+                yield step, share
+        finally:
+            start.redraw.end()
+
+
+class ShardedBatches(ReplayableBatches):
+    """One process's batches, drawn one step ahead, so that the last one is known when it is handed out."""
+
+    def _handed_out(self, batches: Iterable[Any]) -> Iterator[list]:
+        ahead: list | None = None
+        step = 0
+        for step, share in self._drawn_shares(batches):
+            if ahead is not None:
                 yield ahead
-            ahead, step = batch, step + 1
-            if irregular is not None:
-                self.irregular[step] = irregular
-        if step >= 0:
-            self.last_step = step
+            ahead = share.batch
+            if share.partial is not None:
+                self.drawn.partial[step] = share.partial
+        if ahead is not None:
+            self.drawn.last_step = step
             yield ahead
 
 
 class BatchSamplerShard(ShardedBatches):
     """The batches of `batch_sampler` that belong to one process.
 
-    In step k process r takes batch k·num_processes + r or, with `split_batches`, the r-th equal part of batch k. Either
-    way the shares of one step, in rank order, are consecutive samples of the global order. What the data lack to fill
-    the last step is repeated from the first samples with `even_batches`; without, the last processes get less or
-    nothing; with the batch sampler's `drop_last`, the step is dropped.
+    The shares of one step, in rank order, are consecutive samples of the global order. For two processes and the
+    batches `[0 1 2 3] [4 5 6 7] [8 9]`:
 
-    A batch sampler without a `batch_size`, whose batches may differ in size, is dealt out in whole batches.
+    ==========================  ==============================  ==============================
+    mode                        process 0                       process 1
+    ==========================  ==============================  ==============================
+    whole batches (default)     `[0 1 2 3]`, `[8 9 0 1]`        `[4 5 6 7]`, `[2 3 4 5]`
+    … `even_batches=False`      `[0 1 2 3]`, `[8 9]`            `[4 5 6 7]`
+    `split_batches=True`        `[0 1]`, `[4 5]`, `[8 9]`       `[2 3]`, `[6 7]`, `[0 1]`
+    … `even_batches=False`      `[0 1]`, `[4 5]`, `[8 9]`       `[2 3]`, `[6 7]`
+    ==========================  ==============================  ==============================
 
-    Attributes:
-        whole: hand out the shares of all processes in one, and count the real samples of the whole step; for the
-            process that loads for the others.
+    If there are too few samples for the last step, `even_batches` fills it up with the first samples of the epoch.
+    Without `even_batches` the last processes get less of it, or nothing. With the batch sampler's `drop_last` the step
+    is dropped. A batch sampler without a `batch_size`, whose batches may differ in size, is dealt out in whole batches.
+
+    Args:
+        batch_sampler: the batches of all processes.
+        num_processes: how many processes share them.
+        process_index: whose share this is.
+        split_batches: every process gets an equal part of each batch, instead of whole batches in turn.
+        even_batches: repeat samples so that all processes make equally many full steps.
 
     Raises:
         ValueError: if `split_batches` cannot split the batch size evenly; while iterating with `even_batches`, if a
-            batch that is not the last has another size.
+            batch that is not the last one has another size.
     """
 
-    whole = False
-
-    def __init__(self, batch_sampler, num_processes=1, process_index=0, split_batches=False, even_batches=True) -> None:
-        self.batch_sampler = batch_sampler
-        self.num_processes, self.process_index = num_processes, process_index
-        self.split_batches, self.even_batches = split_batches, even_batches
-        self.batch_size = getattr(batch_sampler, "batch_size", None)
-        self.drop_last = getattr(batch_sampler, "drop_last", False)
-        self.start = 0
+    def __init__(
+        self,
+        batch_sampler: Any,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+    ) -> None:
+        super().__init__(batch_sampler)
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
         size = self.batch_size
         if split_batches and (size is None or size % num_processes):
             raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
 
-    def shares(self) -> Iterator[Share]:
-        width = 1 if self.split_batches else self.num_processes
-        fill = self.even_batches and not self.drop_last
-        group, first = [], []
-        for number, batch in enumerate(self.batch_sampler):
-            if fill and number < width:
-                first.append(batch)
-            if number < self.start * width:
-                continue
-            if self.even_batches and group and not self._is_whole(group[-1]):
-                raise ValueError("batches of different sizes need even_batches=False")
-            group.append(batch)
-            if len(group) == width and (self._is_whole(batch) or not self.even_batches):
-                yield from self._share(group, [])
-                group = []
-        if group and not self.drop_last:
-            yield from self._share(group, first)
+    @property
+    def takes_all(self) -> bool:
+        return self.num_processes == 1 and not self.even_batches
 
-    def _is_whole(self, batch: list[int]) -> bool:
-        return self.batch_size is None or len(batch) == self.batch_size
-
-    def _share(self, group: list[list[int]], first: list[list[int]]) -> Iterator[Share]:
-        """This process's part of a step's batches, which are filled up from `first`, the batches of the first step."""
-        rank, processes, real = self.process_index, self.num_processes, sum(map(len, group))
+    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
+        if self.takes_all:
+            return self._all_batches(batches, start)
+        if self.split_batches:
+            return self._parts_of_batches(batches, start)
         if self.batch_size is None:
-            filled = [*group, *islice(cycle(first), processes - len(group))]
-            if rank < len(filled):
-                yield filled[rank], (None if rank < len(group) else 0, len(filled))
-            return
-        size = self.batch_size // processes if self.split_batches else self.batch_size
-        if first or self.split_batches:
-            filled = [*chain(*group), *islice(cycle(chain(*first)), processes * size - real)]
-            group = [filled[at : at + size] for at in range(0, len(filled), size)]
-        if self.whole:
-            yield [*chain(*group)], None if real == processes * size else (real, len(group))
-        elif rank < len(group):
-            own = min(max(real - rank * size, 0), size) if first else len(group[rank])
-            yield group[rank], None if real == processes * size else (own, len(group))
+            return self._batches_of_any_size(batches, start)
+        return self._whole_batches(batches, start)
+
+    def _all_batches(self, batches: Iterable[list], start: int) -> Iterator[Share]:
+        """Step k is batch k, of a single process."""
+        for batch in islice(batches, start, None):
+            rows = len(batch)
+            if self.batch_size is None or rows == self.batch_size:
+                yield Share(batch)
+            else:
+                yield Share(batch, PartialStep(rows, rows, present=1, total=rows))
+
+    def _parts_of_batches(self, batches: Iterable[list], start: int) -> Iterator[Share]:
+        """Step k is batch k. Process r takes the r-th of its equal parts."""
+        size = self.batch_size // self.num_processes
+        first_batch: list = []
+        for step, batch in enumerate(self._checked(batches)):
+            if step == 0:
+                first_batch = batch
+            if step < start:
+                continue
+            if len(batch) == self.batch_size:
+                part = slice(self.process_index * size, (self.process_index + 1) * size)
+                yield Share(batch[part])
+            elif self.drop_last:
+                return
+            elif self.even_batches:
+                yield self._filled_share(batch, first_batch, size)
+            else:
+                parts = [batch[at : at + size] for at in range(0, len(batch), size)]
+                yield from self._own_batch_of(parts, present=len(parts))
+
+    def _whole_batches(self, batches: Iterable[list], start: int) -> Iterator[Share]:
+        """Step k is the batches from k·num_processes on. Process r takes the r-th of them."""
+        first_samples: list = []
+        for step, group in enumerate(self._groups(batches)):
+            if step == 0:
+                first_samples = list(chain(*group))
+            if step < start:
+                continue
+            samples = sum(map(len, group))
+            if samples == self.num_processes * self.batch_size:
+                yield Share(group[self.process_index])
+            elif self.drop_last and (self.even_batches or len(group) < self.num_processes):
+                return
+            elif self.even_batches:
+                yield self._filled_share(list(chain(*group)), first_samples, self.batch_size)
+            else:
+                yield from self._own_batch_of(group, len(group))
+
+    def _batches_of_any_size(self, batches: Iterable[list], start: int) -> Iterator[Share]:
+        """As with whole batches, but the last step is filled up with whole batches from the first one."""
+        first_group: list = []
+        for step, group in enumerate(self._groups(batches)):
+            if step == 0:
+                first_group = group
+            if step < start:
+                continue
+            missing = self.num_processes - len(group)
+            if missing and self.drop_last:
+                return
+            if not self.even_batches or self.process_index < len(group):
+                present = self.num_processes if self.even_batches else len(group)
+                yield from self._own_batch_of(group, present)
+            else:
+                repeated = next(islice(cycle(first_group), self.process_index - len(group), None))
+                total = sum(map(len, group))
+                yield Share(repeated, PartialStep(0, len(repeated), self.num_processes, total))
+
+    def _own_batch_of(self, group: list[list], present: int) -> Iterator[Share]:
+        """This process's batch of a step in which nothing is repeated; none, if the step has too few batches."""
+        if self.process_index < len(group):
+            own = group[self.process_index]
+            total = sum(map(len, group))
+            yield Share(own, PartialStep(len(own), len(own), present, total))
+
+    def _filled_share(self, samples: list, first: list, size: int) -> Share:
+        """This process's `size` samples of a step that has only `samples` and is filled up from `first`."""
+        missing = self.num_processes * size - len(samples)
+        filled = samples + list(islice(cycle(first), missing))
+        begin = self.process_index * size
+        real = min(max(len(samples) - begin, 0), size)
+        return Share(filled[begin : begin + size], PartialStep(real, size, self.num_processes, len(samples)))
+
+    def _groups(self, batches: Iterable[list]) -> Iterator[list[list]]:
+        """The batches of each step; the last group may have fewer batches than there are processes."""
+        group: list[list] = []
+        for batch in self._checked(batches):
+            group.append(batch)
+            if len(group) == self.num_processes:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _checked(self, batches: Iterable[list]) -> Iterator[list]:
+        """All of `batches`. With `even_batches` only the last one may have another size."""
+        must_be_last = False
+        for batch in batches:
+            if must_be_last:
+                raise ValueError("batches of different sizes need even_batches=False")
+            must_be_last = self.even_batches and self.batch_size is not None and len(batch) != self.batch_size
+            yield batch
 
     def __len__(self) -> int:
         total = len(self.batch_sampler)
-        if not self.split_batches:
-            whole, extra = divmod(total, self.num_processes)
-            return whole + (not self.drop_last and (extra > 0 if self.even_batches else self.process_index < extra))
+        if self.split_batches:
+            return self._length_of_parts(total)
+        whole_steps, extra_batches = divmod(total, self.num_processes)
+        if self.drop_last:
+            return whole_steps
+        if self.even_batches:
+            return whole_steps + (extra_batches > 0)
+        return whole_steps + (self.process_index < extra_batches)
+
+    def _length_of_parts(self, total: int) -> int:
         if self.drop_last or self.even_batches or total == 0:
             return total
-        last = len(self.batch_sampler.sampler) - (total - 1) * self.batch_size
-        return total - (last <= self.process_index * (self.batch_size // self.num_processes))
+        in_last_batch = len(self.batch_sampler.sampler) - (total - 1) * self.batch_size
+        before_this_process = self.process_index * (self.batch_size // self.num_processes)
+        return total - (in_last_batch <= before_this_process)
+
+
+class SampleShard(BatchSamplerShard):
+    """The samples of `sampler` that belong to one process, one at a time: for loaders with `batch_size=None`.
+
+    A sample of such a data set may be a whole batch. How many rows it has is not known here.
+    """
+
+    def __init__(self, sampler: Any, num_processes: int = 1, process_index: int = 0, even_batches: bool = True) -> None:
+        singles = BatchSampler(sampler, batch_size=1, drop_last=False)
+        super().__init__(singles, num_processes, process_index, even_batches=even_batches)
+
+    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
+        for share in super().shares(batches, start):
+            if share.partial is None:
+                yield share
+            else:
+                yield Share(share.batch, share.partial.of_unknown_rows())
+
+    def _handed_out(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in super()._handed_out(batches):
+            yield batch[0]
+
+
+class AllBatches(ReplayableBatches):
+    """The batches of all processes, for the process that loads for the others: as they come, without looking ahead."""
+
+    @property
+    def takes_all(self) -> bool:
+        return True
+
+    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
+        return map(Share, islice(batches, start, None))
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
 
 
 class EvalBatches(ShardedBatches):
-    """The batches that `batch_sampler` makes of a DistributedEvalSampler, in as many steps on every process.
+    """The batches that `batch_sampler` makes of a DistributedEvalSampler, in equally many steps on every process.
 
     Where this process has no sample left and another has, the batch is empty: a forward through DDP, or any other
     collective in the loop, is then called on all of them.
     """
 
-    def __init__(self, batch_sampler: BatchSampler) -> None:
-        self.batch_sampler, self.start = batch_sampler, 0
-        self.batch_size, self.num_processes = batch_sampler.batch_size, batch_sampler.sampler.num_replicas
+    def __init__(self, batch_sampler: Any) -> None:
+        super().__init__(batch_sampler)
+        self.num_processes = batch_sampler.sampler.num_replicas
 
-    def shares(self) -> Iterator[Share]:
-        batches = islice(self.batch_sampler, self.start, None)
-        for _ in range(self.start, len(self)):
-            batch = next(batches, [])
-            yield batch, (len(batch), self.num_processes)
+    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
+        own = islice(batches, start, None)
+        for _ in range(start, len(self)):
+            batch: list = next(own, [])
+            partial = PartialStep(len(batch), len(batch), self.num_processes)
+            yield Share(batch, partial if self.num_processes > 1 else None)
 
     def __len__(self) -> int:
-        most = -(-len(self.batch_sampler.sampler.dataset) // self.num_processes)
-        return most // self.batch_size if self.batch_sampler.drop_last else -(-most // self.batch_size)
+        most_samples = math.ceil(len(self.batch_sampler.sampler.dataset) / self.num_processes)
+        if self.drop_last:
+            return most_samples // self.batch_size
+        return math.ceil(most_samples / self.batch_size)
+
+
+def sampler_chain(sampler: Any) -> Iterator[Any]:
+    """`sampler`, what it draws from, and so on."""
+    while sampler is not None:
+        yield sampler
+        inner = getattr(sampler, "batch_sampler", None)
+        if inner is None:
+            inner = getattr(sampler, "sampler", None)
+        sampler = inner
+
+
+def innermost_sampler(sampler: Any) -> Any:
+    """The last of `sampler_chain`: what draws the sample numbers."""
+    return list(sampler_chain(sampler))[-1]
+
+
+# Samplers that draw the whole order of an epoch when it begins, from their own generator, torch's or a seed.
+_DRAWN_AT_ONCE = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+)
+
+
+def _groups_in_order(wrapper: Any) -> bool:
+    """Whether `wrapper` makes batches of what it is given, and draws nothing by itself."""
+    return isinstance(wrapper, ReplayableBatches) or type(wrapper) is BatchSampler
+
+
+def can_be_redrawn(batch_sampler: Any) -> bool:
+    """Whether the order of `batch_sampler` is known to be drawn from torch's generators when an epoch begins.
+
+    A sampler of the script's own may draw from elsewhere, or while the epoch goes on.
+    """
+    *wrappers, sampler = sampler_chain(batch_sampler)
+    known_wrappers = all(map(_groups_in_order, wrappers))
+    if isinstance(sampler, RandomSampler) and sampler.replacement:
+        return False
+    return known_wrappers and isinstance(sampler, (*_DRAWN_AT_ONCE, DistributedEvalSampler, Sequence))
 
 
 class SkipBatchSampler(BatchSampler):
     """The batches of `batch_sampler` without the first `skip_batches`."""
 
-    def __init__(self, batch_sampler: BatchSampler, skip_batches: int = 0) -> None:
-        self.batch_sampler, self.skip_batches = batch_sampler, skip_batches
+    def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list]:
         return islice(self.batch_sampler, self.skip_batches, None)
+
+    @property
+    def total_length(self) -> int:
+        """Batches, the skipped ones too."""
+        return len(self.batch_sampler)
 
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)
@@ -201,7 +592,12 @@ class DistributedEvalSampler(Sampler[int]):
     """
 
     def __init__(
-        self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None, shuffle=False, seed: int = 0
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
     ) -> None:
         distributed = dist.is_available() and dist.is_initialized()
         if num_replicas is None:
@@ -210,8 +606,12 @@ class DistributedEvalSampler(Sampler[int]):
             rank = dist.get_rank() if distributed else 0
         if num_replicas < 1 or not 0 <= rank < num_replicas:
             raise ValueError(f"rank {rank} is not one of {num_replicas} replicas: need 0 <= rank < num_replicas")
-        self.dataset, self.num_replicas, self.rank = dataset, num_replicas, rank
-        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self.dataset = dataset
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
         n = len(self.dataset)

@@ -1,7 +1,9 @@
 """A learning-rate scheduler that keeps pace with the optimizer."""
 
-import inspect
 from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from .state import GradientState, PartialState
 
@@ -10,36 +12,81 @@ class AcceleratedScheduler:
     """`scheduler`, stepped where the optimizer steps, and as often as the data advance.
 
     A call of `step` counts only where an accumulation window ends and no optimizer skipped its step. It then steps
-    `num_processes` times, because the schedule was written for the script's batches and that many of them went by;
-    once with `split_batches`, where the script's batch is the global one. Without `step_with_optimizer` every call is
-    one step. A scheduler driven by a metric, such as ReduceLROnPlateau, always steps once per call.
+    `num_processes` times, because the schedule counts the batches of one process, and all processes together have
+    trained on that many. With `split_batches` it steps once, because the script's batch is the global one. Without
+    `step_with_optimizer` every call is one step: for schedules that follow epochs, or a metric as ReduceLROnPlateau
+    does.
 
     Args:
         scheduler: the one that the script made.
         optimizers: the prepared optimizers whose steps it follows.
+        step_with_optimizer: whether to follow them.
+        split_batches: see DataLoaderConfiguration.
     """
 
-    def __init__(self, scheduler, optimizers, step_with_optimizer: bool = True, split_batches: bool = False) -> None:
+    def __init__(
+        self,
+        scheduler: LRScheduler,
+        optimizers: torch.optim.Optimizer | list[torch.optim.Optimizer],
+        step_with_optimizer: bool = True,
+        split_batches: bool = False,
+    ) -> None:
         self.scheduler = scheduler
-        self.optimizers = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
-        self.split_batches, self.step_with_optimizer = split_batches, step_with_optimizer
+        self.optimizers: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+        self.split_batches = split_batches
+        self.step_with_optimizer = step_with_optimizer
         self.gradient_state = GradientState()
-        self.follows_metric = "metrics" in inspect.signature(scheduler.step).parameters
+        self.process_state = PartialState()
 
-    def step(self, *args, **kwargs) -> None:
-        if not self.step_with_optimizer or self.follows_metric:
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the schedule, if the optimizers stepped."""
+        if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
-        if not self.gradient_state.sync_gradients and not self.gradient_state.adjust_scheduler:
+        if not self.gradient_state.sync_gradients:
+            if self.gradient_state.adjust_scheduler:
+                # As in the original: the schedule counts a step that it does not take.
+                self.scheduler._step_count += 1
             return
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
-        for _ in range(1 if self.split_batches else PartialState().num_processes):
-            # OneCycleLR raises beyond its total, which padded batches can exceed.
-            if self.scheduler._step_count <= getattr(self.scheduler, "total_steps", float("inf")):
+        if self.split_batches:
+            self.scheduler.step(*args, **kwargs)
+            return
+        for _ in range(self.process_state.num_processes):
+            if self._may_step():
                 self.scheduler.step(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "scheduler":
-            raise AttributeError(name)
-        return getattr(self.scheduler, name)
+    def _may_step(self) -> bool:
+        # OneCycleLR raises beyond its total, which padded batches can exceed. Some schedulers count no steps.
+        total_steps = getattr(self.scheduler, "total_steps", None)
+        return total_steps is None or self.scheduler._step_count <= total_steps
+
+    def get_last_lr(self) -> list[float | torch.Tensor]:
+        """The learning rates of the last step, one for each group of parameters."""
+        return self.scheduler.get_last_lr()
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """The learning rates that the schedule computes now, one for each group of parameters."""
+        return self.scheduler.get_lr()
+
+    def print_lr(self, *args: Any, **kwargs: Any) -> None:
+        """Print the learning rates, where the wrapped scheduler can."""
+        return self.scheduler.print_lr(*args, **kwargs)  # type: ignore[attr-defined]  # not in every release of torch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped scheduler's state dict."""
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave."""
+        self.scheduler.load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        shared = ("process_state", "gradient_state")
+        return {name: value for name, value in self.__dict__.items() if name not in shared}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.process_state = PartialState()
+        self.gradient_state = GradientState()

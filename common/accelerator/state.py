@@ -3,12 +3,11 @@
 import enum
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial, wraps
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,22 +17,49 @@ import torch.distributed as dist
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional
 
-# What kind of run this is. Ours are NO, MULTI_CPU and MULTI_GPU; the other names exist to be compared with.
-_KINDS = "NO _CPU _GPU _NPU _MLU _SDAA _MUSA _XPU DEEPSPEED FSDP XLA MEGATRON_LM _HPU _NEURON".replace(" _", " MULTI_")
-DistributedType = enum.StrEnum("DistributedType", {kind: kind for kind in _KINDS.split()})
+from .environment import (
+    available_cores,
+    get_cpu_distributed_information,
+    parse_choice_from_env,
+    parse_flag_from_env,
+    str_to_bool,  # noqa: F401 - imported from here by scripts
+)
+from .rendezvous import meet
+
+# What torchrun writes for each process. Without MASTER_ADDR and MASTER_PORT only where another meeting point is given.
+PROCESS_VARIABLES = ("RANK", "LOCAL_RANK")
+MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+NCCL_TIMEOUT = timedelta(minutes=10)
+GLOO_TIMEOUT = timedelta(minutes=30)
 
 
-def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
-    """1 for y, yes, t, true, on and 1; 0 for n, no, f, false, off and 0; any other text is a ValueError."""
-    for number, words in enumerate(("n no f false off 0", "y yes t true on 1")):
-        if value.lower() in words.split():
-            return bool(number) if to_bool else number
-    raise ValueError(f"invalid truth value {value!r}")
+# Not a StrEnum: scripts print it, and the original's text of a member is "DistributedType.MULTI_GPU".
+class DistributedType(str, enum.Enum):  # noqa: UP042
+    """What kind of run this is. Ours are NO, MULTI_CPU and MULTI_GPU; the other names exist to be compared with."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_XPU = "MULTI_XPU"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    XLA = "XLA"
+    MEGATRON_LM = "MEGATRON_LM"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_NEURON = "MULTI_NEURON"
 
 
-def parse_flag_from_env(key: str, default: bool = False) -> bool:
-    """The environment variable `key` as a truth value."""
-    return str_to_bool(os.environ.get(key, str(default))) == 1
+def is_initialized() -> bool:
+    """Whether this process has made an Accelerator, and so an AcceleratorState."""
+    return AcceleratorState._shared_state != {}
+
+
+def do_nothing(*args: Any, **kwargs: Any) -> None:
+    """What a function becomes on the processes that are not to run it."""
 
 
 class PartialState:
@@ -41,90 +67,158 @@ class PartialState:
 
     A WORLD_SIZE over 1 in the environment always means one distributed run, on CPU as on GPU: RANK, LOCAL_RANK,
     MASTER_ADDR and MASTER_PORT must then be there too (torchrun sets them all), or a ValueError names the missing
-    ones. Without it the run is a single process and needs no group. The backend is nccl where every process has a
-    GPU of its own, gloo on CPU and where processes share a GPU; LOCAL_RANK, never RANK, picks the device.
+    ones. Under torchrun one process is a group of one. Otherwise the run is a single process and needs no group. The
+    backend is nccl where every process has a GPU of its own, gloo on CPU and where processes share a GPU; LOCAL_RANK,
+    never RANK, picks the device.
 
     Args:
         cpu: stay on the CPU even where there is a GPU.
         kwargs: of `InitProcessGroupKwargs`: `backend`, `init_method`, `timeout`.
 
     Attributes:
-        device, backend (None without a group), distributed_type, num_processes, process_index,
-        local_process_index, debug (ACCELERATE_DEBUG_MODE: mismatched collectives raise instead of hanging).
+        device: of this process.
+        backend: of the process group; None without one.
+        distributed_type: a DistributedType.
+        num_processes, process_index, local_process_index: of all, among all, and on this machine.
+        debug: ACCELERATE_DEBUG_MODE: mismatched collectives raise instead of hanging.
+        fork_launched: whether a launcher that forks started this process (FORK_LAUNCHED).
+
+    Raises:
+        ValueError: for an environment that is incomplete or contradicts itself, for a backend that is not available,
+            and where nodes chose different backends.
+        TimeoutError: if some rank did not join.
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
+    # Of these, a missing one means that the state was reset.
+    _known_attrs: ClassVar[list[str]] = [
+        "_cpu",
+        "_mixed_precision",
+        "_shared_state",
+        "backend",
+        "debug",
+        "device",
+        "distributed_type",
+        "fork_launched",
+        "local_process_index",
+        "num_processes",
+        "process_index",
+    ]
 
-    def __init__(self, cpu: bool = False, **kwargs) -> None:
-        self.__dict__ = PartialState._shared_state
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
+        self.__dict__ = self._shared_state
         if not self.initialized:
-            self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
+            try:
+                self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
+            except BaseException:
+                # Nothing half made stays behind: the next instance starts anew.
+                PartialState._reset_state()
+                raise
+        self.fork_launched = parse_flag_from_env("FORK_LAUNCHED")
 
-    def _start(self, cpu: bool, backend: str | None = None, init_method: str | None = None, timeout=None) -> None:
+    def _start(
+        self,
+        cpu: bool,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self._cpu = cpu
         self.debug = parse_flag_from_env("ACCELERATE_DEBUG_MODE")
-        self.num_processes = int(os.environ.get("WORLD_SIZE", 1))
-        self.process_index = self.local_process_index = 0
-        self.distributed_type, self.backend, self._owns_group = DistributedType.NO, None, False
-        device_type = _device_type(cpu)
-        if self.num_processes == 1 and not dist.is_initialized():
-            self.device = torch.device(os.environ.get("ACCELERATE_TORCH_DEVICE", device_type))
+        self.backend = None
+        gpus = _count_gpus(cpu)
+        if cpu:
+            _translate_mpi_variables()
+        processes = _read_processes(gpus, needs_meeting_point=init_method is None)
+        self.num_processes = processes.world_size
+        self.process_index = processes.rank
+        self.local_process_index = processes.local_rank
+        if not processes.form_a_group:
+            self.distributed_type = DistributedType.NO
+            self.device = self._device_from_env() or _single_device(cpu)
             return
-        if dist.is_initialized():  # by the script itself: join what is there
-            self.num_processes, self.process_index = dist.get_world_size(), dist.get_rank()
-            self.local_process_index = int(os.environ.get("LOCAL_RANK", self.process_index))
-        else:
-            names = ("RANK", "LOCAL_RANK", *(() if init_method else ("MASTER_ADDR", "MASTER_PORT")))
-            missing = [name for name in names if not os.environ.get(name)]
-            if missing:
-                raise ValueError(f"WORLD_SIZE={self.num_processes} needs {', '.join(missing)} too: start with torchrun")
-            self.process_index, self.local_process_index = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-        devices = torch.cuda.device_count() if device_type == "cuda" else 0
-        # Without LOCAL_WORLD_SIZE one process per GPU is assumed, as under Slurm.
-        local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", min(self.num_processes, devices or 2**31)))
-        if not (0 <= self.process_index < self.num_processes and 0 <= self.local_process_index < local_processes):
-            where = f"RANK={self.process_index} of WORLD_SIZE={self.num_processes}"
-            here = f"LOCAL_RANK={self.local_process_index} of {local_processes} (LOCAL_WORLD_SIZE, else {devices} GPUs)"
-            raise ValueError(f"{where} and {here} do not fit together")
-        if devices:
-            self.distributed_type = DistributedType.MULTI_GPU
-            device = torch.device("cuda", self.local_process_index % devices)
-            torch.cuda.set_device(device)
-        else:
-            self.distributed_type, device = DistributedType.MULTI_CPU, torch.device("cpu")
-            # torchrun grants one thread per process, whatever the number of cores; our launcher may say how many.
-            threads = os.environ.get("ACCELERATE_CPU_THREADS") or max(1, available_cores() // local_processes)
-            torch.set_num_threads(int(threads))
+        self.distributed_type = DistributedType.MULTI_GPU if gpus else DistributedType.MULTI_CPU
+        self.device = self._device_from_env() or _device_of_local_rank(processes.local_rank, gpus)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        _share_cores(processes.local_world_size)
         if not dist.is_initialized():
-            backend = backend or ("nccl" if 0 < local_processes <= devices else "gloo")
-            self._join(backend, init_method or "env://", timeout or timedelta(minutes=10 if backend == "nccl" else 30))
+            backend = _choose_backend(backend, gpus, processes.local_world_size)
+            self._join(backend, init_method or "env://", timeout or default_timeout(backend))
         self.backend = dist.get_backend()
-        self.device = device  # last: it tells that all went well
+
+    @staticmethod
+    def _device_from_env() -> torch.device | None:
+        name = os.environ.get("ACCELERATE_TORCH_DEVICE")
+        return torch.device(name) if name else None
 
     def _join(self, backend: str, init_method: str, timeout: timedelta) -> None:
-        self._debug_level = dist.get_debug_level()
         if self.debug:
-            # In groups built at this level torch compares every collective's fingerprint over the ranks.
-            dist.set_debug_level(dist.DebugLevel.DETAIL)
-            # When a DDP on such a group logs how it was made, torch 2.15 takes the group for a bare gloo group, reads
-            # beside it, and crashes.
-            dist.Logger.set_construction_data_and_log = lambda *_: None
-        rank, world_size = self.process_index, self.num_processes
-        store = next(dist.rendezvous(init_method, rank, world_size, timeout=timeout))[0]
-        store = dist.PrefixStore(_meet(store, rank, world_size, timeout), store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-        self._owns_group = True
+            self._start_checking_collectives()
+        rank = self.process_index
+        world_size = self.num_processes
+        meetings = dist.rendezvous(init_method, rank, world_size, timeout=timeout)
+        store, _, _ = next(meetings)
+        attempt = meet(store, rank, world_size, timeout, backend)
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(attempt, store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            # With its device nccl connects at once, and what is wrong with it is said here and not in some step.
+            device_id=self.device if backend == "nccl" else None,
+        )
+
+    def _start_checking_collectives(self) -> None:
+        # In groups built at this level torch compares every collective's fingerprint over the ranks.
+        self._debug_level_before = dist.get_debug_level()
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        # When a DDP on such a group logs how it was made, torch 2.15 takes the group for a bare gloo group, reads
+        # beside it, and crashes.
+        ddp_logger: Any = dist.Logger
+        self._ddp_logging_before = ddp_logger.set_construction_data_and_log
+        ddp_logger.set_construction_data_and_log = do_nothing
+
+    def _stop_checking_collectives(self) -> None:
+        if "_debug_level_before" in self.__dict__:
+            dist.set_debug_level(self.__dict__.pop("_debug_level_before"))
+            ddp_logger: Any = dist.Logger
+            ddp_logger.set_construction_data_and_log = self.__dict__.pop("_ddp_logging_before")
 
     def __repr__(self) -> str:
-        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return "\n".join(f"{name.replace('_', ' ').capitalize()}: {value}" for name, value in public.items())
+        backend = f"  Backend: {self.backend}" if self.backend else ""
+        return (
+            f"Distributed environment: {self.distributed_type}{backend}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {self.device}\n"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        kind = type(self).__name__
+        if name in self._known_attrs:
+            raise AttributeError(
+                f"`{kind}` object has no attribute `{name}`. This happens if `{kind}._reset_state()` was called and no "
+                "`Accelerator` or `PartialState` has been made since."
+            )
+        raise AttributeError(f"'{kind}' object has no attribute '{name}'")
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything: the next instance reads the environment anew. Instances made before keep what they had."""
-        PartialState._shared_state = {}
+        """Forget everything: the next instance reads the environment anew. Those that exist are empty until then."""
+        PartialState._shared_state.clear()
 
-    initialized = property(lambda self: "device" in self.__dict__)
-    use_distributed = property(lambda self: self.num_processes > 1)
+    @property
+    def initialized(self) -> bool:
+        """Whether this process knows itself yet."""
+        return self._shared_state != {}
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are other processes."""
+        return self.distributed_type != DistributedType.NO and self.num_processes > 1
 
     @property
     def is_main_process(self) -> bool:
@@ -136,44 +230,73 @@ class PartialState:
         """True on local rank 0: one process per machine."""
         return self.local_process_index == 0
 
-    is_last_process = property(lambda self: self.process_index == self.num_processes - 1)
+    @property
+    def is_last_process(self) -> bool:
+        """True on the last rank only."""
+        return self.process_index == self.num_processes - 1
+
+    @property
+    def default_device(self) -> torch.device:
+        """The device of a single process: Apple's GPU, the current NVIDIA GPU, or the CPU."""
+        return _single_device(cpu=False)
 
     def wait_for_everyone(self) -> None:
         """Return when every process has called this."""
-        if self.use_distributed:
+        if self.distributed_type != DistributedType.NO:
             dist.barrier(device_ids=[self.device.index] if self.backend == "nccl" else None)
 
-    def destroy_process_group(self, group=None) -> None:
-        """Leave `group`; by default the process group of the run, if this state joined it. Others are their makers'."""
-        if group is not None:
+    def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
+        """Leave `group`; by default the process group of the run. Nothing happens to the latter in a forked process."""
+        if self.fork_launched and group is None:
+            return
+        if dist.is_initialized():
             dist.destroy_process_group(group)
-        elif self._owns_group:
-            self._owns_group = False
-            dist.destroy_process_group()
-            dist.set_debug_level(self._debug_level)
-            # Its threads need the GIL to let go of the last tensors. A DDP that outlives the group holds the GIL while
-            # it frees the group and waits for them: with torch 2.11 for ever, without this.
+        if group is None:
+            self._stop_checking_collectives()
+            # The group's threads need the GIL to let go of the last tensors. A DDP that outlives the group holds the
+            # GIL while it frees the group and waits for them: with torch 2.11 for ever, without this.
             time.sleep(0.01)
 
-    def on_process(self, function: Callable | None = None, process_index: int | None = None) -> Callable:
-        """`function`, called on rank `process_index` (and in a single process) and returning None elsewhere."""
-        return _only_if(lambda: process_index == self.process_index or not self.use_distributed, function)
+    def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` on rank 0; elsewhere a function that does nothing."""
+        if not self.initialized:
+            raise ValueError("The `PartialState` or `Accelerator` must be initialized before calling this function.")
+        return self._only_where(self.is_main_process, function)
 
-    def on_local_process(self, function: Callable | None = None, local_process_index: int | None = None) -> Callable:
-        """`function`, called on local rank `local_process_index` of every machine and returning None elsewhere."""
-        return _only_if(lambda: local_process_index == self.local_process_index or not self.use_distributed, function)
+    def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` on local rank 0 of every machine; elsewhere a function that does nothing."""
+        return self._only_where(self.is_local_main_process, function)
 
-    def on_main_process(self, function: Callable) -> Callable:
-        """`function`, called on rank 0 and returning None elsewhere."""
-        return _only_if(lambda: self.is_main_process, function)
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` on the last rank; elsewhere a function that does nothing."""
+        return self._only_where(self.is_last_process, function)
 
-    def on_local_main_process(self, function: Callable) -> Callable:
-        """`function`, called on local rank 0 of every machine and returning None elsewhere."""
-        return _only_if(lambda: self.is_local_main_process, function)
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """`function` on rank `process_index`, and in a single process; elsewhere a function that does nothing.
 
-    def on_last_process(self, function: Callable) -> Callable:
-        """`function`, called on the last rank and returning None elsewhere."""
-        return _only_if(lambda: self.is_last_process, function)
+        Without `function`, a decorator: `@state.on_process(process_index=1)`.
+        """
+        if function is None:
+            return partial(self.on_process, process_index=process_index)
+        return self._only_where(self.process_index == process_index, function)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """`function` on local rank `local_process_index` of every machine; elsewhere a function that does nothing.
+
+        Without `function`, a decorator: `@state.on_local_process(local_process_index=1)`.
+        """
+        if function is None:
+            return partial(self.on_local_process, local_process_index=local_process_index)
+        return self._only_where(self.local_process_index == local_process_index, function)
+
+    def _only_where(self, chosen: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+        if chosen or not self.use_distributed:
+            return function
+        return do_nothing
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -196,120 +319,327 @@ class PartialState:
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """This process's contiguous share of a list, tuple, tensor, string or datasets.Dataset, or a dict of them.
+        """This process's contiguous share of a list, tuple, tensor or datasets.Dataset, or of each value of a dict.
 
         The first `len(inputs) % num_processes` processes get one element more; with `apply_padding` the others repeat
-        the last element, so that what is computed from the shares can be gathered.
+        the last element, so that what is computed from the shares can be gathered. Padded tensors come on the device.
+        Anything else, such as a string, comes whole.
 
         Raises:
             ValueError: if the values of a dict differ in length.
         """
-        yield self._share(inputs, apply_padding) if self.use_distributed else inputs
+        if self.num_processes == 1:
+            yield inputs
+        else:
+            yield self._split(inputs, apply_padding)
 
-    def _share(self, inputs: Any, apply_padding: bool) -> Any:
+    def _split(self, inputs: Any, apply_padding: bool) -> Any:
         if isinstance(inputs, dict):
-            if len({len(value) for value in inputs.values()}) > 1:
+            lengths = {len(value) for value in inputs.values()}
+            if len(lengths) > 1:
                 raise ValueError("All values in the dictionary must have the same length")
-            return {key: self._share(value, apply_padding) for key, value in inputs.items()}
-        least, extra = divmod(len(inputs), self.num_processes)
-        start = self.process_index * least + min(self.process_index, extra)
-        stop = start + least + (self.process_index < extra)
-        lacking = start + least + (extra > 0) - stop if apply_padding else 0
-        if isinstance(inputs, (list, tuple, str)):
-            return inputs[start:stop] + inputs[-1:] * lacking
-        rows = [*range(start, stop), *[len(inputs) - 1] * lacking]
-        return inputs.select(rows) if hasattr(inputs, "with_format") else inputs[rows]  # indexed, a Dataset is a dict
+            return {key: self._split(value, apply_padding) for key, value in inputs.items()}
+        share = _share_of_rank(len(inputs), self.process_index, self.num_processes)
+        padding = share.lacking if apply_padding else 0
+        if isinstance(inputs, (list, tuple)):
+            mine: Any = inputs[share.start : share.stop]
+            last_element = inputs[-1:]
+            return mine + last_element * padding
+        rows = [*range(share.start, share.stop), *[len(inputs) - 1] * padding]
+        if isinstance(inputs, torch.Tensor):
+            return inputs[rows].to(self.device) if apply_padding else inputs[share.start : share.stop]
+        if hasattr(inputs, "with_format"):  # a datasets.Dataset, which gives columns where it is indexed with a list
+            return inputs.select(rows)
+        return inputs
 
-    def print(self, *args, **kwargs) -> None:
+    def print(self, *args: Any, **kwargs: Any) -> None:
         """`print`, once per machine."""
         if self.is_local_main_process:
             print(*args, **kwargs)
 
 
-def _only_if(condition: Callable[[], bool], function: Callable | None) -> Callable:
-    if function is None:  # as in `@state.on_process(process_index=1)`
-        return partial(_only_if, condition)
+class _Processes(NamedTuple):
+    """Who this process is among all, and whether they are to form a process group."""
 
-    @wraps(function)
-    def run(*args, **kwargs):
-        return function(*args, **kwargs) if condition() else None
-
-    return run
-
-
-def available_cores() -> int:
-    """The CPU cores this process is allowed to run on; where the system cannot tell (macOS), all there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    form_a_group: bool
 
 
-def _device_type(cpu: bool) -> str:
-    if not cpu and torch.cuda.is_available():
-        return "cuda"
-    return "mps" if not cpu and torch.backends.mps.is_available() else "cpu"
+class _Share(NamedTuple):
+    """The elements from `start` to before `stop`, which are `lacking` fewer than the largest share has."""
+
+    start: int
+    stop: int
+    lacking: int
 
 
-def _meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:
-    """A name for this attempt that all its ranks agree on and no earlier attempt used.
+def _share_of_rank(length: int, rank: int, world_size: int) -> _Share:
+    smallest, extra = divmod(length, world_size)
+    largest = smallest + (1 if extra else 0)
+    size = smallest + (1 if rank < extra else 0)
+    start = rank * smallest + min(rank, extra)
+    return _Share(start, start + size, largest - size)
 
-    torchrun keeps one store over restarts, and a group set up a second time finds the addresses of the dead ranks
-    under the old keys. The restart count does not tell attempts apart: a change of membership leaves it as it was. So
-    rank 0 picks the name and hands it to every rank that presents a token made just now.
+
+def _count_gpus(cpu: bool) -> int:
+    """The CUDA devices that may be used."""
+    if cpu or not torch.cuda.is_available():
+        return 0
+    return torch.cuda.device_count()
+
+
+def _translate_mpi_variables() -> None:
+    """Write what mpirun says about this process under torchrun's names, as the original does."""
+    if "WORLD_SIZE" in os.environ:
+        return
+    information = get_cpu_distributed_information()
+    if information.world_size == 1:
+        return
+    os.environ["RANK"] = str(information.rank)
+    os.environ["WORLD_SIZE"] = str(information.world_size)
+    os.environ["LOCAL_RANK"] = str(information.local_rank)
+    os.environ["LOCAL_WORLD_SIZE"] = str(information.local_world_size)
+    os.environ.setdefault("MASTER_PORT", "29500")
+
+
+def _read_processes(gpus: int, needs_meeting_point: bool) -> _Processes:
+    """Who this process is: from the script's own process group, or else from the environment.
 
     Raises:
-        TimeoutError: on rank 0, naming the ranks that did not show up.
+        ValueError: if the environment is incomplete or contradicts itself.
     """
-    if rank > 0:
-        token = uuid.uuid4().hex
-        store.set(f"meet/token/{rank}", token)
-        name = store.get(f"meet/name/{token}").decode()
-        store.set(f"meet/{name}/{rank}", "here")
-        return name
-    name, absent, deadline = uuid.uuid4().hex, set(range(1, world_size)), time.monotonic() + timeout.total_seconds()
-    while absent:
-        for other in sorted(absent):
-            if store.check([f"meet/{name}/{other}"]):
-                absent.remove(other)
-            elif store.check([f"meet/token/{other}"]):
-                store.set(f"meet/name/{store.get(f'meet/token/{other}').decode()}", name)
-        if absent and time.monotonic() > deadline:
-            raise TimeoutError(f"ranks {sorted(absent)} of {world_size} did not join within {timeout}")
-        time.sleep(0.005)
-    return name
+    if dist.is_initialized():
+        world_size = dist.get_world_size()
+        rank = dist.get_rank()
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        form_a_group = True
+    else:
+        needed = PROCESS_VARIABLES + (MEETING_VARIABLES if needs_meeting_point else ())
+        missing = [name for name in needed if not os.environ.get(name)]
+        world_size = int(os.environ.get("WORLD_SIZE", 1))
+        if world_size > 1 and missing:
+            raise ValueError(f"WORLD_SIZE={world_size} needs {', '.join(missing)} too: start with torchrun")
+        form_a_group = "WORLD_SIZE" in os.environ and not missing
+        rank = int(os.environ["RANK"]) if form_a_group else 0
+        local_rank = int(os.environ["LOCAL_RANK"]) if form_a_group else 0
+    processes = _Processes(rank, world_size, local_rank, _read_local_world_size(world_size, gpus), form_a_group)
+    if form_a_group:
+        _check_ranks(processes, gpus)
+    return processes
+
+
+def _read_local_world_size(world_size: int, gpus: int) -> int:
+    text = os.environ.get("LOCAL_WORLD_SIZE")
+    if text:
+        return int(text)
+    # Without it one process per GPU is assumed, as under Slurm.
+    return min(world_size, gpus) if gpus else world_size
+
+
+def _check_ranks(processes: _Processes, gpus: int) -> None:
+    rank_fits = 0 <= processes.rank < processes.world_size
+    local_rank_fits = 0 <= processes.local_rank < processes.local_world_size
+    if rank_fits and local_rank_fits:
+        return
+    raise ValueError(
+        f"RANK={processes.rank} of WORLD_SIZE={processes.world_size} and LOCAL_RANK={processes.local_rank} of "
+        f"{processes.local_world_size} (LOCAL_WORLD_SIZE, else {gpus} GPUs) do not fit together"
+    )
+
+
+def _single_device(cpu: bool) -> torch.device:
+    if cpu:
+        return torch.device("cpu")
+    if torch.backends.mps.is_available():
+        # What Apple's GPU cannot do is then done on the CPU.
+        os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "1"
+        return torch.device("mps")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _device_of_local_rank(local_rank: int, gpus: int) -> torch.device:
+    if not gpus:
+        # The original says cpu:0, which torch.load does not take for a place to put tensors.
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % gpus)
+
+
+def _share_cores(local_world_size: int) -> None:
+    """Give each process of this machine as many threads; the launcher may say how many.
+
+    torchrun grants one thread per process, whatever the number of cores. Processes with a GPU need theirs to assemble
+    batches.
+    """
+    threads = os.environ.get("ACCELERATE_CPU_THREADS")
+    if threads:
+        torch.set_num_threads(int(threads))
+        return
+    fair_share = available_cores() // local_world_size
+    torch.set_num_threads(max(1, fair_share))
+
+
+def _choose_backend(requested: str | None, gpus: int, local_world_size: int) -> str:
+    if gpus:
+        each_has_its_own = local_world_size <= gpus
+        return requested or ("nccl" if each_has_its_own else "gloo")
+    if requested not in (None, "gloo"):
+        raise ValueError(f"Your assigned backend {requested} is not available, please use gloo")
+    return "gloo"
+
+
+def default_timeout(backend: str) -> timedelta:
+    """How long a collective waits for a missing rank where nobody says how long."""
+    return NCCL_TIMEOUT if backend == "nccl" else GLOO_TIMEOUT
 
 
 class AcceleratorState(PartialState):
-    """PartialState plus the mixed precision of the run ("no", "fp16" or "bf16"). Plugins are None, as scripts ask.
+    """What PartialState knows, and the settings of the Accelerator: the mixed precision of the run.
+
+    The first one is made by an Accelerator, the others share it. The plugins of DeepSpeed, FSDP, tensor parallelism and
+    Megatron are out of scope; an empty one passes.
+
+    Args:
+        mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
+        cpu: stay on the CPU.
+        kwargs: of PartialState.
 
     Raises:
-        ValueError: for an unknown precision, or one that differs from what the process already runs with.
-        NotImplementedError: for fp8.
+        ValueError: if no Accelerator has been made yet, for an unknown precision, and for a precision or `cpu=True`
+            that the process cannot be given any more.
+        NotImplementedError: for fp8 and the plugins.
     """
 
-    deepspeed_plugin = fsdp_plugin = torch_tp_plugin = parallelism_config = None
+    _shared_state: ClassVar[dict[str, Any]] = {}
+    _known_attrs: ClassVar[list[str]] = [
+        *PartialState._known_attrs,
+        "deepspeed_plugin",
+        "fsdp_plugin",
+        "megatron_lm_plugin",
+        "dynamo_plugin",
+    ]
+    _CANNOT_CHANGE: ClassVar[str] = (
+        "AcceleratorState has already been initialized and cannot be changed ({}): restart your runtime completely "
+        "and pass `{}` to the first `Accelerator()`"
+    )
 
-    def __init__(self, mixed_precision: str | None = None, cpu: bool = False, **kwargs) -> None:
-        if cpu and PartialState._shared_state.get("device", torch.device("cpu")).type != "cpu":
-            raise ValueError("cpu=True came too late: this process already runs on an accelerator device")
-        super().__init__(cpu, **kwargs)
-        wanted = str(mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")).lower()
-        if wanted == "fp8":
-            raise NotImplementedError("mixed_precision='fp8' is out of scope: choose 'no', 'fp16' or 'bf16'")
-        if wanted not in ("no", "fp16", "bf16"):
-            raise ValueError(f"Unknown mixed_precision mode: {wanted}. Choose between 'no', 'fp16' and 'bf16'")
-        current = self.__dict__.setdefault("mixed_precision", wanted)
-        if mixed_precision is not None and wanted != current:
-            raise ValueError(f"mixed_precision='{wanted}' came too late: this process already runs with '{current}'")
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: Any = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        parallelism_config: Any = None,
+        _from_accelerator: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.__dict__ = self._shared_state
+        _refuse_plugins(
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            parallelism_config=parallelism_config,
+        )
+        cpu = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
+        if PartialState._shared_state == {}:
+            if _from_accelerator:
+                # A process that starts anew chooses its precision anew.
+                self._shared_state.clear()
+            PartialState(cpu, **kwargs)
+        if self.initialized:
+            self.__dict__.update(PartialState._shared_state)
+            self._check_initialized(mixed_precision, cpu)
+            return
+        if not _from_accelerator:
+            raise ValueError(
+                "Please make sure to properly initialize your accelerator via `accelerator = Accelerator()` before "
+                "you ask for its state; `PartialState()` needs none"
+            )
+        precision = _choose_precision(mixed_precision)
+        if cpu and PartialState().device.type != "cpu":
+            raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
+        self.__dict__.update(PartialState._shared_state)
+        self.deepspeed_plugins = None
+        self.torch_tp_plugin = None
+        self.parallelism_config = None
+        self.device_mesh = None
+        self.dynamo_plugin = dynamo_plugin
+        self._mixed_precision = precision
+
+    def _check_initialized(self, mixed_precision: str | None = None, cpu: bool | None = None) -> None:
+        if cpu and self.device.type != "cpu":
+            raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
+        if mixed_precision is None:
+            return
+        wanted = _choose_precision(mixed_precision)
+        if wanted != self._mixed_precision:
+            now = f"this process already runs with '{self._mixed_precision}'"
+            raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{wanted}'"))
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forget the precision, and with `reset_partial_state` the process and its device too."""
-        kept = {} if reset_partial_state else PartialState._shared_state
-        PartialState._shared_state = {name: value for name, value in kept.items() if name != "mixed_precision"}
+        """Forget the settings, and with `reset_partial_state` the process and its device too."""
+        AcceleratorState._shared_state.clear()
+        if reset_partial_state:
+            PartialState._reset_state()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether an Accelerator has been made."""
+        return "_mixed_precision" in self._shared_state
+
+    @property
+    def mixed_precision(self) -> str:
+        """ "no", "fp16" or "bf16"."""
+        return self._mixed_precision
+
+    @property
+    def ended(self) -> bool:
+        """Whether the training has ended, so that the next Accelerator starts afresh."""
+        return PartialState._shared_state.get("ended", False)
+
+    @ended.setter
+    def ended(self, value: bool) -> None:
+        PartialState._shared_state["ended"] = value
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """None: DeepSpeed is out of scope."""
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """False: FSDP is out of scope."""
+        return False
+
+    def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
+        """Leave `group`; by default the process group of the run."""
+        PartialState().destroy_process_group(group)
 
 
-def is_initialized() -> bool:
-    """Whether this process has a state yet."""
-    return "device" in PartialState._shared_state
+def _refuse_plugins(**plugins: Any) -> None:
+    for name, plugin in plugins.items():
+        if plugin:
+            raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
+
+
+def _choose_precision(mixed_precision: str | None) -> str:
+    if mixed_precision is None:
+        mixed_precision = parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no")
+    precision = str(mixed_precision).lower()
+    if precision == "fp8":
+        raise NotImplementedError("mixed_precision='fp8' is out of scope: choose 'no', 'fp16' or 'bf16'")
+    if precision not in ("no", "fp16", "bf16"):
+        raise ValueError(f"Unknown mixed_precision mode: {precision}. Choose between 'no', 'fp16' and 'bf16'")
+    return precision
 
 
 class GradientState:
@@ -318,35 +648,72 @@ class GradientState:
     Attributes:
         sync_gradients: whether this micro-batch ends its window, so that gradients are averaged and the optimizer
             steps.
-        num_steps, adjust_scheduler, sync_with_dataloader: of the GradientAccumulationPlugin.
-        dataloader_references: the prepared loaders that are being iterated over, outermost first.
+        num_steps, adjust_scheduler, sync_with_dataloader, sync_each_batch: of the GradientAccumulationPlugin.
+        plugin_kwargs: those of its settings that differ from the defaults.
+        dataloader_references: None and then the prepared loaders that are being iterated over, outermost first.
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, gradient_accumulation_plugin=None) -> None:
+    def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
         self.__dict__ = GradientState._shared_state
         if not self.initialized:
-            self.sync_gradients, self.dataloader_references = True, []
-        if not self.initialized or gradient_accumulation_plugin is not None:
-            self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs() if gradient_accumulation_plugin else {}
-            # Plain attributes: `accumulate` reads them in every step.
-            self.num_steps, self.adjust_scheduler = 1, False
-            self.sync_with_dataloader, self.sync_each_batch = True, False
-            self.__dict__.update(self.plugin_kwargs)
+            self.sync_gradients = True
+            self.dataloader_references: list = [None]
+            self._read_plugin({})
+        if gradient_accumulation_plugin is not None:
+            self._read_plugin(gradient_accumulation_plugin.to_kwargs())
 
-    initialized = property(lambda self: "num_steps" in self.__dict__)
-    in_dataloader = property(lambda self: bool(self.dataloader_references))
+    def _read_plugin(self, plugin_kwargs: dict[str, Any]) -> None:
+        self.plugin_kwargs = plugin_kwargs
+        # Plain attributes: `accumulate` reads them in every step.
+        self.num_steps = plugin_kwargs.get("num_steps", 1)
+        self.adjust_scheduler = plugin_kwargs.get("adjust_scheduler", False)
+        self.sync_with_dataloader = plugin_kwargs.get("sync_with_dataloader", True)
+        self.sync_each_batch = plugin_kwargs.get("sync_each_batch", False)
 
     @property
-    def active_dataloader(self):
+    def initialized(self) -> bool:
+        """Whether this process has such a state yet."""
+        return "num_steps" in self.__dict__
+
+    @property
+    def active_dataloader(self) -> Any:
         """The innermost prepared loader being iterated over, or None."""
-        return self.dataloader_references[-1] if self.dataloader_references else None
+        return self.dataloader_references[-1]
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a prepared loader is being iterated over."""
+        return self.active_dataloader is not None
 
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the active loader has just yielded its last batch."""
-        return self.in_dataloader and self.dataloader_references[-1].end_of_dataloader
+        active = self.dataloader_references[-1]
+        return active is not None and active.end_of_dataloader
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last step of the active loader: 0 for a whole step, -1 where that is not known."""
+        return self.active_dataloader.remainder if self.in_dataloader else -1
+
+    def _add_dataloader(self, dataloader: Any) -> None:
+        self.dataloader_references.append(dataloader)
+
+    def _remove_dataloader(self, dataloader: Any) -> None:
+        self.dataloader_references.remove(dataloader)
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        self.sync_gradients = sync_gradients
+
+    def __repr__(self) -> str:
+        return (
+            f"Sync Gradients: {self.sync_gradients}\n"
+            f"At end of current dataloader: {self.end_of_dataloader}\n"
+            f"Extra samples added: {self.remainder}\n"
+            f"Gradient accumulation plugin: {self.plugin_kwargs}\n"
+        )
 
     @staticmethod
     def _reset_state() -> None:

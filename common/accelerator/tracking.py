@@ -1,7 +1,7 @@
-"""Experiment trackers behind one interface: JSON lines, TensorBoard, SwanLab, or an object of your own.
+"""Experiment trackers behind one interface: TensorBoard, Weights & Biases, SwanLab, JSON lines, or one of your own.
 
 The Accelerator starts, feeds and finishes them on the main process only. A tracker's package is imported when its run
-starts, never before.
+starts, never before. A value that a tracker cannot take is passed over with a warning: it does not end a training.
 """
 
 import functools
@@ -9,45 +9,65 @@ import importlib.util
 import json
 import math
 import os
+import time
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+from .out_of_scope import refusal
 from .state import PartialState
+from .utils.dataclasses import LoggerType  # noqa: F401
 
 
-def on_main_process(function):
+def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a tracker's method run on the main process only, if the tracker's `main_process_only` says so."""
 
     @functools.wraps(function)
-    def wrapper(self, *args, **kwargs):
-        if not getattr(self, "main_process_only", False) or PartialState().is_main_process:
-            return function(self, *args, **kwargs)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "main_process_only", False) and not PartialState().is_main_process:
+            return None
+        return function(self, *args, **kwargs)
 
-    return wrapper
+    return run
 
 
 class GeneralTracker:
     """The interface of every tracker; derive from it, or give an object with the same methods.
 
     A subclass defines `name`, `requires_logging_directory` (is the folder the second argument of the constructor?) and
-    `tracker`, the underlying run; NotImplementedError names what is missing. `main_process_only` says whether methods
-    decorated with `on_main_process` run on rank 0 alone, wherever they are called.
+    `tracker`, the underlying run. `main_process_only` says whether methods decorated with `on_main_process` run on rank
+    0 alone, wherever they are called.
+
+    Args:
+        _blank: make one that takes every call and does nothing. It answers `get_tracker` where no tracker runs.
+
+    Raises:
+        NotImplementedError: naming what a subclass lacks.
     """
 
     main_process_only = True
+    # Declared, and left to subclasses to define.
+    name: str
+    requires_logging_directory: bool
 
     def __init__(self, _blank: bool = False) -> None:
-        # A blank one answers `get_tracker` where no tracker runs: it takes every call and does nothing.
-        missing = [name for name in ("name", "requires_logging_directory", "tracker") if name not in dir(self)]
+        required = ("name", "requires_logging_directory", "tracker")
+        # Not hasattr: `tracker` may be a property that answers only when the run has started.
+        missing = [f"`{name}`" for name in required if name not in dir(self)]
         if missing and not _blank:
-            raise NotImplementedError(f"{type(self).__name__} must define {', '.join(missing)}")
+            raise NotImplementedError(
+                f"The implementation of {type(self).__name__} is missing the following required attributes: "
+                f"{', '.join(missing)}"
+            )
 
     def start(self) -> None:
         """Open the run. Called by `init_trackers`, when the process group exists."""
 
-    def store_init_configuration(self, values: dict) -> None:
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the run's hyperparameters: names to bool, int, float, str or None."""
 
-    def log(self, values: dict, step: int | None = None, **kwargs) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log names to numbers or text at `step`."""
 
     def finish(self) -> None:
@@ -58,130 +78,454 @@ class JSONLinesTracker(GeneralTracker):
     """One JSON object a line in `<logging_dir>/<run_name>.jsonl`: first {"config": …}, then {"step": …, name: value}.
 
     Lines are appended, so that a resumed run continues its file, and are on disk when `log` returns. NaN and infinities
-    are the texts "nan", "inf" and "-inf", which JSON has no numbers for.
+    are the texts "nan", "inf" and "-inf", which JSON has no numbers for; other objects, such as paths, are their text.
     """
 
-    name, requires_logging_directory, tracker = "jsonl", True, None
+    name = "jsonl"
+    requires_logging_directory = True
+    tracker: Any = None
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike) -> None:
         super().__init__()
         self.path = Path(logging_dir) / f"{run_name}.jsonl"
 
+    @on_main_process
     def start(self) -> None:
+        """Open the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.tracker = self.path.open("a", buffering=1, encoding="utf-8")
 
-    def store_init_configuration(self, values: dict) -> None:
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Write `values` under "config"."""
         self._write({"config": values})
 
-    def log(self, values: dict, step: int | None = None, **kwargs) -> None:
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Write `values`, and `kwargs` beside them."""
         self._write({"step": step, **values, **kwargs})
 
+    @on_main_process
     def finish(self) -> None:
+        """Close the file."""
         self.tracker.close()
 
-    def _write(self, row: dict) -> None:
-        self.tracker.write(json.dumps(plain(row, finite=True), allow_nan=False) + "\n")
+    def _write(self, row: dict[str, Any]) -> None:
+        line = json.dumps(_finite(plain(row)), allow_nan=False, default=str)
+        self.tracker.write(line + "\n")
 
 
 class TensorBoardTracker(GeneralTracker):
-    """Event files in `<logging_dir>/<run_name>`. Keyword arguments go to `SummaryWriter`, those of `log` to its
-    `add_scalar`, `add_text` and `add_scalars`, chosen by the value's type."""
+    """Event files in `<logging_dir>/<run_name>`.
 
-    name, requires_logging_directory, tracker = "tensorboard", True, None
-    writer = property(lambda self: self.tracker)
+    Args:
+        kwargs: of `SummaryWriter`.
+    """
 
-    def __init__(self, run_name: str, logging_dir: str | os.PathLike, **kwargs) -> None:
+    name = "tensorboard"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike, **kwargs: Any) -> None:
         super().__init__()
-        self.logging_dir, self.init_kwargs = os.path.join(logging_dir, run_name), kwargs
+        self.run_name = run_name
+        self.logging_dir = os.path.join(logging_dir, run_name)
+        self.init_kwargs = kwargs
+        self.writer: Any = None
+        self._passed_over: set[str] = set()
 
+    @property
+    def tracker(self) -> Any:
+        """The SummaryWriter."""
+        return self.writer
+
+    @on_main_process
     def start(self) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        """Open the event file."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError:
+            from tensorboardX import SummaryWriter  # type: ignore[assignment, no-redef]
 
-        self.tracker = SummaryWriter(self.logging_dir, **self.init_kwargs)
+        self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
 
-    def store_init_configuration(self, values: dict) -> None:
-        hparams = {n: v if isinstance(v, bool | int | float) else str(v) for n, v in values.items()}
-        self.tracker.add_hparams(hparams, metric_dict={}, run_name=".")
-        self.tracker.flush()
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Show `values` as hyperparameters, and write them to `<time>/hparams.yml`; what is no number as text."""
+        import yaml
 
-    def log(self, values: dict, step: int | None = None, **kwargs) -> None:
-        add = {str: self.tracker.add_text, dict: self.tracker.add_scalars}
+        values = {name: _number_or_text(value) for name, value in plain(values).items()}
+        self.writer.add_hparams(values, metric_dict={})
+        self.writer.flush()
+        folder = Path(self.logging_dir, str(time.time()))
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "hparams.yml", "w", encoding="utf-8") as file:
+            yaml.safe_dump(values, file)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Add numbers as scalars, texts as texts and dicts of numbers as scalars of one figure.
+
+        Args:
+            kwargs: of `add_scalar`, `add_text` and `add_scalars`.
+        """
         for name, value in plain(values).items():
-            add.get(type(value), self.tracker.add_scalar)(name, value, global_step=step, **kwargs)
-        self.tracker.flush()
+            if isinstance(value, (int, float)):
+                self.writer.add_scalar(name, value, global_step=step, **kwargs)
+            elif isinstance(value, str):
+                self.writer.add_text(name, value, global_step=step, **kwargs)
+            elif _is_dict_of_numbers(value):
+                self.writer.add_scalars(name, value, global_step=step, **kwargs)
+            else:
+                _pass_over(self, name, value)
+        self.writer.flush()
 
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Add batches of images; `kwargs` are of `add_images`."""
+        for name, images in values.items():
+            self.writer.add_images(name, images, global_step=step, **kwargs)
+
+    @on_main_process
     def finish(self) -> None:
-        self.tracker.close()
+        """Close the event file."""
+        self.writer.close()
 
 
-class SwanLabTracker(GeneralTracker):
-    """A SwanLab run in the project `run_name`. Keyword arguments go to `swanlab.init`, those of `log` to its `log`."""
+class _RunTracker(GeneralTracker):
+    """What the trackers have in common whose package keeps one run: `init`, `config`, and the run's `log`, `finish`."""
 
-    name, requires_logging_directory, tracker = "swanlab", False, None
+    requires_logging_directory = False
+    # Their packages can take values from several processes at once.
+    main_process_only = False
 
-    def __init__(self, run_name: str, **kwargs) -> None:
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
-        self.run_name, self.init_kwargs = run_name, kwargs
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+        self.run: Any = None
+        self._passed_over: set[str] = set()
 
+    @property
+    def tracker(self) -> Any:
+        """The package's run."""
+        return self.run
+
+    @staticmethod
+    def package() -> Any:
+        """The tracker's package, imported."""
+        raise NotImplementedError
+
+    @on_main_process
     def start(self) -> None:
+        """Open the run."""
+        self.run = self.package().init(project=self.run_name, **self.init_kwargs)
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep `values` with the run; what is no number as text."""
+        self.package().config.update(plain_config(values), allow_val_change=True)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log `values` at `step`; `kwargs` are of the run's `log`."""
+        try:
+            self.run.log(values, step=step, **kwargs)
+        except (TypeError, ValueError):
+            self._log_one_by_one(values, step, **kwargs)
+
+    def _log_one_by_one(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        for name, value in values.items():
+            try:
+                self.run.log({name: value}, step=step, **kwargs)
+            except (TypeError, ValueError):
+                _pass_over(self, name, value)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of images."""
+        make_image = self.package().Image
+        for name, images in values.items():
+            self.log({name: [make_image(image) for image in images]}, step=step, **kwargs)
+
+    @on_main_process
+    def finish(self) -> None:
+        """Close the run."""
+        self.run.finish()
+
+
+class WandBTracker(_RunTracker):
+    """A Weights & Biases run in the project `run_name`.
+
+    Args:
+        kwargs: of `wandb.init`.
+    """
+
+    name = "wandb"
+
+    @staticmethod
+    def package() -> Any:
+        """`wandb`, imported."""
+        import wandb
+
+        return wandb
+
+    @on_main_process
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table of `columns` and rows of `data`, or a `dataframe`."""
+        table = self.package().Table(columns=columns, data=data, dataframe=dataframe)
+        self.log({table_name: table}, step=step, **kwargs)
+
+
+class SwanLabTracker(_RunTracker):
+    """A SwanLab run in the project `run_name`.
+
+    Args:
+        kwargs: of `swanlab.init`.
+    """
+
+    name = "swanlab"
+
+    @staticmethod
+    def package() -> Any:
+        """`swanlab`, imported."""
         import swanlab
 
-        self.tracker = swanlab.init(project=self.run_name, **self.init_kwargs)
-        self._config = swanlab.config
-
-    def store_init_configuration(self, values: dict) -> None:
-        self._config.update(values, allow_val_change=True)
-
-    def log(self, values: dict, step: int | None = None, **kwargs) -> None:
-        self.tracker.log(plain(values), step=step, **kwargs)
-
-    def finish(self) -> None:
-        self.tracker.finish()
+        return swanlab
 
 
-LOGGER_TYPE_TO_CLASS = {tracker.name: tracker for tracker in (JSONLinesTracker, TensorBoardTracker, SwanLabTracker)}
+class _OutOfScopeTracker(GeneralTracker):
+    """A tracker of Accelerate's that this core does not have."""
+
+    requires_logging_directory = False
+    tracker: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(refusal(type(self).__name__))
 
 
-def plain(value, finite: bool = False):
-    """Tensors and arrays as Python numbers and lists; with `finite`, NaN and infinities as text."""
-    if isinstance(value, dict):
-        return {name: plain(item, finite) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, finite) for item in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist(), finite)
-    return str(value) if finite and isinstance(value, float) and not math.isfinite(value) else value
+class AimTracker(_OutOfScopeTracker):
+    """Out of scope."""
+
+    name = "aim"
+    requires_logging_directory = True
+
+
+class ClearMLTracker(_OutOfScopeTracker):
+    """Out of scope."""
+
+    name = "clearml"
+
+
+class CometMLTracker(_OutOfScopeTracker):
+    """Out of scope."""
+
+    name = "comet_ml"
+
+
+class DVCLiveTracker(_OutOfScopeTracker):
+    """Out of scope."""
+
+    name = "dvclive"
+
+
+class MLflowTracker(_OutOfScopeTracker):
+    """Out of scope."""
+
+    name = "mlflow"
+
+
+class TrackioTracker(_OutOfScopeTracker):
+    """Out of scope."""
+
+    name = "trackio"
+
+
+LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
+    "aim": AimTracker,
+    "comet_ml": CometMLTracker,
+    "mlflow": MLflowTracker,
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandBTracker,
+    "clearml": ClearMLTracker,
+    "dvclive": DVCLiveTracker,
+    "swanlab": SwanLabTracker,
+    "trackio": TrackioTracker,
+    "jsonl": JSONLinesTracker,
+}
+# What has to be installed: one of these packages.
+PACKAGES = {
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "wandb": ("wandb",),
+    "swanlab": ("swanlab",),
+}
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
+    """Make a tracker of your own known by its `name`, for `log_with`, before the Accelerator is made.
+
+    `init_trackers` makes it with the project's name, then with the logging directory if `requires_logging_directory`,
+    and with its `init_kwargs`. It warns if the name is taken.
+
+    Raises:
+        ValueError: for what is no subclass of GeneralTracker, or lacks `name` or `requires_logging_directory`.
+    """
+    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
+        raise ValueError(f"`tracker_class` must be a subclass of `GeneralTracker`, but got {tracker_class}.")
+    name = getattr(tracker_class, "name", None)
+    if not name:
+        raise ValueError("The tracker class to register must define a non-empty `name` attribute.")
+    if not hasattr(tracker_class, "requires_logging_directory"):
+        raise ValueError("The tracker class to register must define a `requires_logging_directory` class attribute.")
+    if name in LOGGER_TYPE_TO_CLASS:
+        warnings.warn(
+            f"A tracker with the name '{name}' is already registered and will be overwritten by {tracker_class}.",
+            stacklevel=2,
+        )
+    LOGGER_TYPE_TO_CLASS[name] = tracker_class
 
 
 def get_available_trackers() -> list[str]:
     """Names of the trackers whose packages are installed."""
-    return [name for name in LOGGER_TYPE_TO_CLASS if name == "jsonl" or importlib.util.find_spec(name)]
+    return [name for name, packages in PACKAGES.items() if any(map(_is_installed, packages))]
 
 
-def select_trackers(log_with, logging_dir: str | os.PathLike | None = None) -> list:
-    """The trackers that `log_with` asks for, in order and without repeats: classes for names, objects as given.
+def _is_installed(package: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # somebody put it among the imported modules by hand
+        return True
+    # Without an origin it is a mere folder of that name, such as the one in which wandb leaves its runs.
+    return spec is not None and spec.origin is not None
 
-    `log_with` is None, a name, "all" (whatever is installed and, without a `logging_dir`, needs none), an object with
-    the tracker's methods, or a list of these. Raises ValueError for an unknown name or a missing `logging_dir`, and
-    ImportError for a package that is not installed.
+
+def filter_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None) -> list[Any]:
+    """The trackers that `log_with` asks for, without repeats: names as text, objects as given.
+
+    Args:
+        log_with: None, a name, "all" (whatever is installed and, without a `logging_dir`, needs none), an object with
+            the tracker's methods, or a list of these.
+
+    Raises:
+        ValueError: for an unknown name or a missing `logging_dir`.
+        ImportError: for a package that is not installed.
+        NotImplementedError: for a tracker of Accelerate's that is out of scope.
     """
-    chosen = []
-    for entry in [] if log_with is None else log_with if isinstance(log_with, list | tuple) else [log_with]:
-        if entry == "all":
-            classes = [LOGGER_TYPE_TO_CLASS[name] for name in get_available_trackers()]
-            chosen += [each for each in classes if logging_dir is not None or not each.requires_logging_directory]
-        else:
-            chosen.append(_by_name(str(entry), logging_dir) if isinstance(entry, str) else entry)
-    return list(dict.fromkeys(chosen))
+    if log_with is None:
+        return []
+    wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+    names = [str(entry) for entry in wanted if isinstance(entry, str)]
+    if "all" in names:
+        objects = [entry for entry in wanted if not isinstance(entry, str)]
+        return [*objects, *_all_that_can_work(logging_dir)]
+    chosen: list[Any] = []
+    for entry in wanted:
+        if isinstance(entry, str):
+            entry = str(entry)
+            _check_name(entry, logging_dir)
+        if entry not in chosen:
+            chosen.append(entry)
+    return chosen
 
 
-def _by_name(name: str, logging_dir) -> type[GeneralTracker]:
+def _all_that_can_work(logging_dir: str | os.PathLike | None) -> list[str]:
+    available = get_available_trackers()
+    if logging_dir is not None:
+        return available
+    return [name for name in available if not LOGGER_TYPE_TO_CLASS[name].requires_logging_directory]
+
+
+def _check_name(name: str, logging_dir: str | os.PathLike | None) -> None:
     if name not in LOGGER_TYPE_TO_CLASS:
-        known = ", ".join(LOGGER_TYPE_TO_CLASS)
-        raise ValueError(f"unknown tracker {name!r}: choose all, {known}, or pass an object with the tracker's methods")
-    if name not in get_available_trackers():
+        known = ["all", *LOGGER_TYPE_TO_CLASS]
+        raise ValueError(
+            f"Unsupported logging capability: {name}. Choose between {known}, register your own class, or pass an "
+            "object with the tracker's methods"
+        )
+    tracker_class = LOGGER_TYPE_TO_CLASS[name]
+    if issubclass(tracker_class, _OutOfScopeTracker):
+        raise NotImplementedError(refusal(f"log_with={name!r}"))
+    # A class that was registered in place of a built-in one may not need its package.
+    needs_package = tracker_class in (TensorBoardTracker, WandBTracker, SwanLabTracker)
+    if needs_package and name not in get_available_trackers():
         raise ImportError(f"log_with={name!r} needs a package that is not installed: pip install {name}")
-    if LOGGER_TYPE_TO_CLASS[name].requires_logging_directory and logging_dir is None:
-        raise ValueError(f"log_with={name!r} writes files: give the Accelerator a project_dir or a logging_dir")
-    return LOGGER_TYPE_TO_CLASS[name]
+    if tracker_class.requires_logging_directory and logging_dir is None:
+        raise ValueError(
+            f"Logging with `{name}` requires a `logging_dir` to be passed in: give the Accelerator a project_dir or a "
+            "logging_dir"
+        )
+
+
+def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None) -> list[Any]:
+    """`filter_trackers`, with classes in place of names."""
+    chosen = filter_trackers(log_with, logging_dir)
+    if log_with is not None and not chosen:
+        warnings.warn(f"`log_with={log_with}` was passed, but no tracker of these is there", stacklevel=3)
+    return [LOGGER_TYPE_TO_CLASS[entry] if isinstance(entry, str) else entry for entry in chosen]
+
+
+# Values
+
+
+def plain(value: Any) -> Any:
+    """Nested `value` with Python numbers and lists in place of tensors and arrays."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value
+
+
+def plain_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Hyperparameters for a tracker: `plain`, and other objects, such as paths, as text."""
+    return {name: _structure_or_text(value) for name, value in plain(values).items()}
+
+
+def _structure_or_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _structure_or_text(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_structure_or_text(item) for item in value]
+    return value if value is None else _number_or_text(value)
+
+
+def _number_or_text(value: Any) -> bool | int | float | str:
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """Nested `value` with the text of NaN and infinities."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _is_dict_of_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and _are_numbers(value.values())
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def _pass_over(tracker: Any, name: str, value: Any) -> None:
+    """Warn once for each name that its value is not logged."""
+    if name not in tracker._passed_over:
+        tracker._passed_over.add(name)
+        warnings.warn(
+            f"{tracker.name} cannot log {name!r} as {type(value).__name__}: it is passed over, this time and later",
+            stacklevel=4,
+        )

@@ -1,41 +1,111 @@
 """TrainingArguments: every setting of a run, checked when it is made."""
 
+import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch.distributed as dist
+
+from common.accelerator.utils import is_cuda_available
 from common.trainer.optimization import OPTIMIZERS, SCHEDULES
 
 
-def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
-    return choices.__contains__, f"one of {', '.join(choices)}"
+@dataclass
+class AcceleratorConfig:
+    """How the Trainer's accelerator loads data and accumulates gradients, as `transformers` has it.
+
+    Args:
+        split_batches: a loader's batch is the batch of all processes and is split among them. By default each process
+            has a batch of that size.
+        dispatch_batches: the main process reads the data and sends the others their parts. By default it does so for
+            iterable datasets only.
+        even_batches: repeat samples from the beginning until the processes have equally many.
+        use_seedable_sampler: epoch e is shuffled by a generator seeded with `data_seed` + e.
+        non_blocking: copy batches to the GPU without waiting for the copy; the batches must be pinned.
+        gradient_accumulation_kwargs: `num_steps` in place of `gradient_accumulation_steps`, and `sync_each_batch`:
+            average the gradients of the processes after every micro-batch.
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    gradient_accumulation_kwargs: dict[str, Any] | None = None
+
+    @classmethod
+    def from_json_file(cls, json_file: str) -> "AcceleratorConfig":
+        """Read the settings from a JSON file.
+
+        Raises:
+            TypeError: for a name that is no setting.
+        """
+        return cls(**json.loads(Path(json_file).read_text(encoding="utf-8")))
+
+
+class Requirement(NamedTuple):
+    """What a value must fulfil, and how an error says it."""
+
+    holds: Callable[[Any], bool]
+    description: str
+
+
+def _one_of(*choices: str) -> Requirement:
+    return Requirement(choices.__contains__, f"one of {', '.join(choices)}")
 
 
 def _is_count(value: Any) -> bool:
     return value >= 1 and value == int(value)
 
 
-def _is_interval(value: Any) -> bool:
-    return 0 < value < 1 or _is_count(value)
+def _is_share(value: Any) -> bool:
+    return 0 < value < 1
 
 
-# Names, what a value must fulfil, and how an error says it.
-_REQUIREMENTS = (
-    ("optim", *_one_of(*OPTIMIZERS)),
-    ("lr_scheduler_type", *_one_of(*SCHEDULES)),
-    ("logging_strategy eval_strategy", *_one_of("no", "steps", "epoch")),
-    ("save_strategy", *_one_of("no", "steps", "epoch", "best")),
-    ("per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps", _is_count, "whole, above 0"),
-    ("save_total_limit", lambda value: value is None or _is_count(value), "whole and above 0, or None"),
-    ("max_steps", lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit"),
-    ("logging_steps eval_steps save_steps", _is_interval, "whole and above 0, or a share below 1"),
-    ("num_train_epochs adam_epsilon ddp_timeout", lambda value: value > 0, "above 0"),
-    ("learning_rate weight_decay max_grad_norm dataloader_num_workers", lambda value: value >= 0, "0 or more"),
-    ("adam_beta1 adam_beta2 warmup_ratio", lambda value: 0 <= value < 1, "in [0, 1)"),
-    ("warmup_steps", lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1"),
-)
+COUNT = Requirement(_is_count, "whole, above 0")
+COUNT_OR_NONE = Requirement(lambda value: value is None or _is_count(value), "whole and above 0, or None")
+COUNT_OR_NO_LIMIT = Requirement(lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
+INTERVAL = Requirement(lambda value: _is_share(value) or _is_count(value), "whole and above 0, or a share below 1")
+COUNT_OR_SHARE = Requirement(lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
+ABOVE_ZERO = Requirement(lambda value: value > 0, "above 0")
+WHOLE = Requirement(lambda value: value == int(value), "whole")
+WHOLE_OR_NONE = Requirement(lambda value: value is None or value == int(value), "whole, or None")
+NOT_NEGATIVE = Requirement(lambda value: value >= 0, "0 or more")
+BELOW_ONE = Requirement(lambda value: 0 <= value < 1, "in [0, 1)")
+
+REQUIREMENTS = {
+    "optim": _one_of(*OPTIMIZERS),
+    "lr_scheduler_type": _one_of(*SCHEDULES),
+    "logging_strategy": _one_of("no", "steps", "epoch"),
+    "eval_strategy": _one_of("no", "steps", "epoch"),
+    "save_strategy": _one_of("no", "steps", "epoch", "best"),
+    "per_device_train_batch_size": COUNT,
+    "per_device_eval_batch_size": COUNT,
+    "gradient_accumulation_steps": COUNT,
+    "save_total_limit": COUNT_OR_NONE,
+    "max_steps": COUNT_OR_NO_LIMIT,
+    "logging_steps": INTERVAL,
+    "eval_steps": INTERVAL,
+    "save_steps": INTERVAL,
+    "num_train_epochs": ABOVE_ZERO,
+    "adam_epsilon": ABOVE_ZERO,
+    "ddp_timeout": ABOVE_ZERO,
+    "seed": WHOLE,
+    "data_seed": WHOLE_OR_NONE,
+    "learning_rate": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+    "max_grad_norm": NOT_NEGATIVE,
+    "dataloader_num_workers": NOT_NEGATIVE,
+    "eval_delay": NOT_NEGATIVE,
+    "adam_beta1": BELOW_ONE,
+    "adam_beta2": BELOW_ONE,
+    "warmup_ratio": BELOW_ONE,
+    "warmup_steps": COUNT_OR_SHARE,
+}
 
 
 @dataclass
@@ -52,28 +122,35 @@ class TrainingArguments:
             without a length. -1: not set.
         optim: one of `OPTIMIZERS`. Weight decay spares biases and normalisation layers.
         lr_scheduler_type: one of `SCHEDULES`.
-        warmup_steps: steps of linear warm-up, or below 1 the share of all steps. `warmup_ratio` is the older
-            spelling of the share.
+        lr_scheduler_kwargs: what the schedule can be told beyond the steps, for example {"power": 2.0}.
+        warmup_steps: steps of warm-up, or below 1 the share of all steps. `warmup_ratio` is the older spelling of the
+            share.
         max_grad_norm: clip the total norm of the gradients to this; 0 leaves them alone.
         logging_steps, eval_steps, save_steps: below 1, the share of all steps. `eval_steps` defaults to
             `logging_steps`.
+        logging_first_step: log after the first step too.
+        logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
+            in its place; leave losses that are not finite out of an evaluation's loss.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
             each evaluation that improves `metric_for_best_model`. `evaluation_strategy` is the older spelling.
+        eval_delay: steps, or with `eval_strategy="epoch"` epochs, before the first evaluation.
         save_total_limit: keep so many checkpoints; the newest and the best are never deleted.
         metric_for_best_model: a key of the evaluation's metrics, with or without `eval_`; "loss" when one is needed.
         greater_is_better: by default True unless the metric's name ends in "loss".
-        seed: of the weights that `model_init` draws and of everything random in training (rank r uses seed + r).
-        data_seed: of the sample order, `seed` by default: epoch e visits `torch.randperm(n)` seeded with data_seed + e.
-        dataloader_drop_last: drop the samples at an epoch's end that do not fill a whole optimizer step: with
-            accumulation k on batches of b as with batches of k·b. Evaluation never drops a sample.
+        seed: of the weights that `model_init` draws and of everything random in training; the same on all ranks.
+        data_seed: of the sample order: epoch e visits `torch.randperm(n)` seeded with data_seed + e. By default it is
+            `torch.initial_seed()` when training begins, which is `seed` unless the script has seeded again.
+        accelerator_config: an AcceleratorConfig, its settings as a dict, or the path of a JSON file with them.
+        dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
         dataloader_pin_memory: has no effect where the device is the CPU.
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
         report_to: "none", "all", or names of trackers that the accelerator knows.
         run_name: what the trackers call the run; by default the last part of `output_dir`.
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
-        label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name,
-            else ["labels"].
+        label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
+        ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
+            of a walk through the graph in every step.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         resume_from_checkpoint: what `Trainer.train` resumes from unless it is told: a folder, or True for the
             newest that is not damaged.
@@ -97,13 +174,17 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     optim: str = "adamw_torch_fused"
     lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: dict[str, Any] | None = None
     warmup_steps: float = 0
     warmup_ratio: float = 0.0
     eval_strategy: str = "no"
     evaluation_strategy: str | None = None
     eval_steps: float | None = None
+    eval_delay: float = 0
     logging_strategy: str = "steps"
     logging_steps: float = 500
+    logging_first_step: bool = False
+    logging_nan_inf_filter: bool = True
     save_strategy: str = "steps"
     save_steps: float = 500
     save_total_limit: int | None = None
@@ -114,6 +195,7 @@ class TrainingArguments:
     data_seed: int | None = None
     bf16: bool = False
     fp16: bool = False
+    accelerator_config: AcceleratorConfig | dict[str, Any] | str | None = None
     dataloader_num_workers: int = 0
     dataloader_drop_last: bool = False
     dataloader_pin_memory: bool = True
@@ -129,44 +211,148 @@ class TrainingArguments:
     ddp_timeout: int = 1800
 
     def __post_init__(self) -> None:
+        self._take_older_spelling()
+        self._complete_names()
+        self._complete_accelerator_config()
+        if self.eval_steps is None or self.eval_steps == 0:
+            self.eval_steps = self.logging_steps
+        self._complete_metric()
+        for name, requirement in REQUIREMENTS.items():
+            self._check(name, requirement)
+        self._refuse_contradictions()
+        self._refuse_best_without_evaluation()
+
+    def _check(self, name: str, requirement: Requirement) -> None:
+        value = getattr(self, name)
+        try:
+            holds = requirement.holds(value)
+        except (TypeError, ValueError):  # a text is no number
+            raise ValueError(f"{name} is {value!r} but must be a number: {requirement.description}") from None
+        if not holds:
+            raise ValueError(f"{name} is {value!r} but must be {requirement.description}")
+
+    def _take_older_spelling(self) -> None:
+        if self.evaluation_strategy is None:
+            return
+        if self.eval_strategy not in ("no", self.evaluation_strategy):
+            raise ValueError("eval_strategy and its older spelling evaluation_strategy differ: give one")
+        self.eval_strategy = self.evaluation_strategy
+
+    def _complete_names(self) -> None:
         self.output_dir = os.path.expanduser(self.output_dir)
-        self.data_seed = self.seed if self.data_seed is None else self.data_seed
-        self.run_name = self.run_name or os.path.basename(os.path.abspath(self.output_dir))
-        if self.evaluation_strategy is not None:
-            if self.eval_strategy not in ("no", self.evaluation_strategy):
-                raise ValueError("eval_strategy and its older spelling evaluation_strategy differ: give one")
-            self.eval_strategy = self.evaluation_strategy
-        self.report_to = [self.report_to] if isinstance(self.report_to, str) else list(self.report_to or [])
-        self.report_to = [] if self.report_to == ["none"] else self.report_to
-        self.eval_steps = self.eval_steps or self.logging_steps
-        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau"
-        if self.metric_for_best_model is None and needs_metric:
+        if not self.run_name:
+            self.run_name = os.path.basename(os.path.abspath(self.output_dir))
+        if isinstance(self.report_to, str):
+            self.report_to = [self.report_to]
+        if self.report_to is None or list(self.report_to) == ["none"]:
+            self.report_to = []
+
+    def _complete_accelerator_config(self) -> None:
+        config = self.accelerator_config
+        if config is None:
+            config = AcceleratorConfig()
+        elif isinstance(config, dict):
+            config = AcceleratorConfig(**config)
+        elif isinstance(config, str):
+            config = AcceleratorConfig.from_json_file(config)
+        self.accelerator_config = config
+        accumulation = dict(config.gradient_accumulation_kwargs or {})
+        if "num_steps" in accumulation:
+            if self.gradient_accumulation_steps > 1:
+                raise ValueError(
+                    "gradient_accumulation_steps and accelerator_config's num_steps are both set: give one"
+                )
+            self.gradient_accumulation_steps = accumulation["num_steps"]
+
+    def _complete_metric(self) -> None:
+        if self.metric_for_best_model is None and self._needs_metric:
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")
-        for names, possible, requirement in _REQUIREMENTS:
-            for name in names.split():
-                if not possible(getattr(self, name)):
-                    raise ValueError(f"{name} is {getattr(self, name)!r} but must be {requirement}")
+
+    @property
+    def _needs_metric(self) -> bool:
+        return self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau"
+
+    def _refuse_contradictions(self) -> None:
         for one, other in (("fp16", "bf16"), ("warmup_steps", "warmup_ratio")):
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one} and {other} are both set: choose one")
-        best = self.save_strategy == "best"
-        if self.eval_strategy == "no" and (best or needs_metric):
+
+    def _refuse_best_without_evaluation(self) -> None:
+        saves_best = self.save_strategy == "best"
+        if self.eval_strategy == "no" and (saves_best or self._needs_metric):
             raise ValueError("load_best_model_at_end, save_strategy='best', reduce_lr_on_plateau: set eval_strategy")
-        if best and self.metric_for_best_model is None:
+        if saves_best and self.metric_for_best_model is None:
             raise ValueError("save_strategy='best' needs metric_for_best_model")
-        if self.load_best_model_at_end and not best:
-            multiple = self.save_steps / self.eval_steps if self.eval_strategy == "steps" else 1
-            if self.save_strategy != self.eval_strategy or not math.isclose(multiple, round(multiple)):
-                raise ValueError("load_best_model_at_end: save_strategy must be 'best', or save only after evaluations")
+        if self.load_best_model_at_end and not saves_best and not self._saves_only_after_evaluations():
+            raise ValueError("load_best_model_at_end: save_strategy must be 'best', or save only after evaluations")
+
+    def _saves_only_after_evaluations(self) -> bool:
+        if self.save_strategy != self.eval_strategy:
+            return False
+        if self.eval_strategy != "steps":
+            return True
+        evaluations_per_save = self.save_steps / (self.eval_steps or self.logging_steps)
+        return math.isclose(evaluations_per_save, round(evaluations_per_save))
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps of warm-up in a training of `num_training_steps` steps."""
-        return int(self.warmup_steps) or math.ceil(num_training_steps * (self.warmup_steps or self.warmup_ratio))
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        share = self.warmup_steps or self.warmup_ratio
+        return math.ceil(num_training_steps * share)
+
+    @property
+    def n_gpu(self) -> int:
+        """GPUs that this process uses: one, or none with `use_cpu` and on a machine without."""
+        return 0 if self.use_cpu or not is_cuda_available() else 1
+
+    @property
+    def train_batch_size(self) -> int:
+        """Samples of a micro-batch of this process."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples of an evaluation batch of this process."""
+        return self.per_device_eval_batch_size
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the run: those of the group or, before there is one, what the launcher says."""
+        if dist.is_initialized():
+            return dist.get_world_size()
+        return int(os.environ.get("WORLD_SIZE", "1"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings; `accelerator_config` is a dict too."""
+        return asdict(self)
+
+    def to_json_string(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """The settings and both batch sizes as what trackers take: what is no number, truth value or text as text."""
+        settings = self.to_dict()
+        settings["train_batch_size"] = self.train_batch_size
+        settings["eval_batch_size"] = self.eval_batch_size
+        plain = {}
+        for name, value in settings.items():
+            plain[name] = value if type(value) in (bool, int, float, str) else str(value)
+        return plain
+
+    @property
+    def loading(self) -> AcceleratorConfig:
+        """`accelerator_config` as what it has become: an AcceleratorConfig."""
+        assert isinstance(self.accelerator_config, AcceleratorConfig)
+        return self.accelerator_config
 
     @property
     def best_metric_key(self) -> str | None:
         """The key in an evaluation's metrics of `metric_for_best_model`, which may lack its `eval_`."""
         name = self.metric_for_best_model
-        return name if name is None or name.startswith("eval_") else f"eval_{name}"
+        if name is None or name.startswith("eval_"):
+            return name
+        return f"eval_{name}"

@@ -2,33 +2,64 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+# What the default collator calls a sample's label, and what a batch's labels are called.
+LABEL_KEYS = ("label", "label_ids")
+LABELS = "labels"
 
 
 def default_data_collator(samples: list) -> Any:
     """Stack samples along a new first dimension: dicts become a dict, tuples a tuple, anything else a tensor.
 
-    In dicts "label" and "label_ids" become "labels", and strings and None are left out, as `transformers` does. The
-    first sample says which keys there are; numbers become tensors of torch's default types.
+    In dicts "label" and "label_ids" become "labels", of dtype int64 or float32, and strings and None are left out, as
+    `transformers` does. Objects that are neither are read as dicts of their attributes. The first sample says which
+    keys there are; numbers become tensors of torch's default types.
     """
     first = samples[0]
-    if isinstance(first, Mapping):
-        return {
-            "labels" if key in ("label", "label_ids") else key: _stack([sample[key] for sample in samples])
-            for key, value in first.items()
-            if value is not None and not isinstance(value, str)
-        }
     if isinstance(first, tuple | list):
-        return tuple(_stack(list(column)) for column in zip(*samples, strict=True))
-    return _stack(samples)
+        columns = zip(*samples, strict=True)
+        return tuple(_stack(list(column)) for column in columns)
+    if isinstance(first, Tensor | np.ndarray | np.generic | int | float):
+        return _stack(samples)
+    if not isinstance(first, Mapping):
+        samples = [vars(sample) for sample in samples]
+    return _stack_dicts(samples)
 
 
-def _stack(values: list) -> torch.Tensor:
-    if hasattr(values[0], "__array__"):  # tensors and NumPy arrays
-        return torch.stack([torch.as_tensor(value) for value in values])
+def _stack_dicts(samples: list[Mapping]) -> dict[str, Tensor]:
+    first = samples[0]
+    batch = {}
+    for key in LABEL_KEYS:
+        if first.get(key) is not None:
+            batch[LABELS] = _stack_labels([sample[key] for sample in samples])
+            break
+    for key, value in first.items():
+        if key not in LABEL_KEYS and value is not None and not isinstance(value, str):
+            batch[key] = _stack([sample[key] for sample in samples])
+    return batch
+
+
+def _stack_labels(labels: list) -> Tensor:
+    first = labels[0]
+    if isinstance(first, Tensor) and first.dim() > 0:
+        return torch.stack(labels)
+    if isinstance(first, Tensor):
+        first = first.item()
+    number = first if np.isscalar(first) else first[0]
+    is_integer = isinstance(number, int | np.integer)
+    return torch.tensor(labels, dtype=torch.long if is_integer else torch.float)
+
+
+def _stack(values: list) -> Tensor:
+    if isinstance(values[0], Tensor):
+        return torch.stack(values)
+    if isinstance(values[0], np.ndarray):
+        return torch.from_numpy(np.stack(values))
     return torch.tensor(values)
 
 
@@ -40,17 +71,17 @@ class ColumnFilter:
     """
 
     def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
-        # "label" and "label_ids" become "labels" in the default collator.
-        self.collator, self.columns = collator, {*parameters(model.forward), *label_names, "label", "label_ids"}
+        self.collator = collator
+        self.columns = {*parameters(model.forward), *label_names, *LABEL_KEYS}
 
     def __call__(self, samples: list) -> Any:
-        if isinstance(samples[0], Mapping):
-            kept = [key for key in samples[0] if key in self.columns]
-            if not kept:
-                columns = f"{', '.join(samples[0])} of the samples, {', '.join(sorted(self.columns))} of the model"
-                raise ValueError(f"no column in common: {columns}. remove_unused_columns=False keeps them all")
-            samples = [{key: sample[key] for key in kept} for sample in samples]
-        return self.collator(samples)
+        if not isinstance(samples[0], Mapping):
+            return self.collator(samples)
+        kept = [key for key in samples[0] if key in self.columns]
+        if not kept:
+            columns = f"{', '.join(samples[0])} of the samples, {', '.join(sorted(self.columns))} of the model"
+            raise ValueError(f"no column in common: {columns}. remove_unused_columns=False keeps them all")
+        return self.collator([{key: sample[key] for key in kept} for sample in samples])
 
 
 def parameters(function: Callable) -> list[str]:
@@ -58,41 +89,126 @@ def parameters(function: Callable) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
-def split_labels(batch: Any, label_names: list[str]) -> tuple[Any, Any]:
-    """The batch without its labels, and the labels: a tensor, a tuple of several, or None.
+def find_labels(model: nn.Module) -> list[str]:
+    """The parameters of the model's `forward` that have "label" in their name."""
+    return [name for name in parameters(model.forward) if "label" in name]
 
-    A dict's labels are its `label_names`, all of which must be there; a tuple's are its last element.
+
+def takes_any_keyword(model: nn.Module) -> bool:
+    """Whether `forward` has a `**kwargs`: the Trainer then passes it `num_items_in_batch`.
+
+    A model whose attribute `accepts_loss_kwargs` is set says it so.
     """
+    if hasattr(model, "accepts_loss_kwargs"):
+        return bool(model.accepts_loss_kwargs)
+    taken = inspect.signature(model.forward).parameters.values()
+    return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
+
+
+def returns_loss_without_labels(model: nn.Module) -> bool:
+    """Whether `forward` has a parameter `return_loss` that is True by default, as CLIP's has."""
+    taken = inspect.signature(model.forward).parameters
+    return "return_loss" in taken and taken["return_loss"].default is True
+
+
+def get_labels(batch: Any, label_names: list[str]) -> Any:
+    """A dict's labels, all of which must be there, or a tuple's last element; a tuple of several labels, or None."""
     if isinstance(batch, Mapping):
         labels = tuple(batch.get(name) for name in label_names)
         if not labels or any(label is None for label in labels):
-            return batch, None
-        rest = {key: value for key, value in batch.items() if key not in label_names}
-        return rest, labels[0] if len(labels) == 1 else labels
+            return None
+        return labels[0] if len(labels) == 1 else labels
     if isinstance(batch, tuple | list) and len(batch) > 1:
-        return batch[:-1], batch[-1]
-    return batch, None
+        return batch[-1]
+    return None
 
 
-def call_model(model: nn.Module, batch: Any) -> Any:
-    """model(**batch) for a dict, model(*batch) for a tuple, else model(batch)."""
+class LabelledBatch(NamedTuple):
+    """What a model takes of a batch, and what only the loss takes."""
+
+    inputs: Any
+    labels: Any
+
+
+def split_labels(batch: Any) -> LabelledBatch:
+    """Take a dict's "labels" or a tuple's last element out of a batch; None where there is none."""
     if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+        inputs = {key: value for key, value in batch.items() if key != LABELS}
+        return LabelledBatch(inputs, batch.get(LABELS))
+    if isinstance(batch, tuple | list) and len(batch) > 1:
+        return LabelledBatch(batch[:-1], batch[-1])
+    return LabelledBatch(batch, None)
 
 
-def loss_and_logits(outputs: Any, ignore_keys: list[str] | None = None, labelled: bool = True) -> tuple[Any, Any]:
-    """What a model returned, taken apart: its loss or None, and the rest as one tensor or a tuple.
+def count_labels(batch: Any) -> Tensor | None:
+    """Labels other than -100 in a batch, a tensor without dimensions; None where there are none to count.
 
-    A dict or an object has its loss under "loss", a tuple in front if it was given labels. A tensor is all loss if it
-    has no dimension, else all logits.
+    `shift_labels`, which some collators of language models make, are counted in place of the labels.
     """
-    if isinstance(outputs, torch.Tensor):
-        return (outputs, None) if outputs.dim() == 0 else (None, outputs)
-    if isinstance(outputs, tuple | list):
-        loss, logits = (outputs[0], tuple(outputs[1:])) if labelled else (None, tuple(outputs))
+    labels = split_labels(batch).labels
+    if labels is not None and isinstance(batch, Mapping):
+        labels = batch.get("shift_labels", labels)
+    return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
+
+
+def count_samples(batch: Any) -> int | None:
+    """The length of the first tensor in a batch; None where there is none, as in a batch of texts."""
+    if isinstance(batch, Tensor | np.ndarray):
+        return len(batch) if batch.ndim else None
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, tuple | list):
+        for part in batch:
+            found = count_samples(part)
+            if found is not None:
+                return found
+    return None
+
+
+def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
+    """model(**batch) for a dict, model(*batch) for a tuple, else model(batch); `more` by name."""
+    if isinstance(batch, Mapping):
+        return model(**batch, **more)
+    if isinstance(batch, tuple | list):
+        return model(*batch, **more)
+    return model(batch, **more)
+
+
+def get_loss(outputs: Any) -> Tensor:
+    """The loss among a model's outputs: under "loss" in a dict or an object, first in a tuple, or a bare scalar.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if isinstance(outputs, Tensor):
+        loss = outputs if outputs.dim() == 0 else None
+    elif isinstance(outputs, tuple | list):
+        loss = outputs[0]
+    elif isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
     else:
-        named = dict(outputs) if isinstance(outputs, Mapping) else dict(vars(outputs))
-        loss, ignored = named.pop("loss", None), ignore_keys or []
-        logits = tuple(value for name, value in named.items() if name not in ignored and value is not None)
-    return loss, logits[0] if len(logits) == 1 else logits or None
+        loss = getattr(outputs, "loss", None)
+    if loss is None:
+        raise ValueError("the model returned no loss: let it, pass compute_loss_func, or override compute_loss")
+    return loss
+
+
+def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
+    """What a model returned besides its loss: one tensor, a tuple of several, or None.
+
+    Args:
+        ignore_keys: keys of a dict, or attributes of an object, to leave out.
+        holds_loss: whether "loss", or a tuple's first element, is a loss and no prediction.
+    """
+    if isinstance(outputs, Tensor):
+        return None if outputs.dim() == 0 else outputs
+    if isinstance(outputs, tuple | list):
+        logits = tuple(outputs[1:]) if holds_loss else tuple(outputs)
+    else:
+        named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
+        ignored = [*ignore_keys, "loss"] if holds_loss else ignore_keys
+        kept = [name for name, value in named.items() if name not in ignored and value is not None]
+        logits = tuple(named[name] for name in kept)
+    if not logits:
+        return None
+    return logits[0] if len(logits) == 1 else logits

@@ -1,77 +1,12 @@
-"""What callbacks see and do: the state of a run, the switches that steer it, the events, and two standard callbacks."""
+"""What callbacks see and do: the events of a run, who listens to them, and two standard callbacks."""
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 
-@dataclass
-class TrainerState:
-    """Where a run stands; `trainer_state.json` in a checkpoint holds exactly this.
-
-    Steps are optimizer steps. `epoch` counts passes over the training set and has a fraction within one. The fields
-    that this Trainer never changes (tokens, flos, trials) stay at their defaults: they are there so that whatever
-    reads the file of `transformers.Trainer` reads this one.
-    """
-
-    epoch: float = 0
-    global_step: int = 0
-    max_steps: int = 0
-    logging_steps: int = 500
-    eval_steps: int = 500
-    save_steps: int = 500
-    train_batch_size: int | None = None
-    num_train_epochs: int = 0
-    num_input_tokens_seen: int = 0
-    total_flos: float = 0
-    log_history: list[dict[str, float]] = field(default_factory=list)
-    best_metric: float | None = None
-    best_global_step: int | None = None
-    best_model_checkpoint: str | None = None
-    is_local_process_zero: bool = True
-    is_world_process_zero: bool = True
-    is_hyper_param_search: bool = False
-    trial_name: str | None = None
-    trial_params: dict[str, Any] | None = None
-    stateful_callbacks: dict[str, Any] = field(default_factory=dict)
-
-    def save_to_json(self, json_path: str) -> None:
-        Path(json_path).parent.mkdir(parents=True, exist_ok=True)
-        Path(json_path).write_text(json.dumps(asdict(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load_from_json(cls, json_path: str) -> "TrainerState":
-        return cls(**json.loads(Path(json_path).read_text(encoding="utf-8")))
-
-
-@dataclass
-class TrainerControl:
-    """The switches of a run. A callback sets them; the Trainer obeys, after each step and each epoch, and resets them.
-
-    `should_epoch_stop` ends the epoch, `should_training_stop` the training; the others say what they do.
-    """
-
-    should_training_stop: bool = False
-    should_epoch_stop: bool = False
-    should_save: bool = False
-    should_evaluate: bool = False
-    should_log: bool = False
-
-
-@dataclass
-class Progress:
-    """What resuming needs to know beyond `TrainerState`. Losses are sums over samples, of all ranks."""
-
-    epoch: int = 0  # to go on with
-    batches: int = 0  # of it that are done, on each rank
-    epoch_ended: bool = False  # whether what follows an epoch has begun
-    loss: float = 0.0  # since the beginning
-    samples: int = 0
-    logged_loss: float = 0.0  # of these, what has been logged
-    logged_samples: int = 0
-    learning_rate: float = 0.0  # of the last step, for a log before the next one
-    grad_norm: float = 0.0  # likewise; a tensor until it is read from the device
+from common.trainer.arguments import TrainingArguments
+from common.trainer.state import TrainerControl, TrainerState
 
 
 class TrainerCallback:
@@ -86,116 +21,209 @@ class TrainerCallback:
     attributes are stored in every checkpoint and set again when training resumes.
     """
 
-    def on_init_end(self, args, state, control, **kwargs):
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """The Trainer has been made."""
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """Training is about to begin; a checkpoint to resume from, and with it the random state, has been loaded."""
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """Training is over; the best model has been loaded if asked for."""
 
-    def on_epoch_begin(self, args, state, control, **kwargs):
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """An epoch begins, or goes on after a restart."""
 
-    def on_epoch_end(self, args, state, control, **kwargs):
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """An epoch is over, or was cut short."""
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """The micro-batches of an optimizer step are about to be used."""
 
-    def on_substep_end(self, args, state, control, **kwargs):
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """A micro-batch is done, other than the last of its step."""
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """The gradients are complete and clipped."""
 
-    def on_optimizer_step(self, args, state, control, **kwargs):
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """The optimizer has stepped; the gradients are still there."""
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """A step is done."""
 
-    def on_evaluate(self, args, state, control, **kwargs):
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any],
+        **kwargs: Any,
+    ) -> TrainerControl | None:
         """An evaluation is done."""
 
-    def on_predict(self, args, state, control, **kwargs):
+    def on_predict(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any],
+        **kwargs: Any,
+    ) -> TrainerControl | None:
         """A prediction is done."""
 
-    def on_prediction_step(self, args, state, control, **kwargs):
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """A batch of an evaluation or prediction is done."""
 
-    def on_save(self, args, state, control, **kwargs):
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
         """A checkpoint is complete."""
 
-    def on_log(self, args, state, control, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: Any,
+    ) -> TrainerControl | None:
         """Values have been logged."""
 
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
+# The switches that are off again when an event begins: what was asked for has been done, or belongs to what is over.
+SWITCHED_OFF = {
+    "on_train_begin": ("should_training_stop",),
+    "on_epoch_begin": ("should_epoch_stop",),
+    "on_step_begin": ("should_log", "should_evaluate", "should_save"),
+    "on_log": ("should_log",),
+    "on_evaluate": ("should_evaluate",),
+    "on_save": ("should_save",),
+}
+
 
 class CallbackHandler:
     """The callbacks in the order they were added, and for each event those of them that override it."""
 
-    def __init__(self, callbacks: list) -> None:
-        self.callbacks: list = []
+    def __init__(self, callbacks: list[Any]) -> None:
+        self.callbacks: list[Any] = []
+        self.listeners: dict[str, list[Callable]] = {}
         for callback in callbacks:
             self.add_callback(callback)
 
-    def add_callback(self, callback) -> None:
-        """Add a callback, or a new instance of a callback class."""
-        self.callbacks.append(callback() if isinstance(callback, type) else callback)
-        self._listen()
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a new instance of a callback class.
 
-    def pop_callback(self, callback):
+        Raises:
+            AttributeError: for an object that lacks the methods of a callback.
+        """
+        if isinstance(callback, type):
+            callback = callback()
+        _check_events(callback)
+        self.callbacks.append(callback)
+        self._find_listeners()
+
+    def pop_callback(self, callback: Any) -> Any:
         """Remove and return the callback, or the first of a class; None if there is none."""
         for candidate in self.callbacks:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
                 self.callbacks.remove(candidate)
-                self._listen()
+                self._find_listeners()
                 return candidate
         return None
 
-    def _listen(self) -> None:
+    def _find_listeners(self) -> None:
         self.listeners = {event: [] for event in EVENTS}
         for callback in self.callbacks:
             for event in EVENTS:
-                listener = getattr(callback, event, None)
-                if listener and getattr(listener, "__func__", None) is not getattr(TrainerCallback, event):
-                    self.listeners[event].append(listener)
+                if _overrides(callback, event):
+                    self.listeners[event].append(getattr(callback, event))
 
     def states(self) -> dict[str, Any]:
         """The states of the callbacks that have one, in a list for each class name."""
         states: dict[str, list] = {}
         for callback in self.callbacks:
             if callable(getattr(callback, "state", None)):
-                states.setdefault(type(callback).__name__, []).append(callback.state())
+                of_same_class = states.setdefault(type(callback).__name__, [])
+                of_same_class.append(callback.state())
         return states
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Set the attributes that `states` returned on the callbacks of the same classes."""
-        for name, found in states.items():
-            same = [callback for callback in self.callbacks if type(callback).__name__ == name]
-            for callback, state in zip(same, found, strict=False):
+        """Set the attributes that `states` returned on the callbacks of the same classes.
+
+        The states of a class go to its callbacks in their order; what there is no callback for is left out.
+        """
+        left = {name: list(found) for name, found in states.items()}
+        for callback in self.callbacks:
+            of_same_class = left.get(type(callback).__name__)
+            if of_same_class:
+                state = of_same_class.pop(0)
                 for attribute, value in state["attributes"].items():
                     setattr(callback, attribute, value)
+
+
+def _check_events(callback: Any) -> None:
+    for event in EVENTS:
+        if not hasattr(callback, event):
+            lacks = f"'{type(callback).__name__}' object has no attribute '{event}'"
+            raise AttributeError(f"{lacks}: a callback derives from TrainerCallback")
+
+
+def _overrides(callback: Any, event: str) -> bool:
+    """Whether a callback, of whatever class, does something of its own at an event."""
+    listener = getattr(callback, event)
+    return getattr(listener, "__func__", None) is not getattr(TrainerCallback, event)
 
 
 class DefaultFlowCallback(TrainerCallback):
     """Logs, evaluates, saves and stops when the arguments say so."""
 
-    def on_step_end(self, args, state, control, **kwargs):
-        step, last = state.global_step, state.global_step >= state.max_steps
-        control.should_log |= args.logging_strategy == "steps" and step % state.logging_steps == 0
-        control.should_evaluate |= args.eval_strategy == "steps" and (step % state.eval_steps == 0 or last)
-        control.should_save |= args.save_strategy == "steps" and (step % state.save_steps == 0 or last)
-        control.should_training_stop |= last
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        step = state.global_step
+        is_last = step >= state.max_steps
+        if args.logging_strategy == "steps" and step % state.logging_steps == 0:
+            control.should_log = True
+        if args.logging_first_step and step == 1:
+            control.should_log = True
+        if args.eval_strategy == "steps" and (step % state.eval_steps == 0 or is_last) and step >= args.eval_delay:
+            control.should_evaluate = True
+        if args.save_strategy == "steps" and (step % state.save_steps == 0 or is_last):
+            control.should_save = True
+        if is_last:
+            control.should_training_stop = True
 
-    def on_epoch_end(self, args, state, control, **kwargs):
-        control.should_log |= args.logging_strategy == "epoch"
-        control.should_evaluate |= args.eval_strategy == "epoch"
-        control.should_save |= args.save_strategy == "epoch"
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.logging_strategy == "epoch":
+            control.should_log = True
+        if args.eval_strategy == "epoch" and state.epoch >= args.eval_delay:
+            control.should_evaluate = True
+        if args.save_strategy == "epoch":
+            control.should_save = True
 
 
 class EarlyStoppingCallback(TrainerCallback):
@@ -210,23 +238,49 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_threshold = early_stopping_threshold
         self.early_stopping_patience_counter = 0
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if args.metric_for_best_model is None or args.eval_strategy == "no":
             raise ValueError("EarlyStoppingCallback needs metric_for_best_model and an eval_strategy")
-        if state.global_step == 0:
-            self.early_stopping_patience_counter = 0
-        control.should_training_stop |= self.early_stopping_patience_counter >= self.early_stopping_patience
+        if state.global_step > 0:
+            # A run that it stopped stays stopped when it is resumed.
+            self._stop_without_patience(control)
 
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
-        metric = metrics.get(args.best_metric_key)
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        metric = metrics.get(str(args.best_metric_key))
         if metric is None:  # one of several evaluation sets, and not the one to watch
             return
-        best = state.best_metric  # the Trainer updates it after this event
-        sign = 1 if args.greater_is_better else -1
-        improved = best is None or (metric - best) * sign > self.early_stopping_threshold
-        self.early_stopping_patience_counter = 0 if improved else self.early_stopping_patience_counter + 1
-        control.should_training_stop |= self.early_stopping_patience_counter >= self.early_stopping_patience
+        # The Trainer updates `best_metric` after this event.
+        if self._is_improvement(metric, state.best_metric, bool(args.greater_is_better)):
+            self.early_stopping_patience_counter = 0
+        else:
+            self.early_stopping_patience_counter += 1
+        self._stop_without_patience(control)
 
-    def state(self) -> dict:
-        settings, memory = dict(vars(self)), "early_stopping_patience_counter"
-        return {"attributes": {memory: settings.pop(memory)}, "args": settings}
+    def _is_improvement(self, metric: float, best: float | None, greater_is_better: bool) -> bool:
+        if best is None:
+            return True
+        is_better = np.greater if greater_is_better else np.less
+        return is_better(metric, best) and abs(metric - best) > self.early_stopping_threshold
+
+    def _stop_without_patience(self, control: TrainerControl) -> None:
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the evaluations without improvement so far."""
+        return {
+            "args": {
+                "early_stopping_patience": self.early_stopping_patience,
+                "early_stopping_threshold": self.early_stopping_threshold,
+            },
+            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
+        }

@@ -4,15 +4,25 @@ The accelerator saves and loads weights, optimizer, scheduler, gradient scaler, 
 loader's position, and verifies them all; the Trainer adds `trainer_state.json`.
 """
 
-import shutil
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from common.accelerator import Accelerator
-from common.accelerator.checkpointing import draft, newest, numbered, together
+from common.accelerator.checkpointing import newest, numbered, run_on_all_ranks, verify
 from common.accelerator.utils import broadcast_object_list
-from common.trainer.callbacks import TrainerState
+from common.accelerator.utils.files import new_draft, remove_folder, replace_folder
+from common.trainer.arguments import TrainingArguments
+from common.trainer.state import TrainerState
 
-TRAINER_STATE_NAME, PREFIX = "trainer_state.json", "checkpoint-"
+TRAINER_STATE_NAME = "trainer_state.json"
+PREFIX = "checkpoint-"
+
+
+def checkpoint_folder(output_dir: str, step: int) -> Path:
+    """Where the checkpoint of a step is kept."""
+    return Path(output_dir, f"{PREFIX}{step}")
 
 
 def save_checkpoint(accelerator: Accelerator, state: TrainerState, output_dir: str, limit: int | None) -> None:
@@ -21,36 +31,57 @@ def save_checkpoint(accelerator: Accelerator, state: TrainerState, output_dir: s
     It is written under another name and renamed when it is complete, so that the newest `checkpoint-<step>` can be
     loaded, wherever the process was killed. What a killed one left, the next one sweeps.
     """
-    path, main = Path(output_dir, f"{PREFIX}{state.global_step}"), accelerator.is_main_process
-    partial = draft(path.parent) if main else path
+    folder = checkpoint_folder(output_dir, state.global_step)
+    is_main = accelerator.is_main_process
+    unfinished = new_draft(folder.parent) if is_main else folder
 
-    def add_state(models, weights, folder: str) -> None:  # before all is put into the manifest
-        together(lambda: state.save_to_json(f"{folder}/{TRAINER_STATE_NAME}"), main)
+    def add_state(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
+        # Before the manifest is written, so that this file is in it.
+        run_on_all_ranks(lambda: state.save_to_json(f"{output_dir}/{TRAINER_STATE_NAME}"), is_main)
 
     def publish() -> None:
-        shutil.rmtree(path, ignore_errors=True)  # of another run
-        partial.rename(path)
-        found = sorted(numbered(path.parent, PREFIX), key=lambda path: path.stat().st_mtime_ns)
-        keep = {str(path), state.best_model_checkpoint}
-        surplus = max(0, len(found) - limit) if limit else 0
-        for old in [each for each in found if str(each) not in keep][:surplus]:
-            old.rename(doomed := draft(path.parent))  # half a checkpoint must not bear a checkpoint's name
-            shutil.rmtree(doomed)
+        replace_folder(unfinished, folder)
+        if limit is not None:
+            _delete_oldest(folder, state.best_model_checkpoint, limit)
 
     with accelerator.register_save_state_pre_hook(add_state):
-        accelerator.save_state(str(partial))
-    together(publish, main)
+        accelerator.save_state(str(unfinished))
+    run_on_all_ranks(publish, is_main)
+
+
+def _delete_oldest(just_written: Path, best: str | None, limit: int) -> None:
+    """Delete the oldest checkpoints until `limit` are left, but not the one just written and not the best."""
+    found = numbered(just_written.parent, PREFIX)
+    oldest_first = sorted(found, key=lambda path: path.stat().st_mtime_ns)
+    dispensable = [path for path in oldest_first if path != just_written and str(path) != best]
+    surplus = max(0, len(found) - limit)
+    for path in dispensable[:surplus]:
+        remove_folder(path)
 
 
 def get_last_checkpoint(output_dir: str) -> str | None:
     """The checkpoint of the highest step in `output_dir`, or None."""
-    return next(map(str, numbered(Path(output_dir), PREFIX)), None)
+    found = numbered(Path(output_dir), PREFIX)
+    return str(found[0]) if found else None
 
 
-def find_checkpoint(accelerator: Accelerator, args, wanted: str | bool | None) -> str | None:
+def find_checkpoint(accelerator: Accelerator, args: TrainingArguments, wanted: str | bool | None) -> str | None:
     """The checkpoint `wanted`, by default by `args`; True is the newest that is whole. All ranks must call this."""
-    wanted = args.resume_from_checkpoint if wanted is None else wanted
-    if wanted is True:
-        found = together(lambda: str(newest(Path(args.output_dir), PREFIX)), accelerator.is_main_process)
-        wanted = broadcast_object_list([found])[0]
-    return wanted or None
+    if wanted is None:
+        wanted = args.resume_from_checkpoint
+    if wanted is not True:
+        return wanted or None
+    found = run_on_all_ranks(lambda: str(newest(Path(args.output_dir), PREFIX)), accelerator.is_main_process)
+    return broadcast_object_list([found])[0]
+
+
+def load_best_model(model: nn.Module, folder: str) -> None:
+    """Load the weights of a checkpoint, after verifying them.
+
+    Raises:
+        CheckpointError: naming what is missing or damaged.
+    """
+    from safetensors.torch import load_model
+
+    verify(Path(folder))
+    load_model(model, f"{folder}/model.safetensors")

@@ -1,96 +1,320 @@
-"""The loop behind evaluate and predict: every sample once, on one rank, in O(n) time and host memory.
+"""The loop behind evaluate and predict.
 
-Each rank works through its own batches without waiting for the others; no batch is padded, so a mean loss weighs
-exactly as many samples as it covers. Predictions leave the device batch by batch, and only then are the ranks'
-batches dealt back into the order of the dataset.
+Each rank works through its own batches. What they gave is put into the order of the dataset at the end, where samples
+that were repeated to even the ranks out are cut off.
 """
 
-import math
 import time
-from collections import namedtuple
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from common.accelerator.data_loader import DataLoaderShard, prepare_data_loader
-from common.accelerator.utils import find_batch_size, gather_object, send_to_device
+from common.accelerator import Accelerator
+from common.accelerator.utils import gather_object, send_to_device
+from common.trainer.batches import count_samples
 
-# NumPy arrays, or tuples of them, with a row for each sample in dataset order; `label_ids` is None without labels.
-EvalPrediction = namedtuple("EvalPrediction", "predictions label_ids")
-TrainOutput = namedtuple("TrainOutput", "global_step training_loss metrics")
-PredictionOutput = namedtuple("PredictionOutput", "predictions label_ids metrics")
-
-
-def shard_for_evaluation(dataloader: DataLoader, device: torch.device) -> DataLoader:
-    """A loader of this rank's batches, on `device`: of all batches every `num_processes`-th, none of them padded."""
-    if isinstance(dataloader, DataLoaderShard):
-        return dataloader
-    return prepare_data_loader(dataloader, device, put_on_device=True, even_batches=False)
+# Predictions of batches with different second dimensions, such as lengths of texts, are filled up with this value.
+PADDING = -100
+# At most so many bytes of predictions, or those of one batch if they are more, are gathered from each rank at once.
+GATHERED_BYTES = 32 * 2**20
 
 
-def evaluation_loop(trainer, dataloader, prediction_loss_only, ignore_keys, prefix) -> PredictionOutput:
-    """Run `trainer.prediction_step` over `dataloader` and put the ranks' results together; all ranks get them.
+class EvalPrediction(NamedTuple):
+    """What `compute_metrics` gets: NumPy arrays, or tuples or dicts of them, with a row for each sample in order."""
 
-    The loss is the sum over samples divided by their number, summed in float64: each batch's mean loss counts as
-    often as the batch has samples.
+    predictions: Any
+    label_ids: Any
+
+
+class TrainOutput(NamedTuple):
+    """What `Trainer.train` returns."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, Any]
+
+
+class PredictionOutput(NamedTuple):
+    """What `Trainer.predict` returns; `label_ids` is None where the samples have no labels."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, Any]
+
+
+class EvalLoopOutput(NamedTuple):
+    """What one pass over an evaluation set gives."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, Any]
+    num_samples: int
+
+
+class BatchLoss(NamedTuple):
+    """The mean loss of one batch of `rows` samples, those included that are there only to even out the ranks."""
+
+    rows: int
+    loss: Any
+
+
+class BatchPrediction(NamedTuple):
+    """What a model said of one batch: arrays, or tuples or dicts of them, with a row for each sample."""
+
+    logits: Any
+    labels: Any
+
+
+def evaluation_loop(
+    trainer: Any,
+    dataloader: DataLoader,
+    prediction_loss_only: bool,
+    ignore_keys: list[str] | None,
+    metric_key_prefix: str,
+) -> EvalLoopOutput:
+    """Run `trainer.prediction_step` over a prepared loader and put the ranks' results together; all ranks get them.
+
+    The loss is the mean over the samples, of which each counts with the mean loss of its batch.
     """
-    start_time = time.time()
-    trainer.eval_dataloader = dataloader = shard_for_evaluation(dataloader, trainer.accelerator.device)
-    # Not the DDP wrapper: its forward may synchronise buffers, and ranks may have different numbers of batches.
-    model = trainer.model
-    was_training = model.training
+    accelerator = trainer.accelerator
+    trainer.eval_dataloader = dataloader
+    model = trainer.prepare_model_for_evaluation()
     model.eval()
-    losses, counts, results = [], [], []
+    losses = []
+    predictions = []
+    rows_of_last_step = None
+    num_observed = 0
     for inputs in dataloader:
-        counts.append(find_batch_size(inputs))
-        loss, logits, labels = trainer.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
-            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+        rows = count_samples(inputs) or 0
+        num_observed += rows
+        loss, prediction = _predict_batch(trainer, model, inputs, prediction_loss_only, ignore_keys)
         if loss is not None:
-            losses.append(loss)
-        if logits is not None or labels is not None:
-            results.append(send_to_device((logits, labels), "cpu"))
+            losses.append(BatchLoss(rows, loss))
+        if prediction is not None:
+            predictions.append(prediction)
+        if accelerator.gradient_state.end_of_dataloader:
+            rows_of_last_step = _count_rows_of_last_step(accelerator, trainer.args)
         trainer.call_event("on_prediction_step")
-    model.train(was_training)
 
-    # All at once: reading each loss where it arises would wait for the device in every batch.
-    means = torch.stack(losses).tolist() if losses else []
-    loss_sum = math.fsum(mean * count for mean, count in zip(means, counts, strict=False))
-    totals = gather_object([(loss_sum, len(losses), sum(counts), len(results))])
-    loss_sum, num_losses, num_samples, _ = (sum(column) for column in zip(*totals, strict=True))
-    # Batch i of rank r is number i · num_processes + r of the whole. One round at a time, because the collective may
-    # pass through the device's memory: that bounds it to one batch of each rank.
-    rounds = max(number for *_, number in totals)
-    batches = [batch for i in range(rounds) for batch in gather_object(results[i : i + 1])]
-    predictions, label_ids = (_join(list(column)) for column in zip(*batches, strict=True)) if batches else (None, None)
-
-    metrics = {"loss": loss_sum / num_samples} if num_losses else {}
-    if trainer.compute_metrics is not None and predictions is not None and label_ids is not None:
-        metrics |= trainer.compute_metrics(EvalPrediction(predictions, label_ids))
-    metrics = {name.removeprefix(f"{prefix}_"): v.item() if hasattr(v, "item") else v for name, v in metrics.items()}
-    num_steps = math.ceil(num_samples / trainer.args.per_device_eval_batch_size / trainer.accelerator.num_processes)
-    metrics |= speed_metrics(start_time, num_samples, num_steps)
-    return PredictionOutput(predictions, label_ids, {f"{prefix}_{name}": value for name, value in metrics.items()})
+    joined = join_predictions(gather_steps(accelerator, predictions), rows_of_last_step)
+    prefix = f"{metric_key_prefix}_"
+    metrics = {}
+    sample_losses = join_losses(gather_steps(accelerator, _on_host(losses)), rows_of_last_step, trainer.args)
+    if sample_losses is not None:
+        metrics[f"{prefix}loss"] = mean_loss(sample_losses, trainer.args.logging_nan_inf_filter)
+    if trainer.compute_metrics is not None and joined.logits is not None and joined.labels is not None:
+        computed = trainer.compute_metrics(EvalPrediction(joined.logits, joined.labels))
+        _add_metrics(metrics, as_numbers(computed), prefix)
+    return EvalLoopOutput(joined.logits, joined.labels, metrics, _dataset_length(dataloader) or num_observed)
 
 
-def speed_metrics(start_time: float, num_samples: int, num_steps: int) -> dict[str, float]:
-    """Seconds since `start_time` and, over them, samples (of all ranks) and steps per second."""
-    runtime = time.time() - start_time
-    rates = {"samples_per_second": round(num_samples / runtime, 3), "steps_per_second": round(num_steps / runtime, 3)}
-    return {"runtime": round(runtime, 4)} | rates
+def _add_metrics(metrics: dict[str, Any], computed: dict[str, Any], prefix: str) -> None:
+    """Add metrics to those of the Trainer, with its prefix. A "loss" among them replaces the Trainer's."""
+    for name, value in computed.items():
+        if name.startswith(prefix):
+            metrics.setdefault(name, value)
+        else:
+            metrics[prefix + name] = value
 
 
-def _join(parts: list) -> Any:
-    """Concatenate along the first dimension, element by element in tuples and dicts; tensors become arrays."""
+def _predict_batch(
+    trainer: Any, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None
+) -> tuple[Tensor | None, BatchPrediction | None]:
+    """The loss of a batch, which stays on the device, and what else is kept of it, which leaves the device at once."""
+    loss, logits, labels = trainer.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+    if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+        logits = trainer.preprocess_logits_for_metrics(logits, labels)
+    if logits is None and labels is None:
+        return loss, None
+    logits = as_arrays(send_to_device(logits, "cpu"))
+    labels = as_arrays(send_to_device(labels, "cpu"))
+    return loss, BatchPrediction(logits, labels)
+
+
+def _count_rows_of_last_step(accelerator: Accelerator, args: Any) -> int | None:
+    """How many samples of the last step, over all ranks, are no repetitions; None if none is repeated.
+
+    The accelerator knows it while the last batch is at hand: it cuts what is gathered then. Where ranks may have
+    different numbers of batches (`even_batches` off) nothing is repeated, and gathering now would wait for a rank
+    that has no batch.
+    """
+    if accelerator.num_processes > 1 and not args.loading.even_batches:
+        return None
+    own = torch.zeros(args.per_device_eval_batch_size, device=accelerator.device)
+    rows = len(accelerator.gather_for_metrics(own))
+    return rows if rows < len(own) * accelerator.num_processes else None
+
+
+def _dataset_length(dataloader: DataLoader) -> int | None:
+    dataset: Any = dataloader.dataset
+    try:
+        return len(dataset)
+    except TypeError:  # a stream
+        return None
+
+
+def gather_steps(accelerator: Accelerator, own: list) -> list[list]:
+    """What all ranks have of each step of a loop, in the order of the ranks. All ranks must call this.
+
+    A rank with fewer steps than the others has nothing in the last ones. Steps are gathered in chunks of at most
+    `GATHERED_BYTES` a rank, because the collective may pass through the device's memory.
+
+    Args:
+        own: what this rank has, an entry for each step.
+    """
+    own_bytes = sum(count_bytes(entry) for entry in own)
+    lengths = gather_object([len(own)])
+    num_steps = max(lengths)
+    if num_steps == 0:
+        return []
+    most_bytes = max(gather_object([own_bytes]))
+    num_chunks = min(num_steps, 1 + most_bytes // GATHERED_BYTES)
+    steps_per_chunk = -(-num_steps // num_chunks)
+    missing = object()
+    steps = []
+    for start in range(0, num_steps, steps_per_chunk):
+        of_ranks = gather_object([own[start : start + steps_per_chunk]])
+        for of_step in zip_longest(*of_ranks, fillvalue=missing):
+            steps.append([entry for entry in of_step if entry is not missing])
+    return steps
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if isinstance(data, tuple | list):
+        for part in data:
+            yield from _leaves(part)
+    else:
+        yield data
+
+
+def _sequence_like(example: tuple | list, parts: list) -> tuple | list:
+    return parts if isinstance(example, list) else tuple(parts)
+
+
+def count_bytes(data: Any) -> int:
+    """The bytes of the arrays in a nested structure."""
+    return sum(leaf.nbytes for leaf in _leaves(data) if isinstance(leaf, np.ndarray))
+
+
+def _on_host(losses: list[BatchLoss]) -> list[BatchLoss]:
+    """The losses as NumPy numbers. They are read at once, because each read waits for the device."""
+    if not losses:
+        return []
+    stacked = torch.stack([batch.loss for batch in losses])
+    numbers = as_arrays(stacked.cpu())
+    return [BatchLoss(batch.rows, number) for batch, number in zip(losses, numbers, strict=True)]
+
+
+def join_losses(steps: list[list[BatchLoss]], rows_of_last_step: int | None, args: Any) -> np.ndarray | None:
+    """The loss of each sample, which is the mean loss of its batch, in the order of the dataset; None without losses.
+
+    As in `transformers` every batch counts `per_device_eval_batch_size` times, and the last step is cut off where
+    repetitions begin. Without `even_batches` it counts as often as it has samples.
+    """
+    if not steps:
+        return None
+    joined = []
+    for step in steps:
+        counts = [batch.rows for batch in step]
+        if args.loading.even_batches:
+            counts = [args.per_device_eval_batch_size] * len(step)
+        joined.append(np.repeat([batch.loss for batch in step], counts))
+    joined[-1] = joined[-1][:rows_of_last_step]
+    return np.concatenate(joined)
+
+
+def mean_loss(losses: np.ndarray, filter_not_finite: bool) -> float:
+    """The mean of `losses`; with the filter of those that are finite, if there are any."""
+    finite = np.isfinite(losses)
+    if filter_not_finite and finite.any():
+        losses = losses[finite]
+    return losses.mean().item()
+
+
+def join_predictions(steps: list[list[BatchPrediction]], rows_of_last_step: int | None) -> BatchPrediction:
+    """The predictions of all steps in the order of the dataset, cut off where repetitions begin."""
+    if not steps:
+        return BatchPrediction(None, None)
+    *whole, last = steps
+    batches = [batch for step in whole for batch in step]
+    last_logits = first_rows(concatenate([batch.logits for batch in last]), rows_of_last_step)
+    last_labels = first_rows(concatenate([batch.labels for batch in last]), rows_of_last_step)
+    logits = concatenate([batch.logits for batch in batches] + [last_logits])
+    labels = concatenate([batch.labels for batch in batches] + [last_labels])
+    return BatchPrediction(logits, labels)
+
+
+def as_arrays(data: Any) -> Any:
+    """Nested tensors on the CPU as NumPy arrays of at least one dimension; bfloat16, which NumPy lacks, as float32."""
+    if isinstance(data, Mapping):
+        return {key: as_arrays(part) for key, part in data.items()}
+    if isinstance(data, tuple | list):
+        return _sequence_like(data, [as_arrays(part) for part in data])
+    if isinstance(data, Tensor):
+        if data.dtype == torch.bfloat16:
+            data = data.float()
+        return np.atleast_1d(data.numpy())
+    return data
+
+
+def concatenate(parts: list) -> Any:
+    """Nested arrays joined along their first dimension; along the second they are filled up to the longest."""
     first = parts[0]
     if first is None:
         return None
     if isinstance(first, Mapping):
-        return {key: _join([part[key] for part in parts]) for key in first}
+        return {key: concatenate([part[key] for part in parts]) for key in first}
     if isinstance(first, tuple | list):
-        return tuple(_join(list(column)) for column in zip(*parts, strict=True))
-    # NumPy has no bfloat16.
-    return np.concatenate([(part.float() if part.dtype == torch.bfloat16 else part).numpy() for part in parts])
+        columns = zip(*parts, strict=True)
+        return _sequence_like(first, [concatenate(list(column)) for column in columns])
+    if first.ndim > 1:
+        longest = max(part.shape[1] for part in parts)
+        parts = [_padded(part, longest) for part in parts]
+    return np.concatenate(parts)
+
+
+def _padded(array: np.ndarray, length: int) -> np.ndarray:
+    if array.shape[1] == length:
+        return array
+    shape = (array.shape[0], length, *array.shape[2:])
+    padded = np.full(shape, PADDING, dtype=array.dtype)
+    padded[:, : array.shape[1]] = array
+    return padded
+
+
+def first_rows(data: Any, rows: int | None) -> Any:
+    """The first `rows` of nested arrays; all of them for None."""
+    if data is None:
+        return None
+    if isinstance(data, Mapping):
+        return {key: first_rows(part, rows) for key, part in data.items()}
+    if isinstance(data, tuple | list):
+        return _sequence_like(data, [first_rows(part, rows) for part in data])
+    return data[:rows]
+
+
+def as_numbers(metrics: Any) -> Any:
+    """Nested metrics with NumPy's numbers and tensors of one element as Python's numbers; arrays stay what they are."""
+    if isinstance(metrics, Mapping):
+        return {name: as_numbers(value) for name, value in metrics.items()}
+    if isinstance(metrics, tuple | list):
+        return _sequence_like(metrics, [as_numbers(value) for value in metrics])
+    is_one_number = isinstance(metrics, np.generic) or (isinstance(metrics, Tensor) and metrics.numel() == 1)
+    return metrics.item() if is_one_number else metrics
+
+
+def speed_metrics(prefix: str, start_time: float, num_samples: float, num_steps: int) -> dict[str, float]:
+    """Seconds since `start_time` and, over them, samples (of all ranks) and steps per second."""
+    runtime = time.time() - start_time
+    metrics = {f"{prefix}_runtime": round(runtime, 4)}
+    if runtime > 0:
+        metrics[f"{prefix}_samples_per_second"] = round(num_samples / runtime, 3)
+        metrics[f"{prefix}_steps_per_second"] = round(num_steps / runtime, 3)
+    return metrics

@@ -1,7 +1,14 @@
-"""Optimizers and learning-rate schedules by name."""
+"""Optimizers and learning-rate schedules by name.
+
+A schedule is a function of the step that gives the learning rate as a factor of `learning_rate`. The factors are those
+of `transformers.optimization`, bit for bit.
+"""
 
 import math
 import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,45 +17,266 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
+# Biases and normalisation layers, by the names of their parameters.
+_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm($|\.)")
 
-def make_optimizer(model: nn.Module, args) -> Optimizer:
+
+def make_optimizer(model: nn.Module, args: Any) -> Optimizer:
     """The optimizer `args.optim`, in two parameter groups: with `args.weight_decay` and without.
 
     Without are the parameters of nn.LayerNorm and those whose names speak of a bias or a norm, as in `transformers`.
     """
-    spared = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm($|\.)")
-    layer_norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
-    groups = [{"params": [], "weight_decay": args.weight_decay}, {"params": [], "weight_decay": 0.0}]
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            decays = not spared.search(name.lower()) and id(parameter) not in layer_norms
-            groups[0 if decays else 1]["params"].append(parameter)
-    if args.optim.startswith("adamw"):
-        betas, fused = (args.adam_beta1, args.adam_beta2), args.optim == "adamw_torch_fused" or None
+    groups = _parameter_groups(model, args.weight_decay)
+    if args.optim in ("adamw_torch", "adamw_torch_fused"):
+        fused = True if args.optim == "adamw_torch_fused" else None
+        betas = (args.adam_beta1, args.adam_beta2)
         return torch.optim.AdamW(groups, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon, fused=fused)
     by_name = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}
     return by_name[args.optim](groups, lr=args.learning_rate)
 
 
-# Factors of the learning rate after warm-up: functions of the step, and of the first and the last one after warm-up.
-_DECAYS = {
-    "linear": lambda step, start, end: max(0.0, (end - step) / max(1, end - start)),
-    "cosine": lambda step, start, end: math.cos(math.pi / 2 * min(1.0, (step - start) / max(1, end - start))) ** 2,
-    "inverse_sqrt": lambda step, start, end: ((step - start) / (start or 10_000) + 1.0) ** -0.5,
-    "constant_with_warmup": lambda step, start, end: 1.0,
-    "constant": lambda step, start, end: 1.0,
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    of_layer_norms = _parameters_of_layer_norms(model)
+    with_decay = []
+    without_decay = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if _WITHOUT_DECAY.search(name.lower()) or id(parameter) in of_layer_norms:
+            without_decay.append(parameter)
+        else:
+            with_decay.append(parameter)
+    return [
+        {"params": with_decay, "weight_decay": weight_decay},
+        {"params": without_decay, "weight_decay": 0.0},
+    ]
+
+
+def _parameters_of_layer_norms(model: nn.Module) -> set[int]:
+    found: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            found.update(id(parameter) for parameter in module.parameters())
+    return found
+
+
+def _constant(step: int) -> float:
+    return 1
+
+
+def _constant_with_warmup(step: int, *, warmup: int) -> float:
+    return step / warmup if step < warmup else 1.0
+
+
+def _linear(step: int, *, warmup: int, total: int) -> float:
+    if step < warmup:
+        return step / warmup
+    return max(0.0, (total - step) / max(1, total - warmup))
+
+
+def _decay_progress(step: int, warmup: int, total: int) -> float:
+    """How much of the decay that follows the warm-up is done: 0 at its first step, 1 after its last."""
+    return (step - warmup) / max(1, total - warmup)
+
+
+def _cosine(step: int, *, warmup: int, total: int, num_cycles: float = 0.5, min_lr_rate: float = 0.0) -> float:
+    if step < warmup:
+        return step / warmup
+    angle = math.pi * num_cycles * 2.0 * _decay_progress(step, warmup, total)
+    factor = 0.5 * (1.0 + math.cos(angle))
+    return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
+
+
+def _cosine_with_restarts(step: int, *, warmup: int, total: int, num_cycles: int = 1) -> float:
+    if step < warmup:
+        return step / warmup
+    progress = _decay_progress(step, warmup, total)
+    if progress >= 1.0:
+        return 0.0
+    progress_of_cycle = (num_cycles * progress) % 1.0
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress_of_cycle)))
+
+
+def _polynomial(
+    step: int, *, warmup: int, total: int, start_lr: float, lr_end: float = 1e-7, power: float = 1.0
+) -> float:
+    if step < warmup:
+        return step / warmup
+    if step > total:
+        return lr_end / start_lr
+    remaining = 1 - _decay_progress(step, warmup, total)
+    learning_rate = (start_lr - lr_end) * remaining**power + lr_end
+    return learning_rate / start_lr
+
+
+def _inverse_sqrt(step: int, *, warmup: int, timescale: int | None = None) -> float:
+    if step < warmup:
+        return step / warmup
+    if timescale is None:
+        timescale = warmup or 10_000
+    shift = timescale - warmup
+    return 1.0 / math.sqrt((step + shift) / timescale)
+
+
+def _cosine_warmup_with_min_lr(
+    step: int,
+    *,
+    warmup: int,
+    total: int,
+    min_lr_rate: float,
+    num_cycles: float = 0.5,
+    warmup_lr_rate: float | None = None,
+) -> float:
+    if step < warmup:
+        if warmup_lr_rate is None:
+            return (step + 1.0) / max(1.0, warmup)
+        return warmup_lr_rate + (1.0 - warmup_lr_rate) * step / max(1, warmup - 1)
+    # It counts from 1, so that the lowest rate is reached in the last step.
+    progress = (step - warmup + 1.0) / max(1.0, total - warmup)
+    factor = 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
+    return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
+
+
+def _warmup_shape(kind: str, progress: float) -> float:
+    if kind == "linear":
+        return progress
+    if kind == "cosine":
+        return 0.5 * (1.0 - math.cos(math.pi * progress))
+    return 1.0 - math.sqrt(1.0 - progress)
+
+
+def _decay_shape(kind: str, progress: float, num_cycles: float) -> float:
+    if kind == "linear":
+        return 1.0 - progress
+    if kind == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
+    return 1.0 - math.sqrt(progress)
+
+
+def _warmup_stable_decay(
+    step: int,
+    *,
+    warmup: int,
+    stable: int,
+    decay: int,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0,
+    num_cycles: float = 0.5,
+) -> float:
+    if step < warmup:
+        factor = _warmup_shape(warmup_type, step / warmup)
+    elif step < warmup + stable:
+        return 1.0
+    elif step < warmup + stable + decay:
+        factor = _decay_shape(decay_type, (step - warmup - stable) / decay, num_cycles)
+    else:
+        return min_lr_ratio
+    return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
+
+
+def _lowest_rate(optimizer: Optimizer, min_lr: float | None, min_lr_rate: float | None) -> float:
+    """The lowest learning rate as a share of the first one."""
+    if min_lr is not None and min_lr_rate is None:
+        return min_lr / optimizer.defaults["lr"]
+    if min_lr_rate is not None and min_lr is None:
+        return min_lr_rate
+    raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
+
+
+def _make_polynomial(optimizer: Optimizer, warmup: int, total: int, **options: Any) -> LambdaLR:
+    start_lr = optimizer.defaults["lr"]
+    lr_end = options.get("lr_end", 1e-7)
+    if start_lr <= lr_end:
+        raise ValueError(f"lr_end ({lr_end}) must be smaller than initial lr ({start_lr})")
+    return LambdaLR(optimizer, partial(_polynomial, warmup=warmup, total=total, start_lr=start_lr, **options))
+
+
+def _make_cosine_with_min_lr(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+    **options: Any,
+) -> LambdaLR:
+    lowest = _lowest_rate(optimizer, min_lr, min_lr_rate)
+    return LambdaLR(optimizer, partial(_cosine, warmup=warmup, total=total, min_lr_rate=lowest, **options))
+
+
+def _make_cosine_warmup_with_min_lr(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+    **options: Any,
+) -> LambdaLR:
+    lowest = _lowest_rate(optimizer, min_lr, min_lr_rate)
+    factor = partial(_cosine_warmup_with_min_lr, warmup=warmup, total=total, min_lr_rate=lowest, **options)
+    return LambdaLR(optimizer, factor)
+
+
+def _make_warmup_stable_decay(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    num_decay_steps: int,
+    num_stable_steps: int | None = None,
+    **options: Any,
+) -> LambdaLR:
+    for name in ("warmup_type", "decay_type"):
+        if options.get(name, "linear") not in ("linear", "cosine", "1-sqrt"):
+            raise ValueError(f"Unknown {name}: {options[name]}, expected 'linear', 'cosine' or '1-sqrt'")
+    stable = total - warmup - num_decay_steps if num_stable_steps is None else num_stable_steps
+    factor = partial(_warmup_stable_decay, warmup=warmup, stable=stable, decay=num_decay_steps, **options)
+    return LambdaLR(optimizer, factor)
+
+
+# Schedules that are a function of the step, the steps of warm-up and the number of all steps, and of nothing else.
+_FACTORS = {
+    "linear": _linear,
+    "cosine": _cosine,
+    "cosine_with_restarts": _cosine_with_restarts,
 }
-SCHEDULES = (*_DECAYS, "reduce_lr_on_plateau")
+# Schedules that look at the optimizer too, or work out more than one number first.
+_MAKERS: dict[str, Callable[..., LambdaLR]] = {
+    "polynomial": _make_polynomial,
+    "cosine_with_min_lr": _make_cosine_with_min_lr,
+    "cosine_warmup_with_min_lr": _make_cosine_warmup_with_min_lr,
+    "warmup_stable_decay": _make_warmup_stable_decay,
+}
+SCHEDULES = (
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "reduce_lr_on_plateau",
+    *_FACTORS,
+    *_MAKERS,
+)
 
 
-def make_scheduler(optimizer: Optimizer, args, num_training_steps: int) -> LRScheduler:
+def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> LRScheduler:
     """The schedule `args.lr_scheduler_type` (one of `SCHEDULES`) over `num_training_steps` optimizer steps.
 
-    All but "constant" and "reduce_lr_on_plateau" climb linearly from 0 during the steps of warm-up. They are stepped
-    once per optimizer step, whatever the number of processes.
+    All but "constant" and "reduce_lr_on_plateau" climb during the steps of warm-up. They are stepped once per
+    optimizer step, whatever the number of processes; "reduce_lr_on_plateau" once per evaluation.
+
+    Raises:
+        TypeError: for a name in `args.lr_scheduler_kwargs` that the schedule does not have.
+        ValueError: for a value there that the schedule cannot have.
     """
     name = args.lr_scheduler_type
+    options = args.lr_scheduler_kwargs or {}
+    warmup = args.get_warmup_steps(num_training_steps)
+    if name == "constant":
+        return LambdaLR(optimizer, _constant)
     if name == "reduce_lr_on_plateau":
-        return ReduceLROnPlateau(optimizer)
-    decay, warmup = _DECAYS[name], 0 if name == "constant" else args.get_warmup_steps(num_training_steps)
-    return LambdaLR(optimizer, lambda step: step / warmup if step < warmup else decay(step, warmup, num_training_steps))
+        return ReduceLROnPlateau(optimizer, **options)
+    if name == "constant_with_warmup":
+        return LambdaLR(optimizer, partial(_constant_with_warmup, warmup=warmup))
+    if name == "inverse_sqrt":
+        return LambdaLR(optimizer, partial(_inverse_sqrt, warmup=warmup, **options))
+    if name in _MAKERS:
+        return _MAKERS[name](optimizer, warmup, num_training_steps, **options)
+    return LambdaLR(optimizer, partial(_FACTORS[name], warmup=warmup, total=num_training_steps, **options))

@@ -3,13 +3,17 @@
 import sys
 from dataclasses import asdict
 from html import escape
+from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm
 
 from common.accelerator import Accelerator, PartialState
+from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import TrainerCallback
+from common.trainer.state import TrainerControl, TrainerState
 
 
 def say(text: str) -> None:
@@ -18,31 +22,61 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def training_summary(args, state, model, train_dataloader) -> str:
+def training_summary(
+    args: TrainingArguments, state: TrainerState, model: nn.Module, train_dataloader: DataLoader
+) -> str:
     """What is about to be trained, in a few lines."""
-    batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    processes, dataset = PartialState().num_processes, train_dataloader.dataset
-    size = "unknown" if isinstance(dataset, IterableDataset) else len(dataset)
-    # A process uses one device, however many it sees.
-    gpus, trainable = torch.cuda.device_count(), sum(p.numel() for p in model.parameters() if p.requires_grad)
-    resumed = f"\n  Resumed at step = {state.global_step}" if state.global_step else ""
-    return (
-        f"***** Running training *****\n  Num examples = {size}\n  Num epochs = {state.num_train_epochs}\n"
-        f"  Batch size per device = {batch}\n  Total batch size = {batch * accumulation * processes}\n"
-        f"  Gradient accumulation steps = {accumulation}\n  Total optimization steps = {state.max_steps}\n"
-        f"  Number of processes = {processes} ({gpus} GPUs visible)\n  Trainable parameters = {trainable}{resumed}"
-    )
+    num_processes = PartialState().num_processes
+    total_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
+    dataset: Any = train_dataloader.dataset
+    num_examples = "unknown" if isinstance(dataset, IterableDataset) else len(dataset)
+    trainable = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    lines = [
+        "***** Running training *****",
+        f"  Num examples = {num_examples}",
+        f"  Num epochs = {state.num_train_epochs}",
+        f"  Batch size per device = {args.per_device_train_batch_size}",
+        f"  Total batch size = {total_batch}",
+        f"  Gradient accumulation steps = {args.gradient_accumulation_steps}",
+        f"  Total optimization steps = {state.max_steps}",
+        # A process uses one device, however many it sees.
+        f"  Number of processes = {num_processes} ({torch.cuda.device_count()} GPUs visible)",
+        f"  Trainable parameters = {sum(trainable)}",
+    ]
+    if state.global_step > 0:
+        lines.append(f"  Resumed at step = {state.global_step}")
+    return "\n".join(lines)
 
 
-def table_row(args, state, metrics: dict[str, float]) -> dict[str, str]:
+def _shortened(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def log_line(logs: dict[str, Any]) -> str:
+    """What is logged, as one line with four digits of each number."""
+    parts = []
+    for name, value in logs.items():
+        parts.append(f"'{name}': {_shortened(value)!r}")
+    return "{" + ", ".join(parts) + "}"
+
+
+def _column_title(metric: str) -> str:
+    words = metric.removeprefix("eval_").replace("_", " ")
+    return words.title().replace("Loss", "Validation Loss")
+
+
+def table_row(args: TrainingArguments, state: TrainerState, metrics: dict[str, Any]) -> dict[str, str]:
     """One row of the table of evaluations: epoch or step, training loss, validation loss, metrics."""
-    losses = [f"{entry['loss']:.6f}" for entry in state.log_history if "loss" in entry]
-    row = {"Step": str(state.global_step)} if args.eval_strategy == "steps" else {"Epoch": f"{state.epoch:g}"}
-    row["Training Loss"] = losses[-1] if losses else "No log"
+    row = {}
+    if args.eval_strategy == "steps":
+        row["Step"] = str(state.global_step)
+    else:
+        row["Epoch"] = f"{state.epoch:g}"
+    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+    row["Training Loss"] = f"{losses[-1]:.6f}" if losses else "No log"
     for name, value in metrics.items():
-        if name != "epoch" and not name.endswith(("_runtime", "_per_second")):
-            title = name.removeprefix("eval_").replace("_", " ").title().replace("Loss", "Validation Loss")
-            row[title] = f"{value:.6f}" if isinstance(value, float) else str(value)
+        if name != "epoch" and not name.endswith(("_runtime", "_per_second", "_preparation_time")):
+            row[_column_title(name)] = f"{value:.6f}" if isinstance(value, float) else str(value)
     return row
 
 
@@ -51,22 +85,52 @@ class PrinterCallback(TrainerCallback):
 
     columns: tuple[str, ...] = ()
 
-    def on_train_begin(self, args, state, control, model=None, train_dataloader=None, **kwargs):
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
         self.columns = ()
         if state.is_world_process_zero:
-            say(training_summary(args, state, model, train_dataloader))
+            say(training_summary(args, state, kwargs["model"], kwargs["train_dataloader"]))
 
-    def on_log(self, args, state, control, logs, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
         if state.is_world_process_zero and ("loss" in logs or "train_runtime" in logs):
-            say(str({name: f"{v:.4g}" if isinstance(v, float) else v for name, v in logs.items()}))
+            say(log_line(logs))
 
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
-        if state.is_world_process_zero:
-            row = table_row(args, state, metrics)
-            if tuple(row) != self.columns:
-                self.columns = tuple(row)
-                say("  ".join(name.rjust(15) for name in row))
-            say("  ".join(row[name].rjust(max(15, len(name))) for name in row))
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        row = table_row(args, state, metrics)
+        if tuple(row) != self.columns:
+            self.columns = tuple(row)
+            say(self._cells(row, row))
+        say(self._cells(row, row.values()))
+
+    @staticmethod
+    def _cells(columns: Any, contents: Any) -> str:
+        """The contents of a row, each as wide as its column."""
+        cells = []
+        for column, content in zip(columns, contents, strict=True):
+            width = max(15, len(column))
+            cells.append(content.rjust(width))
+        return "  ".join(cells)
 
 
 class ProgressCallback(PrinterCallback):
@@ -74,21 +138,33 @@ class ProgressCallback(PrinterCallback):
 
     bar: tqdm | None = None
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         super().on_train_begin(args, state, control, **kwargs)
         if state.is_world_process_zero:
             # It redraws itself ten times a second at most: otherwise a step costs it a comparison.
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.bar is not None:
             self.bar.update()
 
-    def on_log(self, args, state, control, logs, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
         if self.bar is not None and "loss" in logs:
-            self.bar.set_postfix({n: f"{logs[n]:.4g}" for n in ("loss", "learning_rate")}, refresh=False)
+            shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate")}
+            self.bar.set_postfix(shown, refresh=False)
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.bar is not None:
             self.bar.close()
 
@@ -96,35 +172,69 @@ class ProgressCallback(PrinterCallback):
 class NotebookProgressCallback(TrainerCallback):
     """A progress bar and the growing table of evaluations, redrawn in place in a notebook's output."""
 
-    def on_train_begin(self, args, state, control, model=None, train_dataloader=None, **kwargs):
+    def __init__(self) -> None:
+        self.rows: list[dict[str, str]] = []
+        self.output: Any = None
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
         from IPython.display import HTML, display
 
-        self.rows, self.html = [], HTML
+        self.rows = []
+        self.html = HTML
         if state.is_world_process_zero:
-            say(training_summary(args, state, model, train_dataloader))
+            say(training_summary(args, state, kwargs["model"], kwargs["train_dataloader"]))
             self.output = display(HTML(self.page(state)), display_id=True)
 
-    def page(self, state) -> str:
+    def page(self, state: TrainerState) -> str:
+        """The bar and the table as HTML."""
         bar = f"<progress value='{state.global_step}' max='{state.max_steps}' style='width:300px'></progress>"
         progress = f"<p>{bar} {state.global_step}/{state.max_steps}, epoch {state.epoch:.2f}</p>"
-        columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        lines = [dict(zip(columns, columns, strict=True)), *self.rows] if self.rows else []
-        cells = ("".join(f"<td>{escape(line.get(name, ''))}</td>" for name in columns) for line in lines)
-        return f"{progress}<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
+        return f"{progress}<table>{self._table()}</table>"
 
-    def redraw(self, state) -> None:
+    def _table(self) -> str:
+        columns: list[str] = []
+        for row in self.rows:
+            columns += [name for name in row if name not in columns]
+        if not columns:
+            return ""
+        lines = [_table_line(columns)]
+        for row in self.rows:
+            lines.append(_table_line([row.get(name, "") for name in columns]))
+        return "".join(lines)
+
+    def redraw(self, state: TrainerState) -> None:
+        """Put the page in the place of the one before."""
         if state.is_world_process_zero:
             self.output.update(self.html(self.page(state)))
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # A drawing takes longer than many a step: two hundred have to do.
-        if state.global_step % max(1, state.max_steps // 200) == 0:
+        steps_between_drawings = max(1, state.max_steps // 200)
+        if state.global_step % steps_between_drawings == 0:
             self.redraw(state)
 
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
         if state.max_steps:
             self.rows.append(table_row(args, state, metrics))
             self.redraw(state)
+
+
+def _table_line(cells: list[str]) -> str:
+    filled = [f"<td>{escape(cell)}</td>" for cell in cells]
+    return f"<tr>{''.join(filled)}</tr>"
 
 
 class TrackerCallback(TrainerCallback):
@@ -132,21 +242,49 @@ class TrackerCallback(TrainerCallback):
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
+        self.started = False
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        config = {name: v for name, v in asdict(args).items() if isinstance(v, bool | int | float | str)}
-        self.accelerator.init_trackers(args.run_name, config=config)
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # A second training goes on in the same trackers: started again, they would write everything twice.
+        if not self.started:
+            settings = asdict(args).items()
+            config = {name: value for name, value in settings if isinstance(value, bool | int | float | str)}
+            self.accelerator.init_trackers(str(args.run_name), config=config)
+            self.started = True
 
-    def on_log(self, args, state, control, logs, **kwargs):
-        values = {f"eval/{n[5:]}" if n.startswith("eval_") else f"train/{n}": value for n, value in logs.items()}
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        values = {_tracked_name(name): value for name, value in logs.items()}
         self.accelerator.log(values, step=state.global_step)
+
+
+def _tracked_name(name: str) -> str:
+    if name.startswith("eval_"):
+        return "eval/" + name.removeprefix("eval_")
+    return f"train/{name}"
 
 
 def default_reporter(disable_tqdm: bool | None) -> TrainerCallback:
     """The callback that fits where the process runs: notebook, terminal, or (and with `disable_tqdm`) neither."""
-    # Where IPython runs it has been imported.
-    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    notebook = "IPKernelApp" in getattr(ipython, "config", ())
-    if disable_tqdm or (disable_tqdm is None and not (notebook or sys.stderr.isatty())):
+    in_notebook = _runs_in_notebook()
+    if disable_tqdm is None:
+        disable_tqdm = not in_notebook and not sys.stderr.isatty()
+    if disable_tqdm:
         return PrinterCallback()
-    return NotebookProgressCallback() if notebook else ProgressCallback()
+    return NotebookProgressCallback() if in_notebook else ProgressCallback()
+
+
+def _runs_in_notebook() -> bool:
+    # Where IPython runs it has been imported.
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return "IPKernelApp" in getattr(shell, "config", ())

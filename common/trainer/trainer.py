@@ -1,30 +1,37 @@
 """Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
 
-Read it from the top: what a Trainer holds, `train`, one step of it, what follows a step, checkpoints, evaluation,
-loaders, and the small parts.
+Read it from the top: what a Trainer holds, `train` with its epochs, a window of micro-batches, one micro-batch, one
+optimizer step, what follows a step, checkpoints, evaluation, and the small parts.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from common.accelerator import Accelerator, checkpointing, utils
+from common.accelerator import Accelerator, skip_first_batches, utils
+from common.accelerator.checkpointing import get_random_states, set_random_states
+from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.trainer import batches, checkpoint, evaluation, optimization, reporting
 from common.trainer.arguments import TrainingArguments
-from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback, Progress, TrainerControl, TrainerState
+from common.trainer.callbacks import SWITCHED_OFF, CallbackHandler, DefaultFlowCallback
+from common.trainer.loading import LoaderMaker
+from common.trainer.losses import RunningLoss
+from common.trainer.metrics import metrics_table, write_metrics
+from common.trainer.plan import TrainingPlan, make_plan
+from common.trainer.state import Progress, TrainerControl, TrainerState
+
+logger = get_logger(__name__)
 
 
 class Trainer:
@@ -35,22 +42,31 @@ class Trainer:
     a tuple. A process uses one device: several GPUs need several processes.
 
     Args:
-        model: to be trained, moved to the device in place; or else
-        model_init: called by `Trainer` and by every `train` for a new model, the seed set before.
+        model: to be trained; it is moved to the device in place.
+        model_init: instead of `model`: makes a new one. `Trainer` and every `train` set the seed and call it.
         args: by default `TrainingArguments()`.
         data_collator: turns a list of samples into a batch; by default stacks the values of dicts and tuples.
         train_dataset: of either of torch's kinds; an iterable one needs `max_steps`.
         eval_dataset: the same, or a dict of several; metrics are then called `eval_<key>_…`.
-        compute_loss_func: (outputs, labels, num_items_in_batch) -> scalar loss; `num_items_in_batch` counts the
-            labels other than -100 of the whole step, over all ranks and micro-batches: return sum / count.
-        compute_metrics: (EvalPrediction) -> dict of numbers.
-        callbacks: instances or classes, called after the standard ones.
+        compute_loss_func: (outputs, labels, num_items_in_batch) -> scalar loss; `labels` are the batch's "labels" or
+            None, `num_items_in_batch` counts those other than -100 of the whole step, over all ranks and
+            micro-batches: return sum / count.
+        compute_metrics: (EvalPrediction) -> dict of metrics.
+        callbacks: instances or classes, called after the one that says when to log, evaluate and save.
         optimizers: an optimizer and a scheduler, of which either may be None.
         preprocess_logits_for_metrics: (logits, labels) -> what to keep of a batch's logits.
 
+    Attributes:
+        loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
+            mean over its micro-batch (False). By default the loss is a mean unless it was divided by
+            `num_items_in_batch`.
+
     Raises:
+        RuntimeError: for neither a model nor a `model_init`.
         ValueError: for arguments that cannot work together.
     """
+
+    loss_is_scaled_for_ga: bool | None = None
 
     def __init__(
         self,
@@ -62,56 +78,75 @@ class Trainer:
         *,
         model_init: Callable[[], nn.Module] | None = None,
         compute_loss_func: Callable | None = None,
-        compute_metrics: Callable | None = None,
-        callbacks: list | None = None,
+        compute_metrics: Callable[[evaluation.EvalPrediction], dict[str, Any]] | None = None,
+        callbacks: list[Any] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None] = (None, None),
-        preprocess_logits_for_metrics: Callable | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        self.args = args = args or TrainingArguments()
-        if (model is None) == (model_init is None):
-            raise ValueError("Trainer needs either a model or a model_init")
-        if model_init is not None and optimizers != (None, None):
-            raise ValueError("model_init makes a new model for each training, which optimizers cannot know: drop one")
-        if args.eval_strategy != "no" and eval_dataset is None:
-            raise ValueError(f"eval_strategy is {str(args.eval_strategy)!r}, but there is no eval_dataset")
-        ddp = {"find_unused_parameters": bool(args.ddp_find_unused_parameters)}
-        timeout = timedelta(seconds=args.ddp_timeout)
-        # In one notebook after another Trainer: let this one choose its own precision.
-        AcceleratorState._reset_state()
-        self.accelerator = Accelerator(
-            cpu=args.use_cpu,
-            mixed_precision="fp16" if args.fp16 else "bf16" if args.bf16 else None,
-            # The micro-batches of a step are weighted here, by their samples.
-            gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),
-            dataloader_config=utils.DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.data_seed),
-            # Else the scheduler would be stepped once for every process.
-            step_scheduler_with_optimizer=False,
-            kwargs_handlers=[utils.DistributedDataParallelKwargs(**ddp), utils.InitProcessGroupKwargs(timeout=timeout)],
-            dynamo_backend="inductor" if args.torch_compile else None,
-            log_with=args.report_to or None,
-            project_dir=args.output_dir,
-        )
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.args = TrainingArguments() if args is None else args
+        self._check_arguments(model, model_init, eval_dataset, optimizers)
+        utils.set_seed(self.args.seed)
+        self.accelerator = make_accelerator(self.args)
+
+        self.model_init = model_init
+        self.model = self._make_model() if model is None else model
+        self.model.to(self.accelerator.device)
+        self.model_wrapped = self.model
+        label_names = self.args.label_names
+        self.label_names = batches.find_labels(self.model) if label_names is None else label_names
+        self.model_accepts_loss_kwargs = batches.takes_any_keyword(self.model)
+
         self.data_collator = data_collator or batches.default_data_collator
-        self.model_init, self.compute_loss_func = model_init, compute_loss_func
-        self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = optimizers
-        self._own_scheduler = self.lr_scheduler is None
-        utils.set_seed(args.seed)
-        self.model = self.model_wrapped = (model_init() if model is None else model).to(self.accelerator.device)
-        named_so = [name for name in batches.parameters(self.model.forward) if "label" in name]
-        self.label_names = args.label_names or named_so or ["labels"]
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.train_dataloader: Any = None
+        self.eval_dataloader: Any = None
+        self._open_epoch: Generator[Any, None, None] | None = None
+        self._batches_to_skip = 0
+        self._running_loss = RunningLoss(self.accelerator.device, self.args.logging_nan_inf_filter)
+
+        self.compute_loss_func = compute_loss_func
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         # Overrides in the style of older tutorials do without this argument.
         self._loss_takes_count = "num_items_in_batch" in batches.parameters(self.compute_loss)
-        trackers = [reporting.TrackerCallback(self.accelerator)] if args.report_to else []
-        standard = [DefaultFlowCallback, reporting.default_reporter(args.disable_tqdm), *trackers]
-        self.callback_handler = CallbackHandler([*standard, *(callbacks or [])])
-        self.state, self.control, self.progress = self._new_state(), TrainerControl(), Progress()
-        self.train_dataloader = self.eval_dataloader = None
+
+        # `train` puts the prepared ones in the place of these.
+        self.optimizer: Any = optimizers[0]
+        self.lr_scheduler: Any = optimizers[1]
+        self._makes_scheduler = self.lr_scheduler is None
+
+        self.callback_handler = CallbackHandler(self._standard_callbacks(callbacks or []))
+        self.state = self._new_state()
+        self.control = TrainerControl()
+        self.progress = Progress()
         self.call_event("on_init_end")
 
+    def _check_arguments(
+        self,
+        model: nn.Module | None,
+        model_init: Callable | None,
+        eval_dataset: Any,
+        optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None],
+    ) -> None:
+        if model is None and model_init is None:
+            raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
+        if model is not None and model_init is not None:
+            raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both")
+        if model_init is not None and optimizers != (None, None):
+            raise ValueError("model_init makes a new model for each training, which optimizers cannot know: drop one")
+        if self.args.eval_strategy != "no" and eval_dataset is None:
+            raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
+
+    def _standard_callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """The callbacks in the order of their calls. The reporter is the last, to show what the others did."""
+        trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
+        return [DefaultFlowCallback, *trackers, *callbacks, reporting.default_reporter(self.args.disable_tqdm)]
+
+    # Training, from the whole to the parts.
+
     def train(self, resume_from_checkpoint: str | bool | None = None) -> evaluation.TrainOutput:
-        """Train, and return the number of steps, the mean loss over all samples, and the metrics of the run.
+        """Train, and return the number of steps, the mean loss over all steps, and the metrics of the run.
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
@@ -123,315 +158,577 @@ class Trainer:
             CheckpointError: a ValueError too, naming what is damaged, if there is no whole checkpoint to resume from;
                 on the other processes a RuntimeError that quotes it.
         """
-        args, accelerator = self.args, self.accelerator
-        resume_from = checkpoint.find_checkpoint(accelerator, args, resume_from_checkpoint)
+        resume_from = checkpoint.find_checkpoint(self.accelerator, self.args, resume_from_checkpoint)
         if self.model_init is not None:
-            utils.set_seed(args.seed)
-            self.model = self.model_wrapped = self.model_init().to(accelerator.device)
-            self.optimizer = None
-        # Sample order has a seed of its own; what ranks draw for themselves, like dropout, must differ.
-        utils.set_seed(args.seed, device_specific=True)
-        accelerator.free_memory()
-        self.train_dataloader = loader = accelerator.prepare(self.get_train_dataloader())
-        batches_per_epoch, num_epochs, max_steps = self._plan(loader)
-        self.state, self.control, self.progress = self._new_state(max_steps, num_epochs), TrainerControl(), Progress()
-        if self._own_scheduler:
-            self.lr_scheduler = None
-        self.create_optimizer()
-        self.create_scheduler(max_steps)
-        self._plateau = isinstance(self.lr_scheduler, ReduceLROnPlateau)
-        prepared = accelerator.prepare(self.model_wrapped, self.optimizer, self.lr_scheduler)
-        self.model_wrapped, self.optimizer, self.lr_scheduler = prepared
-        if resume_from:
-            self._load_checkpoint(resume_from)
-        state, progress = self.state, self.progress
-        dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-        self._loss_sum, self._num_samples = torch.zeros((), dtype=dtype, device=accelerator.device), 0
-        steps_before, samples_before, start_time = state.global_step, progress.samples, time.time()
+            self._make_model_anew()
+        plan = self._prepare_training()
+        if resume_from is not None:
+            self._load_checkpoint(resume_from, plan)
+        start_time = time.time()
+        first_step = self.state.global_step
 
-        self.model_wrapped.train()
+        self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        if self.control.should_training_stop and progress.epoch_ended:  # a run that was over before
-            num_epochs = 0
-        for epoch in range(progress.epoch, num_epochs):
-            loader.set_epoch(epoch)
-            self.call_event("on_epoch_begin")
-            progress.epoch, progress.epoch_ended = epoch, False
-            for window in self._windows(loader):
-                self._train_on(window)
-                progress.batches += len(window)
-                state.global_step += 1
-                state.epoch = epoch + progress.batches / batches_per_epoch
-                self.call_event("on_step_end")
-                self._log_evaluate_save()
-            if progress.batches == 0 and not self._should_stop():
-                raise ValueError(f"epoch {epoch} had no batch to train on after {state.global_step} steps")
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        for epoch in self._epochs_left(plan):
+            self._train_epoch(epoch, plan)
             self.call_event("on_epoch_end")
-            progress.epoch_ended = True
-            # A run that is stopped within an epoch can go on there.
-            if progress.batches == batches_per_epoch or self.control.should_epoch_stop or not self._should_stop():
-                progress.epoch, progress.batches, self.control.should_epoch_stop = epoch + 1, 0, False
+            self._note_epoch_end(epoch, plan)
             self._log_evaluate_save()
             if self.control.should_training_stop:
                 break
+        return self._finish(plan, start_time, first_step)
 
-        self._read_device()
-        num_steps, num_samples = state.global_step - steps_before, progress.samples - samples_before
-        train_loss = progress.loss / max(1, progress.samples)
-        metrics = {f"train_{n}": v for n, v in evaluation.speed_metrics(start_time, num_samples, num_steps).items()}
-        metrics |= {"total_flos": state.total_flos, "train_loss": train_loss}
-        self.log(metrics)
-        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            checkpointing.verify(Path(state.best_model_checkpoint))
-            load_model(self.model, f"{state.best_model_checkpoint}/model.safetensors")
-        self.call_event("on_train_end")
-        return evaluation.TrainOutput(state.global_step, train_loss, metrics)
+    def _make_model(self) -> nn.Module:
+        assert self.model_init is not None
+        return self.model_init()
 
-    def _plan(self, loader: DataLoader) -> tuple[int, int, int]:
-        """Batches per epoch on each rank, epochs begun, and steps."""
-        args, accumulation = self.args, self.args.gradient_accumulation_steps
-        if isinstance(loader.dataset, IterableDataset):
-            if args.max_steps < 0:
-                raise ValueError("how long an epoch of an iterable train_dataset is cannot be known: set max_steps")
-            return args.max_steps * accumulation, args.max_steps, args.max_steps
-        steps_per_epoch = len(loader) // accumulation if args.dataloader_drop_last else -(-len(loader) // accumulation)
-        if steps_per_epoch == 0:
-            raise ValueError(f"the training set's {len(loader.dataset)} samples do not fill one optimizer step")
-        batches_per_epoch = min(len(loader), steps_per_epoch * accumulation)
-        max_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
-        return batches_per_epoch, math.ceil(max_steps / steps_per_epoch), max_steps
+    def _make_model_anew(self) -> None:
+        utils.set_seed(self.args.seed)
+        self.model = self._make_model()
+        self.model.to(self.accelerator.device)
+        self.model_wrapped = self.model
+        self.optimizer = None
 
-    def _windows(self, loader: DataLoader) -> Iterator[list]:
-        """The micro-batches of each optimizer step: all at once, for each weighs as much as its share of samples."""
-        accumulation, micro_batches = self.args.gradient_accumulation_steps, iter(loader)
-        least = accumulation if self.args.dataloader_drop_last else 1
-        while not self._should_stop() and len(window := list(islice(micro_batches, accumulation))) >= least:
-            yield window
+    def _prepare_training(self) -> TrainingPlan:
+        """Prepare loader, model, optimizer and scheduler, and begin a new state."""
+        accelerator = self.accelerator
+        accelerator.free_memory()
+        if self.model_wrapped is self.model:
+            # It may have been prepared for an evaluation, which leaves DDP out.
+            accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+            vars(self.model).pop("_is_accelerate_prepared", None)
+        self._batches_to_skip = 0
+        self._random_states_after_skip: dict[str, Any] | None = None
+        self._open_epoch = None
+        self.train_dataloader = accelerator.prepare(self.get_train_dataloader())
+        plan = make_plan(self.args, self.train_dataloader, accelerator.num_processes)
+        self.state = self._new_state(plan.max_steps, plan.num_epochs)
+        self.control = TrainerControl()
+        self.progress = Progress(
+            batches_per_epoch=plan.batches_per_epoch,
+            samples_per_batch=self.train_dataloader.total_batch_size,
+            accumulation=plan.accumulation,
+        )
+        self._running_loss = RunningLoss(accelerator.device, self.args.logging_nan_inf_filter)
+
+        if self._makes_scheduler:
+            self.lr_scheduler = None
+        self.create_optimizer()
+        self.create_scheduler(plan.max_steps)
+        prepared = accelerator.prepare(self.model_wrapped, self.optimizer, self.lr_scheduler)
+        self.model_wrapped, self.optimizer, self.lr_scheduler = prepared
+        return plan
+
+    def _epochs_left(self, plan: TrainingPlan) -> range:
+        """The epochs to begin or to go on with."""
+        if self.control.should_training_stop and self.progress.epoch_ended:
+            return range(0)
+        # A training that is over within an epoch still ends that epoch: `_train_epoch` then returns at once.
+        return range(self.progress.epoch, plan.num_epochs)
+
+    def _train_epoch(self, epoch: int, plan: TrainingPlan) -> None:
+        """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
+        self.call_event("on_epoch_begin")
+        progress = self.progress
+        if progress.epoch_stopped:
+            # A callback had ended this epoch early when the checkpoint was saved.
+            self.control.should_epoch_stop = True
+            progress.epoch_stopped = False
+        if progress.batches == 0:
+            progress.learning_rate = None
+            progress.grad_norm = None
+        progress.epoch = epoch
+        progress.epoch_ended = False
+        if self._should_stop():
+            return
+
+        micro_batches = self._micro_batches(epoch)
+        self._open_epoch = micro_batches
+        for size in plan.window_sizes(progress.batches):
+            window = self._read_window(micro_batches, size)
+            if not window:
+                break
+            self._train_on_window(window, epoch, plan)
+            if self._should_stop():
+                break
+        if progress.batches == 0:
+            logger.warning(
+                "epoch %s has no batch to train on: training stops after %s of %s steps",
+                epoch,
+                self.state.global_step,
+                self.state.max_steps,
+            )
+            self.control.should_training_stop = True
+
+    def _read_window(self, micro_batches: Iterator[Any], size: int) -> list[Any]:
+        """The next `size` micro-batches, or what is left of the epoch."""
+        window = list(islice(micro_batches, size))
+        if self._random_states_after_skip is not None:
+            set_random_states(self.accelerator.device, self._random_states_after_skip)
+            self._random_states_after_skip = None
+        return window
+
+    def _micro_batches(self, epoch: int) -> Generator[Any, None, None]:
+        """This rank's micro-batches of an epoch, from where a checkpoint stopped in it."""
+        loader = self.train_dataloader
+        if self._batches_to_skip > 0:
+            loader = skip_first_batches(loader, self._batches_to_skip)
+            self._batches_to_skip = 0
+        loader.set_epoch(epoch)
+        yield from loader
 
     def _should_stop(self) -> bool:
         return self.control.should_epoch_stop or self.control.should_training_stop
 
-    def _train_on(self, window: list) -> None:
-        """One optimizer step. Nothing in it waits for the device."""
+    def _train_on_window(self, window: list[Any], epoch: int, plan: TrainingPlan) -> None:
+        """Add up the gradients of the micro-batches of one optimizer step, and step."""
+        progress = self.progress
+        # Every micro-batch weighs the same in the window, however many samples it has.
+        self.current_gradient_accumulation_steps = len(window)
+        num_items = self._count_items(window)
         self.call_event("on_step_begin")
-        # Not after the step, so that the norm of these gradients can still be logged.
-        self.optimizer.zero_grad()
-        counts = [utils.find_batch_size(batch) for batch in window]
-        num_samples = sum(counts)
-        num_items = self.accelerator.reduce(self._num_items(window), "sum") if self.compute_loss_func else None
-        for i, (batch, count) in enumerate(zip(window, counts, strict=True), start=1):
-            self._weight, last = count / num_samples, i == len(window)
-            with nullcontext() if last else self.accelerator.no_sync(self.model_wrapped):
-                self._loss_sum.add_(self.training_step(self.model_wrapped, batch, num_items), alpha=num_samples)
-            if not last:
+        for number, inputs in enumerate(window, start=1):
+            progress.batches += 1
+            ends_step = plan.ends_step(progress.batches)
+            self.accelerator.gradient_state.sync_gradients = ends_step
+            with self._gradient_exchange(is_last=number == len(window)):
+                loss = self.training_step(self.model_wrapped, inputs, num_items)
+            self._running_loss.add(loss, self.state.global_step - progress.logged_step)
+            if ends_step:
+                self._step(epoch, plan)
+            else:
                 self.call_event("on_substep_end")
-        self._num_samples += num_samples
-        progress, limit = self.progress, self.args.max_grad_norm
-        progress.grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit) if limit else None
-        self.call_event("on_pre_optimizer_step")
-        self.optimizer.step()
-        self.call_event("on_optimizer_step")
-        progress.learning_rate = self.optimizer.param_groups[0]["lr"]
-        if not self._plateau and not self.accelerator.optimizer_step_was_skipped:
-            self.lr_scheduler.step()
+            if self._should_stop():
+                return
+
+    def _gradient_exchange(self, is_last: bool) -> AbstractContextManager:
+        """Average gradients over the ranks in a window's last micro-batch only, or with `sync_each_batch` in all."""
+        if is_last or self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False):
+            return nullcontext()
+        return self.accelerator.no_sync(self.model_wrapped)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar.
-
-        A mean loss is weighted with the micro-batch's share of the step's samples. A loss that was divided by
-        `num_items_in_batch`, the items of all ranks, is multiplied by their number, because DDP averages over them.
-        """
-        loss = self._compute_loss(model, inputs, num_items_in_batch)
-        loss = loss.mean() if loss.dim() else loss
-        weight = self._weight if num_items_in_batch is None else self.accelerator.num_processes
-        if weight != 1:
-            loss = loss * weight
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
+        model.train()
+        loss = self._call_compute_loss(model, inputs, num_items_in_batch)
+        if not self._is_share_of_step(num_items_in_batch):
+            loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
 
-    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | None = None):
+    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
+        """Whether the loss is this micro-batch's share of the step's loss, and not its own mean."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        if self.compute_loss_func is not None:
+            return True
+        return self.model_accepts_loss_kwargs and num_items is not None
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Any:
         """The scalar loss of a batch, or (loss, outputs). Override it, and return a mean over the batch's samples.
 
-        `num_items_in_batch` is for `compute_loss_func`, else None. An override may leave it out of its signature.
+        `num_items_in_batch` is for `compute_loss_func`, and for a model whose forward has a `**kwargs`; else it is
+        None. It counts the items of all ranks, and DDP averages gradients over the ranks. So a loss that was divided by
+        it is multiplied by the number of ranks. An override may leave it out of its signature.
         """
+        labels = None
+        if self.compute_loss_func is not None:
+            inputs, labels = batches.split_labels(inputs)
+        for_model = {}
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            for_model = {"num_items_in_batch": num_items_in_batch}
+        outputs = batches.call_model(model, inputs, **for_model)
         if self.compute_loss_func is None:
-            outputs = batches.call_model(model, inputs)
-            loss, _ = batches.loss_and_logits(outputs)
+            loss = batches.get_loss(outputs)
         else:
-            inputs, labels = batches.split_labels(inputs, self.label_names)
-            outputs = batches.call_model(model, inputs)
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        if loss is None:
-            raise ValueError("the model returned no loss: let it, pass compute_loss_func, or override compute_loss")
+        if num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
-    def _compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **kwargs: Any) -> Any:
-        count = {"num_items_in_batch": num_items} if self._loss_takes_count else {}
-        return self.compute_loss(model, inputs, **count, **kwargs)
+    def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
+        if self._loss_takes_count:
+            options["num_items_in_batch"] = num_items
+        return self.compute_loss(model, inputs, **options)
 
-    def _num_items(self, window: list) -> Tensor:
-        """Labels other than -100 in these batches of this rank, for a loss that asks for them."""
-        return sum((batches.split_labels(batch, self.label_names)[1] != -100).sum() for batch in window)
+    def _count_items(self, window: list[Any]) -> Tensor | None:
+        """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels."""
+        if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
+            return None
+        total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
+        for batch in window:
+            count = batches.count_labels(batch)
+            if count is None:
+                return None
+            total += count.to(total.device)
+        return self.accelerator.gather(total).sum()
+
+    def _step(self, epoch: int, plan: TrainingPlan) -> None:
+        """One optimizer step with the gradients of a window. Nothing in it waits for the device."""
+        state = self.state
+        progress = self.progress
+        # Without a limit this measures the gradients' norm and leaves them alone.
+        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
+        progress.grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
+        self.call_event("on_pre_optimizer_step")
+        self.optimizer.step()
+        self.call_event("on_optimizer_step")
+        progress.learning_rate = self._learning_rate()
+        if not self._follows_metric() and not self.accelerator.optimizer_step_was_skipped:
+            self.lr_scheduler.step()
+        self.model_wrapped.zero_grad()
+        state.global_step += 1
+        state.epoch = epoch + progress.batches / plan.batches_per_epoch
+        self.call_event("on_step_end")
+        self._log_evaluate_save()
+
+    def _learning_rate(self) -> float:
+        if self._follows_metric():
+            return self.optimizer.param_groups[0]["lr"]
+        return self.lr_scheduler.get_last_lr()[0]
+
+    def _follows_metric(self) -> bool:
+        """Whether the learning rate depends on the evaluations, and not on the step."""
+        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        return isinstance(scheduler, ReduceLROnPlateau)
+
+    def _note_epoch_end(self, epoch: int, plan: TrainingPlan) -> None:
+        progress = self.progress
+        progress.epoch_ended = True
+        was_stopped_within = self.control.should_training_stop and not self.control.should_epoch_stop
+        if was_stopped_within and progress.batches < plan.batches_per_epoch:
+            return  # A resumed run goes on in this epoch, so the loader keeps its position.
+        progress.epoch = epoch + 1
+        progress.batches = 0
+        self._close_epoch()
+
+    def _close_epoch(self) -> None:
+        if self._open_epoch is not None:
+            self._open_epoch.close()
+            self._open_epoch = None
+
+    def _finish(self, plan: TrainingPlan, start_time: float, first_step: int) -> evaluation.TrainOutput:
+        """Log what the run came to, and load the best model."""
+        self._close_epoch()
+        state = self.state
+        self.progress.total_loss += self._running_loss.sum.item()
+        train_loss = self.progress.total_loss / max(state.global_step, 0.001)
+        num_steps = state.global_step - first_step
+        num_samples = plan.num_samples * num_steps / plan.max_steps
+        metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
+        metrics["total_flos"] = float(state.total_flos)
+        metrics["train_loss"] = train_loss
+        self.log(metrics)
+        if self.args.disable_tqdm:
+            del metrics["total_flos"]  # as in the original, whose printer takes it out of what is returned
+        if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            checkpoint.load_best_model(self.model, state.best_model_checkpoint)
+        self.call_event("on_train_end")
+        return evaluation.TrainOutput(state.global_step, train_loss, metrics)
+
+    # What follows a step or an epoch.
 
     def _log_evaluate_save(self) -> None:
         """Do what the callbacks asked for after a step or an epoch."""
-        if self.control.should_log:
+        if self.control.should_log and self.state.global_step > self.progress.logged_step:
             self._log_training()
         if self.control.should_evaluate:
-            improved = self._note_best(self.evaluate())
-            self.control.should_save = improved if self.args.save_strategy == "best" else self.control.should_save
+            metrics = self.evaluate()
+            self._step_plateau_schedule(metrics)
+            if self.args.best_metric_key is not None and self.state.best_metric is None:
+                # As in the original, also where the first metric is not a number.
+                self.state.best_metric = float("-inf") if self.args.greater_is_better else float("inf")
+            is_best = self._is_best(metrics)
+            if is_best:
+                self._note_best(metrics)
+            if self.args.save_strategy == "best":
+                self.control.should_save = is_best
         if self.control.should_save:
             self._save_checkpoint()
-        self.control.should_log = self.control.should_evaluate = self.control.should_save = False
 
     def _log_training(self) -> None:
-        """Log the mean loss over the samples since the last time, if there are any."""
-        self._read_device()
+        """Log the mean loss of the steps since the last time, over all ranks. It waits for the device."""
         progress = self.progress
-        loss, samples = progress.loss - progress.logged_loss, progress.samples - progress.logged_samples
-        if samples == 0:
-            return
-        progress.logged_loss, progress.logged_samples = progress.loss, progress.samples
-        rates = {"grad_norm": progress.grad_norm, "learning_rate": progress.learning_rate}
-        self.log({"loss": loss / samples, **rates})
+        loss = self._running_loss.take_mean_over_ranks(self.accelerator)
+        logs = {"loss": loss / (self.state.global_step - progress.logged_step)}
+        if progress.grad_norm is not None:
+            logs["grad_norm"] = float(progress.grad_norm)
+        if progress.learning_rate is None:
+            logs["learning_rate"] = float(self._learning_rate())
+        else:
+            logs["learning_rate"] = float(progress.learning_rate)
+        progress.total_loss += loss
+        progress.logged_step = self.state.global_step
+        self.log(logs)
 
-    def _read_device(self) -> None:
-        """Move the losses of all ranks, and the norm of the last step's gradients, from the device into `progress`.
-
-        Before each save too, in every run: then the sums are added up in the same order with and without restarts.
-        """
-        progress = self.progress
-        sums = torch.stack([self._loss_sum, torch.full_like(self._loss_sum, self._num_samples)])
-        loss, samples = self.accelerator.reduce(sums, reduction="sum").tolist()
-        progress.loss += loss
-        progress.samples += round(samples)
-        self._loss_sum.zero_()
-        self._num_samples = 0
-        if progress.grad_norm is None:
-            progress.grad_norm = nn.utils.get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
-        progress.grad_norm, progress.learning_rate = float(progress.grad_norm), float(progress.learning_rate)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Add `logs`, with epoch and step, to the log history, and tell the callbacks."""
         logs["epoch"] = self.state.epoch
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.call_event("on_log", logs=logs)
 
-    def _note_best(self, metrics: dict[str, float]) -> bool:
-        """Remember in the state, and return, whether the model is the best so far; tell the scheduler that watches."""
-        args, state, key = self.args, self.state, self.args.best_metric_key
-        if key is None:
-            return False
+    def _best_metric(self, metrics: dict[str, Any]) -> Any:
+        key = self.args.best_metric_key
         if key not in metrics:
             raise KeyError(f"metric_for_best_model needs {key!r}, but the evaluation gave {', '.join(metrics)}")
-        if self._plateau:
-            self.lr_scheduler.step(metrics[key])
-        best, value = state.best_metric, metrics[key]
-        improved = best is None or (value > best if args.greater_is_better else value < best)
-        if improved:
-            state.best_metric, state.best_global_step = value, state.global_step
-        return improved
+        return metrics[key]
+
+    def _step_plateau_schedule(self, metrics: dict[str, Any]) -> None:
+        if self.lr_scheduler is not None and self._follows_metric():
+            self.lr_scheduler.step(self._best_metric(metrics))
+
+    def _is_best(self, metrics: dict[str, Any]) -> bool:
+        """Whether the model is the best so far. NaN never is."""
+        if self.args.best_metric_key is None:
+            return False
+        metric = self._best_metric(metrics)
+        if self.args.greater_is_better:
+            return bool(metric > self.state.best_metric)
+        return bool(metric < self.state.best_metric)
+
+    def _note_best(self, metrics: dict[str, Any]) -> None:
+        """Remember in the state that the model of this moment is the best."""
+        self.state.best_metric = self._best_metric(metrics)
+        if self.args.save_strategy != "no":
+            self.state.best_global_step = self.state.global_step
+
+    # Checkpoints.
 
     def _save_checkpoint(self) -> None:
-        self._read_device()
-        state, output_dir = self.state, self.args.output_dir
-        if state.best_global_step is not None:
-            best = Path(output_dir, f"{checkpoint.PREFIX}{state.best_global_step}")
-            if state.best_global_step == state.global_step or best.exists():
-                state.best_model_checkpoint = str(best)
-        own = {type(part).__name__: {"args": asdict(part), "attributes": {}} for part in (self.control, self.progress)}
-        state.stateful_callbacks = self.callback_handler.states() | own
-        checkpoint.save_checkpoint(self.accelerator, state, output_dir, self.args.save_total_limit)
+        """Save everything that the run needs to go on. All ranks must call this."""
+        state = self.state
+        progress = self.progress
+        progress.saved_steps.append(state.global_step)
+        self._note_best_checkpoint()
+        progress.loss_since_log = self._running_loss.of_all_ranks(self.accelerator)
+        progress.epoch_stopped = self.control.should_epoch_stop
+        if progress.grad_norm is not None:
+            progress.grad_norm = float(progress.grad_norm)
+        if progress.learning_rate is not None:
+            progress.learning_rate = float(progress.learning_rate)
+        state.stateful_callbacks = self.callback_handler.states()
+        for part in (self.control, progress):
+            state.stateful_callbacks[type(part).__name__] = {"args": asdict(part), "attributes": {}}
+        checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
+        progress.epoch_stopped = False
         self.call_event("on_save")
 
-    def _load_checkpoint(self, path: str) -> None:
-        """Put everything back as it was."""
-        self.accelerator.load_state(path)
-        state, saved = self.state, TrainerState.load_from_json(f"{path}/{checkpoint.TRAINER_STATE_NAME}")
+    def _note_best_checkpoint(self) -> None:
+        """Remember where the best model is saved, if this run has saved it; another run's folder is not it."""
+        state = self.state
+        if state.best_global_step not in self.progress.saved_steps:
+            return
+        folder = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
+        if state.best_global_step == state.global_step or folder.exists():
+            state.best_model_checkpoint = str(folder)
+
+    def _load_checkpoint(self, folder: str, plan: TrainingPlan) -> None:
+        """Put everything back as it was.
+
+        With another batch size, number of processes or accumulation, a micro-batch is not what it was. Training then
+        goes on after the same number of steps, each of the new size, as it does in `transformers`. As there, the
+        batches that are passed over are drawn with this run's generators, and those of the checkpoint are put back when
+        the first window has been read.
+        """
+        accelerator = self.accelerator
+        counts_alike = True
+        random_states = get_random_states(accelerator.device)
+
+        def read_own_state(models: list[nn.Module], input_dir: str) -> None:
+            # The accelerator has verified the folder, and loads next what is prepared.
+            nonlocal counts_alike
+            counts_alike = self._load_trainer_state(input_dir, plan)
+            if not counts_alike:
+                # The saved position of the loader has no meaning for this run: `load_state` is to leave it alone.
+                accelerator._dataloaders.clear()
+
+        with accelerator.register_load_state_pre_hook(read_own_state):
+            accelerator.load_state(folder)
+        self._running_loss.restore(self.progress.loss_since_log, accelerator.process_index, accelerator.num_processes)
+        if not counts_alike:
+            accelerator._dataloaders.append(self.train_dataloader)
+        if self._batches_to_skip > 0:
+            self._random_states_after_skip = get_random_states(accelerator.device)
+            set_random_states(accelerator.device, random_states)
+
+    def _load_trainer_state(self, folder: str, plan: TrainingPlan) -> bool:
+        """Take over the state in a checkpoint; returns whether its count of micro-batches holds for this run too."""
+        state = self.state
+        saved = TrainerState.load_from_json(f"{folder}/{checkpoint.TRAINER_STATE_NAME}")
         # The rest of the state are settings, which may have changed.
         for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
             setattr(state, name, getattr(saved, name))
         self.callback_handler.restore(saved.stateful_callbacks)
-        self.progress = Progress(**saved.stateful_callbacks["Progress"]["args"])
-        # A callback may have stopped the training for now; only its last step ends it for good.
-        self.control = TrainerControl(should_training_stop=state.global_step >= state.max_steps)
-        self.control.should_epoch_stop = saved.stateful_callbacks["TrainerControl"]["args"]["should_epoch_stop"]
+        progress = Progress(**saved.stateful_callbacks["Progress"]["args"])
+        counts_alike = progress.counts_like(self.progress)
+        if not counts_alike:
+            steps_of_epoch = state.global_step % plan.steps_per_epoch
+            progress.epoch = state.global_step // plan.steps_per_epoch
+            progress.batches = steps_of_epoch * plan.accumulation
+            progress.batches_per_epoch = plan.batches_per_epoch
+            progress.samples_per_batch = self.progress.samples_per_batch
+            progress.accumulation = plan.accumulation
+            self._batches_to_skip = progress.batches
+        self.progress = progress
+        return counts_alike
 
     def _new_state(self, max_steps: int = 0, num_epochs: int = 0) -> TrainerState:
+        args = self.args
         state = TrainerState(max_steps=max_steps, num_train_epochs=num_epochs)
-        state.train_batch_size = self.args.per_device_train_batch_size
+        state.train_batch_size = args.per_device_train_batch_size
         state.is_local_process_zero = self.accelerator.is_local_main_process
         state.is_world_process_zero = self.accelerator.is_main_process
-        for name in ("logging_steps", "eval_steps", "save_steps"):
-            steps = getattr(self.args, name)
-            setattr(state, name, int(steps) if steps >= 1 else math.ceil(steps * max_steps))
+        state.logging_steps = steps_between(args.logging_steps, max_steps)
+        state.eval_steps = steps_between(args.eval_steps or args.logging_steps, max_steps)
+        state.save_steps = steps_between(args.save_steps, max_steps)
         return state
 
-    def evaluate(self, eval_dataset=None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"):
-        """Evaluate on `eval_dataset`, by default the Trainer's; log the metrics and return them on all ranks.
+    # Evaluation.
 
-        `<prefix>_loss` is the mean over the samples: the same for every batch size and number of processes. Of several
-        sets in a dict each is evaluated with the prefix `<prefix>_<key>`.
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | str | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, Any]:
+        """Evaluate; log the metrics and return them on all ranks.
+
+        `<prefix>_loss` is the mean over the samples, of which each counts with the mean loss of its batch.
+
+        Args:
+            eval_dataset: by default the Trainer's own, or a key of it if that is a dict. Each set of a dict is
+                evaluated with the prefix `<prefix>_<key>`.
+            ignore_keys: keys of the model's output that hold no predictions.
         """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, dict):
-            parts = [self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}") for name, part in dataset.items()]
-            return {name: value for metrics in parts for name, value in metrics.items()}
-        loader, loss_only = self.get_eval_dataloader(dataset), self.compute_metrics is None
-        metrics = evaluation.evaluation_loop(self, loader, loss_only, ignore_keys, metric_key_prefix).metrics
-        self.log(metrics)
-        self.call_event("on_evaluate", metrics=metrics)
-        return metrics
+        is_own = eval_dataset is None
+        if is_own:
+            eval_dataset = self.eval_dataset
+        if isinstance(eval_dataset, dict):
+            metrics: dict[str, Any] = {}
+            for name, dataset in eval_dataset.items():
+                # By name, so that an override of `get_eval_dataloader` knows which one it is.
+                each = name if is_own else dataset
+                metrics |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
 
-    def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test") -> evaluation.PredictionOutput:
+        loader = self._prepare_eval_loader(self.get_eval_dataloader(eval_dataset))
+        without_predictions = self.compute_metrics is None
+        output = self._run_evaluation(loader, without_predictions, ignore_keys, metric_key_prefix)
+        self.log(output.metrics)
+        self.call_event("on_evaluate", metrics=output.metrics)
+        return output.metrics
+
+    def predict(
+        self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
-        loader = self.get_test_dataloader(test_dataset)
-        output = evaluation.evaluation_loop(self, loader, False, ignore_keys, metric_key_prefix)
+        loader = self._prepare_eval_loader(self.get_test_dataloader(test_dataset))
+        output = self._run_evaluation(loader, False, ignore_keys, metric_key_prefix)
         self.call_event("on_predict", metrics=output.metrics)
+        return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+    def _run_evaluation(
+        self, loader: DataLoader, loss_only: bool, ignore_keys: list[str] | None, prefix: str
+    ) -> evaluation.EvalLoopOutput:
+        start_time = time.time()
+        output = evaluation.evaluation_loop(self, loader, loss_only, ignore_keys, prefix)
+        samples_per_step = self.args.per_device_eval_batch_size * self.accelerator.num_processes
+        num_steps = math.ceil(output.num_samples / samples_per_step)
+        output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
         return output
 
-    def prediction_step(self, model, inputs, prediction_loss_only: bool, ignore_keys: list[str] | None = None) -> tuple:
+    def prepare_model_for_evaluation(self) -> nn.Module:
+        """The model without DDP: the forward of DDP may be a collective, and ranks may have unequally many batches."""
+        if not self.accelerator._models:
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        return self.model
+
+    def _prepare_eval_loader(self, loader: DataLoader) -> DataLoader:
+        """This rank's part of a loader. Checkpoints hold the position of the training loader alone."""
+        prepared_before = list(self.accelerator._dataloaders)
+        prepared = self.accelerator.prepare_data_loader(loader)
+        self.accelerator._dataloaders[:] = prepared_before
+        return prepared
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Any, Any]:
         """Loss (mean over the batch), logits and labels of one batch, each None where there is none.
 
-        Without labels there is no loss, unless the model itself returns one under that name.
+        Without labels there is no loss, unless the model has a parameter `return_loss`.
         """
-        _, labels = batches.split_labels(inputs, self.label_names)
-        with torch.no_grad(), self.accelerator.autocast():
-            if labels is not None:
-                num_items = self._num_items([inputs]) if self.compute_loss_func else None
-                loss, outputs = self._compute_loss(model, inputs, num_items, return_outputs=True)
-                _, logits = batches.loss_and_logits(outputs, ignore_keys)
+        labels = batches.get_labels(inputs, self.label_names)
+        has_loss = labels is not None or self._gives_loss_without_labels(inputs)
+        loss = None
+        with torch.no_grad():
+            if has_loss:
+                num_items = self._count_items([inputs])
+                loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
+                loss = loss.detach().mean()
             else:
                 outputs = batches.call_model(model, inputs)
-                loss, logits = batches.loss_and_logits(outputs, ignore_keys, labelled=False)
-        loss = loss.detach().mean() if loss is not None else None
-        return (loss, None, None) if prediction_loss_only else (loss, logits, labels)
+        if prediction_loss_only:
+            return loss, None, None
+        if ignore_keys is None:
+            ignore_keys = self._keys_to_ignore()
+        return loss, batches.get_logits(outputs, ignore_keys, holds_loss=has_loss), labels
+
+    def _gives_loss_without_labels(self, inputs: Any) -> bool:
+        if self.label_names:
+            return False
+        asked_for = inputs.get("return_loss") if isinstance(inputs, dict) else None
+        return batches.returns_loss_without_labels(self.model) if asked_for is None else bool(asked_for)
+
+    def _keys_to_ignore(self) -> list[str]:
+        config = getattr(self.model, "config", None)
+        if config is None:
+            return []
+        return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+
+    # Loaders, optimizer and scheduler: what a subclass may make in its own way.
 
     def get_train_dataloader(self) -> DataLoader:
-        """The prepared loader of the training set, shuffled; an override may return one that is not prepared."""
-        dataset, batch_size = self.train_dataset, self.args.per_device_train_batch_size
-        how = {"shuffle": not isinstance(dataset, IterableDataset), "drop_last": self.args.dataloader_drop_last}
-        return self.accelerator.prepare(self._loader(dataset, batch_size, **how))
+        """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
 
-    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
-        """The loader of this rank's share of an evaluation set, in order and without padding.
-
-        An override may return a plain loader of the whole set: it is sharded before use.
+        Raises:
+            ValueError: without a training set.
         """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        loader = self._loader(dataset, self.args.per_device_eval_batch_size)
-        return evaluation.shard_for_evaluation(loader, self.accelerator.device)
+        return self.accelerator.prepare(self._loader_maker().for_training(self.train_dataset))
 
-    get_test_dataloader = get_eval_dataloader
+    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+        """The loader of this rank's share of an evaluation set, in order: a dataset, or the key of one of several.
 
-    def _loader(self, dataset: Dataset | None, batch_size: int, **how: Any) -> DataLoader:
-        if dataset is None:
-            raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
-        collator = self.data_collator
-        if self.args.remove_unused_columns:
-            collator = batches.ColumnFilter(collator, self.model, self.label_names)
-        how["pin_memory"] = self.args.dataloader_pin_memory and self.accelerator.device.type != "cpu"
-        return DataLoader(dataset, batch_size, collate_fn=collator, num_workers=self.args.dataloader_num_workers, **how)
+        An override may return a plain loader of the whole set: it is dealt out to the ranks before use.
+
+        Raises:
+            ValueError: without an evaluation set.
+        """
+        dataset: Any = eval_dataset
+        if eval_dataset is None:
+            dataset = self.eval_dataset
+        elif isinstance(eval_dataset, str):
+            dataset = self._sets_to_evaluate()[eval_dataset]
+        return self._prepare_eval_loader(self._loader_maker().for_evaluation(dataset))
+
+    def _sets_to_evaluate(self) -> dict[str, Dataset]:
+        if not isinstance(self.eval_dataset, dict):
+            raise ValueError("a name stands for one of several evaluation sets, but eval_dataset is no dict")
+        return self.eval_dataset
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """The loader of this rank's share of `test_dataset`, in order."""
+        return self._prepare_eval_loader(self._loader_maker().for_evaluation(test_dataset))
+
+    def _loader_maker(self) -> LoaderMaker:
+        return LoaderMaker(self.args, self.accelerator, self.data_collator, self.model, self.label_names)
 
     def create_optimizer(self) -> torch.optim.Optimizer:
         """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay."""
@@ -439,21 +736,31 @@ class Trainer:
             self.optimizer = optimization.make_optimizer(self.model, self.args)
         return self.optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer=None) -> LRScheduler:
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         """Make `self.lr_scheduler` unless there is one."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = optimization.make_scheduler(optimizer or self.optimizer, self.args, num_training_steps)
+            optimizer = optimizer or self.optimizer
+            self.lr_scheduler = optimization.make_scheduler(optimizer, self.args, num_training_steps)
         return self.lr_scheduler
+
+    # Callbacks, and what is written.
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Tell the callbacks that listen; they may steer the run through `self.control`."""
+        for switch in SWITCHED_OFF.get(event, ()):
+            setattr(self.control, switch, False)
         listeners = self.callback_handler.listeners[event]
         if not listeners:
             return
-        kwargs |= {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
-        kwargs |= {"train_dataloader": self.train_dataloader, "eval_dataloader": self.eval_dataloader}
+        kwargs["model"] = self.model
+        kwargs["optimizer"] = self.optimizer
+        kwargs["lr_scheduler"] = self.lr_scheduler
+        kwargs["train_dataloader"] = self.train_dataloader
+        kwargs["eval_dataloader"] = self.eval_dataloader
         for listener in listeners:
-            self.control = listener(self.args, self.state, self.control, **kwargs) or self.control
+            changed = listener(self.args, self.state, self.control, **kwargs)
+            if changed is not None:
+                self.control = changed
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new instance of a callback class."""
@@ -463,7 +770,9 @@ class Trainer:
         """Remove and return a callback, or the first of a class; None if there is none."""
         return self.callback_handler.pop_callback(callback)
 
-    remove_callback = pop_callback
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first of a class."""
+        self.callback_handler.pop_callback(callback)
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`, from all ranks."""
@@ -474,9 +783,97 @@ class Trainer:
         if self.is_world_process_zero():
             self.state.save_to_json(f"{self.args.output_dir}/{checkpoint.TRAINER_STATE_NAME}")
 
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print metrics under the title `split`, for example "train", on the main process."""
+        if self.is_world_process_zero():
+            print(metrics_table(split, metrics))
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write metrics to `<split>_results.json` in `args.output_dir` on the main process.
+
+        Args:
+            combined: add them to `all_results.json` too.
+        """
+        if self.is_world_process_zero():
+            write_metrics(self.args.output_dir, split, metrics, combined)
+
+    def num_examples(self, dataloader: DataLoader) -> int:
+        """Samples of a loader's data set or, where it has no length, as many as its batches could hold."""
+        counted: Any = dataloader.dataset
+        if isinstance(counted, IterableDataset):
+            counted = getattr(counted, "dataset", counted)
+        try:
+            return len(counted)
+        except TypeError:
+            return len(dataloader) * self.args.per_device_train_batch_size
+
+    def get_num_trainable_parameters(self) -> int:
+        """Numbers in the model that training changes."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def get_learning_rates(self) -> list[float]:
+        """The learning rate of each parameter group.
+
+        Raises:
+            ValueError: before there is an optimizer.
+        """
+        if self.optimizer is None:
+            raise ValueError("Trainer optimizer is None: `create_optimizer` or `train` makes one")
+        return [group["lr"] for group in self.optimizer.param_groups]
+
     def is_world_process_zero(self) -> bool:
+        """Whether this is the main process of all machines."""
         return self.accelerator.is_main_process
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the main process of its machine."""
+        return self.accelerator.is_local_main_process
 
     def end(self) -> None:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
+
+
+def steps_between(interval: float, max_steps: int) -> int:
+    """An interval in steps; below 1 it is a share of all steps."""
+    return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
+
+
+def make_accelerator(args: TrainingArguments) -> Accelerator:
+    """The accelerator of a run with `args`."""
+    # A notebook may make several Trainers: each of them chooses its own precision.
+    AcceleratorState._reset_state()
+    mixed_precision = None
+    if args.fp16:
+        mixed_precision = "fp16"
+    elif args.bf16:
+        mixed_precision = "bf16"
+    config = args.loading
+    loading = utils.DataLoaderConfiguration(
+        split_batches=config.split_batches,
+        dispatch_batches=config.dispatch_batches,
+        even_batches=config.even_batches,
+        use_seedable_sampler=config.use_seedable_sampler,
+        data_seed=args.data_seed,
+        non_blocking=config.non_blocking,
+    )
+    accumulation = dict(config.gradient_accumulation_kwargs or {})
+    # The Trainer counts the micro-batches of a step itself.
+    accumulation["num_steps"] = 1
+    finds_unused = args.ddp_find_unused_parameters is not False
+    timeout = timedelta(seconds=args.ddp_timeout)
+    return Accelerator(
+        cpu=args.use_cpu,
+        mixed_precision=mixed_precision,
+        gradient_accumulation_plugin=utils.GradientAccumulationPlugin(**accumulation),
+        dataloader_config=loading,
+        # Otherwise each call would step the scheduler once for every process.
+        step_scheduler_with_optimizer=False,
+        kwargs_handlers=[
+            utils.DistributedDataParallelKwargs(find_unused_parameters=finds_unused),
+            utils.InitProcessGroupKwargs(timeout=timeout),
+        ],
+        dynamo_backend="inductor" if args.torch_compile else None,
+        log_with=[*args.report_to] or None,
+        project_dir=args.output_dir,
+    )

@@ -1,4 +1,4 @@
-"""Run a script in one or many processes: the configuration file and the flags become a torchrun command.
+"""Run a script in one or many processes: the configuration file and the flags become a torchrun launch.
 
     launch [--config_file F.yaml] [--num_processes N] … script.py [its arguments]
 
@@ -7,60 +7,139 @@ know (mixed precision, accumulation, CPU, debug mode) travels in the ACCELERATE_
 on one machine is simply this interpreter running the script.
 """
 
+import argparse
 import dataclasses
 import os
 import signal
 import sys
+import warnings
+from typing import Any
 
-from ..state import available_cores
-from .config.config_args import READERS, ClusterConfig, ConfigError, load_config_from_file, require
-
-
-def add_arguments(parser) -> None:
-    add = parser.add_argument
-    add("--config_file", help="YAML that `config` wrote")
-    add("--num_processes", type=int, help="of all machines together")
-    add("--num_machines", type=int)
-    add("--machine_rank", type=int, help="of this machine, from 0")
-    add("--main_process_ip", help="address of machine 0")
-    add("--main_process_port", type=int, help="where the machines meet; 0, the default on one machine, is a free port")
-    add("--rdzv_backend", help="static or c10d")
-    add("--mixed_precision", help="no, fp16 or bf16")
-    add("--gradient_accumulation_steps", type=int)
-    add("--cpu", action="store_true", help="train on the CPU whatever the file says")
-    add("--multi_gpu", action="store_true", help="one GPU per process, or an error")
-    add("--gpu_ids", help="devices of this machine to use, as 0,1")
-    add("--num_cpu_threads_per_process", type=int, help="by default the cores shared out")
-    add("--debug", action="store_true", help="check every collective (ACCELERATE_DEBUG_MODE)")
-    add("--max_restarts", type=int, default=0, help="how often to start all processes again after a failure")
-    add("-m", "--module", action="store_true", help="the script is a module's name, as for `python -m`")
-    add("training_script")
-    add("training_script_args", nargs="...")
+from ..out_of_scope import out_of_scope
+from ..utils.environment import patch_environment
+from ..utils.launch import _filter_args, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from .config.config_args import READERS, ClusterConfig, ConfigError, load_config_from_file, read_setting, require
+from .utils import CustomArgumentParser, command_parser
 
 
-def run(args) -> int:
-    config = merge(load_config_from_file(args.config_file), args)
-    os.environ.update(launch_environment(config, args))
+def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) -> CustomArgumentParser:
+    """The parser of `launch`; alone, or as one of `subparsers`."""
+    parser = command_parser("launch", subparsers, __doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config_file", help="YAML that `config` wrote")
+    parser.add_argument("-q", "--quiet", action="store_true", help="only the script's own words about a failure")
+    _add_hardware_arguments(parser)
+    _add_machine_arguments(parser)
+    _add_torchrun_arguments(parser)
+    parser.add_argument("-m", "--module", action="store_true", help="a module's name, as for `python -m`")
+    parser.add_argument("--no_python", action="store_true", help="the script is a program to execute as it is")
+    parser.add_argument("training_script")
+    parser.add_argument("training_script_args", nargs="...")
+    parser.set_defaults(func=launch_and_explain)
+    return parser
+
+
+def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
+    parser.add_argument("--num_processes", type=int, help="of all machines together")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU whatever the file says")
+    parser.add_argument("--multi_gpu", action="store_true", help="one GPU per process, or an error")
+    parser.add_argument("--gpu_ids", help="devices of this machine to use, as 0,1")
+    parser.add_argument("--num_cpu_threads_per_process", type=int, help="by default the cores shared out")
+    parser.add_argument("--mixed_precision", help="no, fp16 or bf16")
+    parser.add_argument("--gradient_accumulation_steps", type=int)
+    parser.add_argument("--debug", action="store_true", help="check every collective (ACCELERATE_DEBUG_MODE)")
+
+
+def _add_machine_arguments(parser: CustomArgumentParser) -> None:
+    parser.add_argument("--num_machines", type=int)
+    parser.add_argument("--machine_rank", type=int, help="of this machine, from 0")
+    parser.add_argument("--main_process_ip", help="address of machine 0")
+    parser.add_argument("--main_process_port", type=int, help="where the machines meet; 0 is a free port")
+    parser.add_argument("--same_network", action="store_true", help="needs no action: they meet at main_process_ip")
+    parser.add_argument("--rdzv_backend", help="static or c10d")
+
+
+def _add_torchrun_arguments(parser: CustomArgumentParser) -> None:
+    parser.add_argument("--rdzv_conf", default="", help="more about the rendezvous: key=value,key=value")
+    parser.add_argument("--max_restarts", type=int, default=0, help="how often to start all again after a failure")
+    parser.add_argument("--monitor_interval", type=float, default=0.1, help="seconds between looks at the processes")
+    parser.add_argument("--log_dir", help="a folder for log files of the processes' output")
+    parser.add_argument("-t", "--tee", default="0", help="output to log files too: 1 stdout, 2 stderr, 3 both")
+    parser.add_argument("--role", default="default", help="the name of the processes in torchrun's messages")
+
+
+def launch_and_explain(args: argparse.Namespace) -> int:
+    """Launch, and say in one line which process failed.
+
+    Returns:
+        0; 1 after a failed process; 128 + n after signal n to the launcher. One process on one machine without
+        restarts does not return: this process becomes the script.
+
+    Raises:
+        ConfigError: for a launch that cannot be.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    from .failed_rank import describe, find_cause
+
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_in_one_line
+            launch_command(args)
+    except ChildFailedError as job:
+        cause = find_cause(job.failures)
+        if not args.quiet:
+            print(f"launch: {describe(cause, job.failures[cause])}", file=sys.stderr)
+        return 1
+    except SignalException as error:
+        print(f"launch: stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
+        return 128 + error.sigval
+    except (DistError, RendezvousError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the machines did not meet: {reason}") from error
+    return 0
+
+
+def _show_in_one_line(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"launch: {message}", file=sys.stderr)
+
+
+def launch_command(args: argparse.Namespace) -> None:
+    """Run the script as `args`, of launch_command_parser, and the configuration file say. `args` holds both after this.
+
+    Raises:
+        ConfigError: a ValueError, for a launch that cannot be.
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: if a process fails.
+    """
+    file = load_config_from_file(args.config_file)
+    config = merge(file, args)
+    check_numbers(args)
     config.num_processes = count_processes(config)
     check_devices(config)
-    require(args.module or os.path.exists(args.training_script), f"no such script: {args.training_script}")
-    if config.num_processes == 1 and not args.max_restarts:
-        run_plainly(args)
-    # torchrun would give each process one thread; the cores that are there, shared out, are what one wants.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // config.processes_per_machine)))
-    # A machine that comes back after a loss could not join: torch 2.15 says only once where the ranks meet.
-    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(config.num_machines > 1)))
-    return run_torchrun(torchrun_arguments(config, args))
+    check_script(args)
+    vars(args).update(vars(config))
+    if config.num_processes == 1 and args.max_restarts == 0:
+        simple_launcher(args)
+    else:
+        multi_gpu_launcher(args)
 
 
-def merge(config: ClusterConfig, args) -> ClusterConfig:
+def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
     """The file's settings under the flags'. `--cpu` takes back all that the file says about GPUs."""
     require(not (args.cpu and args.multi_gpu), "--cpu and --multi_gpu exclude each other")
-    flags = {name: value for name, value in vars(args).items() if value is not None and value is not False}
-    given = {name: READERS[name](f"--{name}", value) for name, value in flags.items() if name in READERS}
+    given = {}
+    for name, value in vars(args).items():
+        absent = value is None or value is False
+        if name in READERS and not absent:
+            given[name] = read_setting(name, value, name=f"--{name}")
     config = dataclasses.replace(config, **given)
     if args.cpu:
-        config.distributed_type, config.use_cpu, config.gpu_ids = None, True, "all"
+        config.distributed_type = None
+        config.use_cpu = True
+        config.gpu_ids = "all"
     elif args.multi_gpu:
         config.distributed_type = "MULTI_GPU"
     elif args.num_processes is not None and config.distributed_type == "NO":
@@ -69,92 +148,87 @@ def merge(config: ClusterConfig, args) -> ClusterConfig:
     return config
 
 
-def count_processes(config: ClusterConfig) -> int:
-    """`num_processes`, else one per GPU of every machine, else one per machine."""
+def check_numbers(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a number that cannot be counted to."""
+    least = {"gradient_accumulation_steps": 1, "num_cpu_threads_per_process": 1, "max_restarts": 0}
+    for name, minimum in least.items():
+        value = getattr(args, name)
+        require(value is None or value >= minimum, f"--{name} must be at least {minimum}, not {value}")
+
+
+def count_gpus(config: ClusterConfig) -> int:
+    """The GPUs of this machine that the configuration lets the processes use."""
     import torch
 
-    given = config.num_processes != -1 and (config.num_processes or config.distributed_type != "MULTI_CPU")
-    require(given, "the configuration leaves the number of processes open: pass --num_processes")
-    alone = config.use_cpu or config.distributed_type == "NO"
-    return config.num_processes or config.num_machines * (1 if alone else max(1, torch.cuda.device_count()))
+    if config.gpu_ids == "all":
+        return torch.cuda.device_count()
+    with patch_environment(CUDA_VISIBLE_DEVICES=config.gpu_ids):
+        return torch.cuda.device_count()
+
+
+def count_processes(config: ClusterConfig) -> int:
+    """`num_processes`, else one per GPU of every machine, else one per machine."""
+    given_at_launch = config.num_processes == -1
+    left_open = config.num_processes is None and config.distributed_type == "MULTI_CPU"
+    is_known = not given_at_launch and not left_open
+    require(is_known, "the configuration leaves the number of processes open: pass --num_processes")
+    if config.num_processes is not None:
+        return config.num_processes
+    if config.use_cpu or config.distributed_type == "NO":
+        return config.num_machines
+    return config.num_machines * max(1, count_gpus(config))
 
 
 def check_devices(config: ClusterConfig) -> None:
     """Raise ConfigError if the configuration wants more GPUs than this machine has."""
-    import torch
-
-    asks = config.distributed_type == "MULTI_GPU" or config.gpu_ids != "all"
-    wanted, present = config.processes_per_machine, torch.cuda.device_count()
-    needs = f"this launch needs {wanted} GPU{'s' * (wanted > 1)} on this machine, which has {present}"
-    among = "" if config.gpu_ids == "all" else f" among gpu_ids {config.gpu_ids}"
-    fewer = f", or --num_processes {present * config.num_machines} for fewer" if present else ""
-    require(present >= wanted or not asks, f"{needs}{among}: add --cpu to run on the CPU{fewer}")
-
-
-def launch_environment(config: ClusterConfig, args) -> dict[str, str]:
-    """The variables that carry the launch's settings into the script; what nobody asked for is not set."""
-    steps, threads = args.gradient_accumulation_steps, args.num_cpu_threads_per_process
-    require(steps is None or steps >= 1, f"--gradient_accumulation_steps must be at least 1, not {steps}")
-    require(threads is None or threads >= 1, f"--num_cpu_threads_per_process must be at least 1, not {threads}")
-    environment = {
-        "ACCELERATE_MIXED_PRECISION": config.mixed_precision,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": steps,
-        "ACCELERATE_USE_CPU": "true" if config.on_cpu else None,
-        "ACCELERATE_DEBUG_MODE": "1" if config.debug else None,
-        "CUDA_VISIBLE_DEVICES": config.gpu_ids if config.gpu_ids != "all" else None,
-        "OMP_NUM_THREADS": threads,
-        "ACCELERATE_CPU_THREADS": threads,  # torchrun sets the other one too, to 1
-    }
-    return {name: str(value) for name, value in environment.items() if value is not None}
+    asks_for_gpus = config.distributed_type == "MULTI_GPU" or config.gpu_ids != "all"
+    wanted = config.processes_per_machine
+    present = count_gpus(config)
+    if not asks_for_gpus or wanted <= present:
+        return
+    gpus = "1 GPU" if wanted == 1 else f"{wanted} GPUs"
+    problem = f"this launch needs {gpus} on this machine, which has {present}"
+    if config.gpu_ids != "all":
+        problem += f" among gpu_ids {config.gpu_ids}"
+    way_out = "add --cpu to run on the CPU"
+    if present:
+        way_out += f", or --num_processes {present * config.num_machines} for fewer"
+    raise ConfigError(f"{problem}: {way_out}")
 
 
-def command(args) -> list[str]:
-    return [*(["-m"] if args.module else []), args.training_script, *args.training_script_args]
+def check_script(args: argparse.Namespace) -> None:
+    """Raise ConfigError if the script is a file that is not there."""
+    is_file = not args.module and not args.no_python
+    if is_file:
+        require(os.path.exists(args.training_script), f"no such script: {args.training_script}")
 
 
-def run_plainly(args) -> None:
-    """Become the script: its signals, its exit code. Left-over ranks of an outer job are no part of a world of one."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
+def simple_launcher(args: argparse.Namespace) -> None:
+    """Become the script: its signals, its exit code. Does not return."""
+    command, environment = prepare_simple_launcher_cmd_env(args)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *command(args)])
-
-
-def torchrun_arguments(config: ClusterConfig, args) -> list[str]:
-    """The same launch as a torchrun command line."""
-    arguments = [f"--nnodes={config.num_machines}", f"--nproc-per-node={config.processes_per_machine}"]
-    if not config.main_process_port:
-        arguments.append("--standalone")
-    else:
-        arguments += [f"--rdzv-endpoint={config.main_process_ip or '127.0.0.1'}:{config.main_process_port}"]
-        # With c10d say who serves the meeting point, which torch would guess from host names.
-        host = f"--rdzv-conf=is_host={int(config.machine_rank == 0)}"
-        which = host if config.rdzv_backend == "c10d" else f"--node-rank={config.machine_rank}"
-        arguments += [f"--rdzv-backend={config.rdzv_backend}", which]
-    return [*arguments, f"--max-restarts={args.max_restarts}", *command(args)]
-
-
-def run_torchrun(arguments: list[str]) -> int:
-    """Run torchrun in this process; the exit code is 1 after a failed rank, 128 + n after signal n to the launcher."""
-    from torch.distributed import DistError, run
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-    from torch.distributed.elastic.rendezvous import RendezvousError
-
     try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        raise ConfigError(f"cannot execute {command[0]}: {error.strerror}") from error
+
+
+def multi_gpu_launcher(args: argparse.Namespace) -> None:
+    """Run torchrun in this process, with one process per GPU or, on the CPU, as many as asked for."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    environment = prepare_multi_gpu_env(args)
+    changes = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    script = [args.training_script, *args.training_script_args]
+    torchrun_args = _filter_args(args, run.get_args_parser(), script)
+    with patch_environment(**changes):
         # `record` hands the first failing rank's error file on to whoever launched the launcher.
-        record(run.run)(run.parse_args(arguments))
-    except ChildFailedError as job:
-        # A signal that torchrun did not send is the cause; times are in whole seconds, the agent's for a killed rank.
-        rank = min((f.exitcode == -signal.SIGTERM, f.exitcode > 0, f.timestamp, r) for r, f in job.failures.items())[3]
-        failure = job.failures[rank]
-        how = f"exit code {failure.exitcode}" if failure.exitcode > 0 else f"ended by {failure.signal_name()}"
-        where = f"local rank {failure.local_rank}, pid {failure.pid}"
-        print(f"launch: rank {rank} failed: {how} ({where})", file=sys.stderr)
-        return 1
-    except SignalException as error:
-        print(f"launch: stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
-        return 128 + error.sigval
-    except (DistError, RendezvousError) as error:
-        raise ConfigError(f"the machines did not meet: {str(error).splitlines()[0]}") from error
-    return 0
+        run_recorded = record(run.run)
+        run_recorded(torchrun_args)
+
+
+deepspeed_launcher = out_of_scope("deepspeed_launcher")
+sagemaker_launcher = out_of_scope("sagemaker_launcher")
+tpu_launcher = out_of_scope("tpu_launcher")
+tpu_pod_launcher = out_of_scope("tpu_pod_launcher")

@@ -1,5 +1,7 @@
 """What `test` runs in every process: three small jobs whose outcome is known in advance."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -12,48 +14,68 @@ SAMPLES = 46  # divides by no usual global batch: some ranks get less than other
 
 
 def expect(holds: bool, message: str) -> None:
+    """End the process with the verdict `message` unless `holds`."""
     if not holds:
         raise SystemExit(f"FAILED: {message}")
 
 
 def check_ranks(accelerator: Accelerator) -> None:
     """every process is there once, and they add up"""
-    rank, ranks = torch.tensor([accelerator.process_index], device=accelerator.device), range(accelerator.num_processes)
-    expect(accelerator.gather(rank).tolist() == list(ranks), "gather lost or moved a rank")
-    expect(accelerator.reduce(rank, "sum").item() == sum(ranks), "the sum over the ranks is wrong")
+    rank = torch.tensor([accelerator.process_index], device=accelerator.device)
+    all_ranks = list(range(accelerator.num_processes))
+    gathered = accelerator.gather(rank)
+    expect(gathered.tolist() == all_ranks, "gather lost or moved a rank")
+    total = accelerator.reduce(rank, "sum")
+    expect(total.item() == sum(all_ranks), "the sum over the ranks is wrong")
 
 
 def check_sharding(accelerator: Accelerator) -> None:
     """the shards of a shuffled loader hold every sample, and gathering gives each back once"""
-    data = TensorDataset(torch.arange(SAMPLES))
-    loader = accelerator.prepare(DataLoader(data, 4 * accelerator.num_processes, shuffle=True))
-    order = [int(sample) for (batch,) in loader for sample in accelerator.gather_for_metrics(batch)]
-    expect(order != list(range(SAMPLES)), "the samples came unshuffled")
-    expect(sorted(order) == list(range(SAMPLES)), "samples were lost or repeated")
+    in_order = list(range(SAMPLES))
+    loader = DataLoader(TensorDataset(torch.tensor(in_order)), 4 * accelerator.num_processes, shuffle=True)
+    visited = []
+    for (batch,) in accelerator.prepare(loader):
+        samples = accelerator.gather_for_metrics(batch)
+        visited.extend(samples.tolist())
+    expect(visited != in_order, "the samples came unshuffled")
+    expect(sorted(visited) == in_order, "samples were lost or repeated")
 
 
 def check_training(accelerator: Accelerator) -> None:
     """ranks that start from different weights end with the same ones, those that one process alone trains"""
-    batch = 4 * accelerator.num_processes
-    torch.manual_seed(0)
-    data = TensorDataset(torch.randn(5 * batch, 8, dtype=torch.float64), torch.randint(3, (5 * batch,)))
+    batch_size = 4 * accelerator.num_processes
+    data = classified_points(5 * batch_size)
+    alone = train(data, batch_size, 0, lambda *objects: objects, torch.Tensor.backward)
+    rank = accelerator.process_index
+    trained = train(data, batch_size, rank, accelerator.prepare, accelerator.backward)
+    everyone = accelerator.gather(trained[None])
+    expect(bool((everyone == trained).all()), "the ranks ended with different weights")
+    difference = trained.cpu() - alone
+    error = difference.abs().max()
+    expect(error.item() < 1e-9, f"the weights are {error:.1e} away from those of one process")
 
-    def train(seed: int, prepare, backward) -> torch.Tensor:
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-        model, optimizer, loader = prepare(model, torch.optim.SGD(model.parameters(), lr=0.5), DataLoader(data, batch))
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            backward(F.cross_entropy(model(inputs), targets))
-            optimizer.step()
-        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
-    alone = train(0, lambda *objects: objects, torch.Tensor.backward)
-    together = train(accelerator.process_index, accelerator.prepare, accelerator.backward)
-    everyone = accelerator.gather(together[None])
-    expect(bool((everyone == together).all()), "the ranks ended with different weights")
-    error = (together.cpu() - alone).abs().max().item()
-    expect(error < 1e-9, f"the weights are {error:.1e} away from those of one process")
+def classified_points(count: int) -> TensorDataset:
+    """`count` random points of eight numbers, each of one of three random classes; the same at each call."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(count, 8, dtype=torch.float64, generator=generator)
+    classes = torch.randint(3, (count,), generator=generator)
+    return TensorDataset(points, classes)
+
+
+def train(data: TensorDataset, batch_size: int, seed: int, prepare: Callable, backward: Callable) -> torch.Tensor:
+    """Visit `data` once with a small network that starts from `seed`, and return all its weights in one row."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    model.double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer, loader = prepare(model, optimizer, DataLoader(data, batch_size))
+    for points, classes in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(points), classes)
+        backward(loss)
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def main() -> None:
@@ -62,8 +84,9 @@ def main() -> None:
         check(accelerator)
         accelerator.print(f"ok: {check.__doc__}")
     accelerator.wait_for_everyone()
-    processes = f"{accelerator.num_processes} process{'es' * (accelerator.num_processes > 1)}"
-    accelerator.print(f"PASSED: {processes} ({accelerator.distributed_type}), device {accelerator.device}")
+    count = accelerator.num_processes
+    processes = "1 process" if count == 1 else f"{count} processes"
+    accelerator.print(f"PASSED: {processes} ({accelerator.distributed_type.value}), device {accelerator.device}")
     accelerator.end_training()
 
 

@@ -1,34 +1,150 @@
-"""The settings that an Accelerator is built with, and the enumerations they speak in."""
+"""The settings that an Accelerator is built with, and the enumerations that they use."""
 
 import copy
 import enum
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ..state import DistributedType  # noqa: F401
+import torch
 
-PrecisionType = enum.StrEnum("PrecisionType", "NO FP16 BF16")
-# The generators that processes can be made to share.
-RNGType = enum.StrEnum("RNGType", "TORCH CUDA GENERATOR")
-# Trackers known by name: JSON lines is built in, the others need their package.
-LoggerType = enum.StrEnum("LoggerType", "ALL JSONL TENSORBOARD SWANLAB")
-# How DistributedDataParallel compresses gradients on the wire.
-DDPCommunicationHookType = enum.StrEnum("DDPCommunicationHookType", "NO FP16 BF16 POWER_SGD BATCHED_POWER_SGD")
-# Backends of torch.compile.
-DynamoBackend = enum.StrEnum("DynamoBackend", "NO EAGER AOT_EAGER INDUCTOR CUDAGRAPHS ONNXRT TENSORRT TVM")
+from ..state import DistributedType  # noqa: F401
+from .engines import (  # noqa: F401
+    AORecipeKwargs,
+    BnbQuantizationConfig,
+    ComputeEnvironment,
+    CustomDtype,
+    DeepSpeedPlugin,
+    DeepSpeedSequenceParallelConfig,
+    FP8BackendType,
+    FP8RecipeKwargs,
+    FullyShardedDataParallelPlugin,
+    MegatronLMPlugin,
+    MSAMPRecipeKwargs,
+    SageMakerDistributedType,
+    TERecipeKwargs,
+    TorchContextParallelConfig,
+    TorchTensorParallelConfig,
+    TorchTensorParallelPlugin,
+    add_model_config_to_megatron_parser,
+    get_module_class_from_name,
+    parse_bert_config,
+    parse_glm4_moe_config,
+    parse_gpt2_config,
+    parse_llama_config,
+    parse_t5_config,
+)
+from .environment import clear_environment, parse_flag_from_env
+
+
+class EnumWithContains(enum.EnumMeta):
+    """Lets `value in SomeEnum` answer for plain values too, where Python 3.11 raises a TypeError."""
+
+    def __contains__(cls, item: Any) -> bool:
+        try:
+            cls(item)
+        except ValueError:
+            return False
+        return True
+
+
+class BaseEnum(enum.Enum, metaclass=EnumWithContains):
+    """An enumeration whose members are written as their values."""
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """The values of all members."""
+        return [str(member) for member in cls]
+
+
+class PrecisionType(str, BaseEnum):
+    """In which numbers the forward computes."""
+
+    NO = "no"
+    FP8 = "fp8"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class RNGType(str, BaseEnum):
+    """The random number generators that processes can be made to share."""
+
+    TORCH = "torch"
+    CUDA = "cuda"
+    MLU = "mlu"
+    SDAA = "sdaa"
+    MUSA = "musa"
+    NPU = "npu"
+    XLA = "xla"
+    XPU = "xpu"
+    HPU = "hpu"
+    NEURON = "neuron"
+    GENERATOR = "generator"
+
+
+class LoggerType(str, BaseEnum):
+    """Trackers known by name. JSON lines is built in and is not in the original; the others need their package."""
+
+    ALL = "all"
+    AIM = "aim"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    COMETML = "comet_ml"
+    MLFLOW = "mlflow"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
+    JSONL = "jsonl"
+
+
+class DDPCommunicationHookType(str, BaseEnum):
+    """How DistributedDataParallel compresses gradients while they travel between processes."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+class DynamoBackend(str, BaseEnum):
+    """Backends of `torch.compile`."""
+
+    NO = "NO"
+    EAGER = "EAGER"
+    AOT_EAGER = "AOT_EAGER"
+    INDUCTOR = "INDUCTOR"
+    AOT_TS_NVFUSER = "AOT_TS_NVFUSER"
+    NVPRIMS_NVFUSER = "NVPRIMS_NVFUSER"
+    CUDAGRAPHS = "CUDAGRAPHS"
+    OFI = "OFI"
+    FX2TRT = "FX2TRT"
+    ONNXRT = "ONNXRT"
+    TENSORRT = "TENSORRT"
+    AOT_TORCHXLA_TRACE_ONCE = "AOT_TORCHXLA_TRACE_ONCE"
+    TORCHXLA_TRACE_ONCE = "TORCHXLA_TRACE_ONCE"
+    TVM = "TVM"
+    HPU_BACKEND = "HPU_BACKEND"
+    NEURON = "NEURON"
 
 
 class KwargsHandler:
     """A dataclass of keyword arguments for one torch object."""
 
     def to_dict(self) -> dict[str, Any]:
+        """A deep copy of the attributes."""
         return copy.deepcopy(self.__dict__)
 
     def to_kwargs(self) -> dict[str, Any]:
-        """The attributes that differ from the defaults."""
-        default = type(self)().to_dict()
+        """The attributes that differ from the defaults, as they are without environment variables."""
+        with clear_environment():
+            default = type(self)().to_dict()
         return {key: value for key, value in self.to_dict().items() if default[key] != value}
 
 
@@ -38,6 +154,68 @@ class AutocastKwargs(KwargsHandler):
 
     enabled: bool = True
     cache_enabled: bool | None = None
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """For `torch.nn.parallel.DistributedDataParallel`, and the communication hook of the prepared model.
+
+    Args:
+        comm_hook: how gradients are compressed while they travel: to fp16, to bf16, or by PowerSGD to matrices of low
+            rank (https://arxiv.org/abs/1905.13727).
+        comm_wrapper: fp16 or bf16, into which the result of `comm_hook` is compressed further.
+        comm_state_option: keyword arguments of torch's `PowerSGDState`.
+    """
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+
+    comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(
+        self, ignore_keys: tuple[str, ...] = ("comm_hook", "comm_wrapper", "comm_state_option")
+    ) -> dict[str, Any]:
+        """The attributes that are arguments of DistributedDataParallel."""
+        return {key: value for key, value in super().to_dict().items() if key not in ignore_keys}
+
+    def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        """Make `model` reduce its gradients by `comm_hook`, if there is one."""
+        # powerSGD_hook imports numpy, which a run without a hook does not need.
+        if self.comm_hook == DDPCommunicationHookType.NO:
+            return
+        model.register_comm_hook(state=self._comm_state(), hook=self._wrapped_comm_hook())
+
+    def _wrapped_comm_hook(self) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        hooks = {
+            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_hook,
+            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_hook,
+            DDPCommunicationHookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
+            DDPCommunicationHookType.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook,
+        }
+        wrappers = {
+            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_wrapper,
+            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_wrapper,
+        }
+        hook = hooks[self.comm_hook]
+        wrap: Any = wrappers.get(self.comm_wrapper)
+        return hook if wrap is None else wrap(hook)
+
+    def _comm_state(self) -> Any:
+        power_sgd = (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD)
+        if self.comm_hook not in power_sgd:
+            return None
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+        return PowerSGDState(None, **self.comm_state_option)
 
 
 @dataclass
@@ -64,20 +242,69 @@ class InitProcessGroupKwargs(KwargsHandler):
 
     def __post_init__(self) -> None:
         if self.timeout is None:
-            self.timeout = timedelta(minutes=10 if self.backend == "nccl" else 30)
+            minutes = 10 if self.backend == "nccl" else 30
+            self.timeout = timedelta(minutes=minutes)
 
 
 @dataclass
-class DistributedDataParallelKwargs(KwargsHandler):
-    """For `torch.nn.parallel.DistributedDataParallel`. Communication hooks are the prepared model's to register."""
+class ProfileKwargs(KwargsHandler):
+    """For `torch.profiler.profile`; see `Accelerator.profile`.
 
-    dim: int = 0
-    broadcast_buffers: bool = True
-    bucket_cap_mb: int = 25
-    find_unused_parameters: bool = False
-    check_reduction: bool = False
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
+    Args:
+        activities: what to record: "cpu", "cuda", and "xpu", "mtia" or "hpu" where torch finds such a device. By
+            default all that torch supports here.
+        schedule_option: of `torch.profiler.schedule`: "wait", "warmup", "active", "repeat", "skip_first".
+        on_trace_ready: called with the profiler whenever a cycle of the schedule is complete.
+        record_shapes: keep the shapes of operators' inputs.
+        profile_memory: keep allocations.
+        with_stack: keep the source line of each operator.
+        with_flops: estimate floating point operations.
+        with_modules: keep the module of each operator.
+        output_trace_dir: write `profile_{process_index}.json`, for chrome://tracing, into this folder.
+    """
+
+    activities: list[str] | None = None
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+
+    def _get_profiler_activity(self, activity: str) -> torch.profiler.ProfilerActivity:
+        known = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
+        for device in ("xpu", "mtia", "hpu"):
+            module = getattr(torch, device, None)
+            if module is not None and module.is_available():
+                known[device] = getattr(torch.profiler.ProfilerActivity, device.upper())
+        if activity not in known:
+            raise ValueError(f"Invalid profiler activity: {activity}. Must be one of {list(known)}.")
+        return known[activity]
+
+    def build(self) -> torch.profiler.profile:
+        """The profiler with these settings, not yet started.
+
+        Raises:
+            ValueError: for an activity that torch cannot record here.
+        """
+        activities = None
+        if self.activities is not None:
+            activities = [self._get_profiler_activity(activity) for activity in self.activities]
+        schedule = None
+        if self.schedule_option is not None:
+            schedule = torch.profiler.schedule(**self.schedule_option)
+        return torch.profiler.profile(
+            activities=activities,
+            schedule=schedule,
+            on_trace_ready=self.on_trace_ready,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+        )
 
 
 @dataclass
@@ -87,11 +314,12 @@ class DataLoaderConfiguration:
     Args:
         split_batches: a batch of the script's loader is split over the processes, so that its batch size is the
             global one; otherwise every process gets whole batches, and the global batch is that many times larger.
-        dispatch_batches: True lets the main process load for all, see DataLoaderDispatcher; None and False load
-            everywhere.
+        dispatch_batches: True lets the main process load for all, see DataLoaderDispatcher; False loads everywhere.
+            None dispatches streams alone.
         even_batches: repeat samples from the start so that all processes make equally many full steps.
-        use_seedable_sampler: the order is a function of seed and epoch with either value.
-        data_seed: the seed of the order; by default the sampler's generator's, else `torch.initial_seed()`, of rank 0.
+        use_seedable_sampler: epoch e of a shuffled loader visits `torch.randperm(n)` seeded with `data_seed + e`.
+            Otherwise it visits what the generators of sampler and torch draw.
+        data_seed: the seed of a seedable sampler; by default `torch.initial_seed()` of rank 0.
         non_blocking: copy to the device without waiting; pays with `pin_memory`.
         use_stateful_dataloader: prepared loaders have `state_dict` and `load_state_dict` with either value.
     """
@@ -141,17 +369,75 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     Args:
         num_steps: micro-batches in a window.
-        adjust_scheduler: step the scheduler in every micro-batch, as though there were no accumulation; otherwise
-            only where the optimizer steps.
+        adjust_scheduler: has no effect, as in the original: there only the value False reaches the GradientState.
         sync_with_dataloader: the last batch of a loader ends its window, however short.
         sync_each_batch: average gradients over the processes in every micro-batch: less memory, more traffic.
+
+    Raises:
+        ValueError: for a window without a micro-batch.
     """
 
     num_steps: int | None = None
-    adjust_scheduler: bool | None = None
+    adjust_scheduler: bool = True
     sync_with_dataloader: bool = True
     sync_each_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.num_steps is not None and self.num_steps < 1:
             raise ValueError(f"a window has at least one micro-batch, not {self.num_steps}")
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """For `torch.compile`. What is not given is read from the launcher's variables ACCELERATE_DYNAMO_….
+
+    Args:
+        backend: a DynamoBackend, in either case; "no" does not compile.
+        mode: "default", "reduce-overhead" or "max-autotune".
+        fullgraph: raise where the model cannot be one graph.
+        dynamic: trace with dynamic shapes.
+        options: for the backend.
+        disable: let `torch.compile` do nothing.
+        use_regional_compilation: out of scope; compile repeated blocks once.
+
+    Raises:
+        ValueError: for an unknown backend.
+        NotImplementedError: for `use_regional_compilation`.
+    """
+
+    backend: DynamoBackend | str | None = None
+    mode: str | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: Any = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+    def __post_init__(self) -> None:
+        prefix = "ACCELERATE_DYNAMO_"
+        if self.backend is None:
+            self.backend = os.environ.get(f"{prefix}BACKEND", "no")
+        backend_name = str(self.backend).upper()
+        self.backend = DynamoBackend(backend_name)
+        if self.mode is None:
+            self.mode = os.environ.get(f"{prefix}MODE", "default")
+        if self.fullgraph is None:
+            self.fullgraph = parse_flag_from_env(f"{prefix}USE_FULLGRAPH")
+        if self.dynamic is None and f"{prefix}USE_DYNAMIC" in os.environ:
+            self.dynamic = parse_flag_from_env(f"{prefix}USE_DYNAMIC")
+        if self.use_regional_compilation is None:
+            self.use_regional_compilation = parse_flag_from_env(f"{prefix}USE_REGIONAL_COMPILATION")
+        if self.use_regional_compilation:
+            raise NotImplementedError("use_regional_compilation is out of scope: the whole model is compiled")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes, with the backend by the name that torch has for it."""
+        settings = super().to_dict()
+        settings["backend"] = DynamoBackend(self.backend).value.lower()
+        return settings
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The arguments of `torch.compile` that differ from the defaults."""
+        kwargs = super().to_kwargs()
+        kwargs.pop("use_regional_compilation", None)
+        return kwargs

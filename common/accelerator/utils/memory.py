@@ -2,20 +2,33 @@
 
 import functools
 import gc
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
+
+# What RuntimeErrors say when memory ran out on CUDA, on Apple's GPU and on the CPU, or where cuDNN cannot do this size.
+OUT_OF_MEMORY_MESSAGES = (
+    " out of memory.",
+    "MPS backend out of memory",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+SHRINKING_FACTOR = 0.9
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
     """Give cached device memory back to the driver, after a garbage collection if asked."""
     if garbage_collection:
         gc.collect()
-    if torch.cuda.is_available():
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+    elif torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def release_memory(*objects) -> list[None]:
+def release_memory(*objects: Any) -> list[None]:
     """As many Nones as there are `objects`, to be assigned to their names: `a, b = release_memory(a, b)`.
 
     The memory is free once nothing else refers to the objects.
@@ -28,26 +41,38 @@ def release_memory(*objects) -> list[None]:
 
 def should_reduce_batch_size(exception: Exception) -> bool:
     """Whether `exception` says that CPU, CUDA or MPS memory ran out, or that cuDNN cannot do this size."""
-    complaints = (" out of memory", "CUDNN_STATUS_NOT_SUPPORTED.", "DefaultCPUAllocator: can't allocate memory")
-    return isinstance(exception, RuntimeError) and any(complaint in str(exception) for complaint in complaints)
+    if not isinstance(exception, RuntimeError) or len(exception.args) != 1:
+        return False
+    text = str(exception.args[0])
+    return any(message in text for message in OUT_OF_MEMORY_MESSAGES)
 
 
-def find_executable_batch_size(function=None, starting_batch_size: int = 128, reduce_batch_size_fn=None) -> Callable:
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+) -> Callable[..., Any]:
     """Call `function(batch_size, …)`, and again with a smaller batch each time memory runs out.
 
     The size shrinks by a tenth, or to what `reduce_batch_size_fn()` returns; one that worked is kept for later calls.
+    Without `function`, a decorator.
 
     Raises:
         RuntimeError: when the size reaches zero.
         TypeError: if the batch size is passed as well, for then there is one argument too many.
     """
     if function is None:
-        return lambda wrapped: find_executable_batch_size(wrapped, starting_batch_size, reduce_batch_size_fn)
+        return functools.partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+        )
     batch_size = starting_batch_size
 
     @functools.wraps(function)
-    def run(*args, **kwargs):
+    def run(*args: Any, **kwargs: Any) -> Any:
         nonlocal batch_size
+        _check_argument_count(function, args)
         while batch_size > 0:
             clear_device_cache(garbage_collection=True)
             try:
@@ -56,7 +81,21 @@ def find_executable_batch_size(function=None, starting_batch_size: int = 128, re
                 if not should_reduce_batch_size(error):
                     raise
             # Out of the except block, whose traceback would keep the failed attempt's tensors alive.
-            batch_size = reduce_batch_size_fn() if reduce_batch_size_fn else int(batch_size * 0.9)
+            batch_size = reduce_batch_size_fn() if reduce_batch_size_fn else int(batch_size * SHRINKING_FACTOR)
         raise RuntimeError("No executable batch size found, reached zero.")
 
     return run
+
+
+def _check_argument_count(function: Callable[..., Any], args: tuple) -> None:
+    parameters = inspect.signature(function).parameters
+    takes_any_number = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values())
+    if takes_any_number or len(args) + 1 <= len(parameters):
+        return
+    names = list(parameters)
+    given = [f"{name}={value}" for name, value in zip(names[1:], args[1:], strict=False)]
+    name = function.__name__
+    raise TypeError(
+        f"Batch size was passed into `{name}` as the first argument when called. The decorator passes it already: call "
+        f"`{name}({', '.join(given)})`"
+    )

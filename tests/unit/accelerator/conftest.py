@@ -2,11 +2,16 @@
 
 import pytest
 
-from common.accelerator.state import GradientState, PartialState
+from common.accelerator.state import AcceleratorState, GradientState
+
+
+def forget_states() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 @pytest.fixture(autouse=True)
 def fresh_states():
+    forget_states()
     yield
-    PartialState._reset_state()
-    GradientState._reset_state()
+    forget_states()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from common.accelerator.commands.config import (
     ClusterConfig,
     ConfigError,
     UnsupportedConfig,
-    default_config_file,
+    default_config_path,
     load_config_from_file,
 )
-from common.accelerator.commands.config.config_args import FIXED, OUT_OF_SCOPE, READERS, config_from_dict
+from common.accelerator.commands.config.config_args import FIXED, OUT_OF_SCOPE, READERS, MissingConfig, config_from_dict
 
 LEVEL = Path(__file__).parents[3] / "03_accelerate"
 
@@ -124,14 +125,14 @@ def test_default_file_lies_where_accelerate_keeps_it(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/nowhere")
-    assert default_config_file() == Path("/nowhere/.cache/huggingface/accelerate/default_config.yaml")
+    assert default_config_path() == Path("/nowhere/.cache/huggingface/accelerate/default_config.yaml")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert default_config_file() == Path("/cache/huggingface/accelerate/default_config.yaml")
+    assert default_config_path() == Path("/cache/huggingface/accelerate/default_config.yaml")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert default_config_file() == tmp_path / "accelerate" / "default_config.yaml"
+    assert default_config_path() == tmp_path / "accelerate" / "default_config.yaml"
     assert load_config_from_file() == ClusterConfig()
-    default_config_file().parent.mkdir()
-    default_config_file().write_text("num_processes: 3")
+    default_config_path().parent.mkdir()
+    default_config_path().write_text("num_processes: 3")
     assert load_config_from_file().num_processes == 3
 
 
@@ -144,6 +145,9 @@ def test_default_file_lies_where_accelerate_keeps_it(tmp_path, monkeypatch):
         ("debug: !!bool perhaps", "not valid YAML: KeyError"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML in line 1"),
         ("[" * 5000, "not valid YAML"),
+        ("debug: true\n\ndebug: false", "in line 3: the key 'debug' stands there twice, the first time in line 1"),
+        ('{"debug": true, "debug": false}', "in line 1: the key 'debug' stands there twice"),
+        ("fsdp_config:\n  a: 1\n  a: 2", "in line 3: the key 'a' stands there twice, the first time in line 2"),
     ],
 )
 def test_unusable_files_are_refused_with_their_name(tmp_path, text, message):
@@ -155,7 +159,7 @@ def test_unusable_files_are_refused_with_their_name(tmp_path, text, message):
 
 
 def test_missing_unreadable_and_binary_files(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot be read: .*No such file"):
+    with pytest.raises(MissingConfig, match=r"no such file; `python -m common.accelerator config` writes one"):
         load_config_from_file(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config_from_file(tmp_path)
@@ -223,11 +227,45 @@ def test_fuzz_any_text_gives_only_config_errors(tmp_path_factory, text):
 def test_config_default_writes_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert main(["config", "default", "--mixed_precision", "bf16"]) == 0
-    assert str(default_config_file()) in capsys.readouterr().out
+    assert str(default_config_path()) in capsys.readouterr().out
     assert load_config_from_file().mixed_precision == "bf16"
     assert main(["config", "default"]) == 1
     assert "left as it is" in capsys.readouterr().err
     assert load_config_from_file().mixed_precision == "bf16"
+
+
+@pytest.mark.parametrize("name, read", [("file.yaml", yaml.safe_load), ("file.json", json.loads)])
+def test_config_update_spells_out_the_defaults_and_keeps_the_settings(tmp_path, capsys, name, read):
+    path = tmp_path / name
+    path.write_text('{"num_processes": 2, "use_cpu": true, "fsdp_config": {}}')
+    before = load_config_from_file(path)
+    assert main(["config", "update", "--config_file", str(path)]) == 0
+    assert str(path) in capsys.readouterr().out
+    assert load_config_from_file(path) == before
+    written = read(path.read_text())
+    assert written["num_processes"] == 2 and written["rdzv_backend"] == "static" and "fsdp_config" not in written
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+    theirs = pytest.importorskip("accelerate.commands.config.config_args")
+    written["distributed_type"] = "MULTI_CPU"  # which the original must have
+    path.write_text(json.dumps(written))
+    assert theirs.load_config_from_file(str(path)).num_processes == 2
+
+
+def test_config_update_of_the_default_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert main(["config", "update"]) == 2
+    assert "no such file; `python -m common.accelerator config` writes one" in capsys.readouterr().err
+    assert main(["config", "default"]) == 0
+    before = default_config_path().read_text()
+    assert main(["config", "update"]) == 0
+    assert default_config_path().read_text() == before
+
+
+def test_config_update_leaves_a_file_alone_that_the_launcher_refuses(tmp_path, capsys):
+    path = written(tmp_path, "num_processes: 2\nnum_processors: 2\n")
+    assert main(["config", "update", "--config_file", str(path)]) == 2
+    assert "num_processors" in capsys.readouterr().err
+    assert path.read_text() == "num_processes: 2\nnum_processors: 2\n"
 
 
 def test_config_asks_until_the_answers_fit(tmp_path, capsys, monkeypatch):

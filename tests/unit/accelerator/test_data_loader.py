@@ -1,6 +1,7 @@
 """Prepared loaders: who gets which sample, in which order, with which seeds. One process plays all ranks."""
 
 import itertools
+import pickle
 import random
 
 import pytest
@@ -46,7 +47,22 @@ class Sized(Stream):
 
 
 def ranks(world, make, **kwargs):
-    return [prepare_data_loader(make(rank), num_processes=world, process_index=rank, **kwargs) for rank in range(world)]
+    """The prepared loaders of all ranks, each made from the same state of torch's generator."""
+    loaders = []
+    state = torch.get_rng_state()
+    for rank in range(world):
+        torch.set_rng_state(state)
+        loaders.append(prepare_data_loader(make(rank), num_processes=world, process_index=rank, **kwargs))
+    return loaders
+
+
+def shuffled(rank, size=1, n=10):
+    return DataLoader(Numbers(n), batch_size=size, shuffle=True)
+
+
+def seedable(world, size=1, n=10, seed=2, **kwargs):
+    """Loaders whose order is that of `order(n, seed, epoch)`."""
+    return ranks(world, lambda rank: shuffled(rank, size, n), use_seedable_sampler=True, data_seed=seed, **kwargs)
 
 
 def gathered(loaders):
@@ -55,7 +71,7 @@ def gathered(loaders):
     for step in itertools.zip_longest(*loaders):
         for loader, batch in zip(loaders, step, strict=True):
             if batch is not None:
-                rows += batch[: loader.irregular[0] if loader.irregular else None].tolist()
+                rows += batch[: loader.partial_step.real if loader.partial_step else None].tolist()
     return rows
 
 
@@ -100,15 +116,25 @@ def test_each_real_sample_is_gathered_once_for_every_sampler():
     for n, batch, world, split, even in SHAPES:
         size = batch * world if split else batch
         for sampler in samplers(n):
-            plain = prepare_data_loader(DataLoader(Numbers(2 * n), **sampler(size)), data_seed=3)
-            expected = [row for rows in plain for row in rows.tolist()]
+            torch.manual_seed(3)
             loaders = ranks(
                 world,
                 lambda rank, sampler=sampler, n=n, size=size: DataLoader(Numbers(2 * n), **sampler(size)),
                 split_batches=split,
                 even_batches=even,
-                data_seed=3,
             )
+            inner = get_sampler(loaders[0])
+            if getattr(inner, "generator", None) is not None:
+                state = inner.generator.get_state()
+                expected = list(inner)
+                inner.generator.set_state(state)
+            elif world == 1:
+                torch.manual_seed(4)
+                torch.empty((), dtype=torch.int64).random_()  # the DataLoader's seed for its workers
+                expected = list(inner)
+            else:
+                expected = list(inner)
+            torch.manual_seed(4)
             assert gathered(loaders) == expected, (n, batch, world, split, even)
 
 
@@ -185,6 +211,29 @@ def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(collat
         assert batch[0].shape == (0, 3, 4) and batch[1].shape == (0,)
 
 
+def test_an_empty_batch_has_no_texts_and_keeps_what_belongs_to_no_sample():
+    """On the rank that has no sample a scalar in the batch was an error, and the texts of a sample stayed."""
+
+    def collate(samples):
+        return {"text": [f"sample {i}" for i in samples], "scale": torch.tensor(2.0), "rows": torch.tensor(samples)}
+
+    loaders = ranks(
+        2,
+        lambda rank: DataLoader(
+            range(1), batch_size=2, collate_fn=collate, sampler=DistributedEvalSampler(range(1), 2, rank)
+        ),
+    )
+    ((full,), (empty,)) = (list(loader) for loader in loaders)
+    assert full["text"] == ["sample 0"] and full["rows"].tolist() == [0]
+    assert empty["text"] == [] and empty["scale"] == 2 and empty["rows"].shape == (0,)
+
+
+def test_prepared_loaders_can_be_pickled():
+    (loader,) = seedable(1)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert gathered([copy]) == gathered([loader]) == order(10, 2)
+
+
 def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping():
     for n, batch, world, split, even in SHAPES:
         size = batch * world if split else batch
@@ -220,29 +269,46 @@ def test_what_is_out_of_scope_is_refused_by_name():
 # Order and epochs
 
 
-def test_the_order_is_a_function_of_seed_and_epoch_whatever_the_generators_of_the_processes_did():
-    def make(rank):
-        torch.manual_seed(rank)  # what set_seed(…, device_specific=True) leads to
-        return DataLoader(Numbers(10), batch_size=2, shuffle=True)
+def test_on_one_process_the_order_and_the_draws_are_those_of_plain_torch():
+    """What DataLoader draws for its workers is drawn too, so that dropout after an epoch is the same."""
+    orders = []
+    for prepare in (lambda loader: loader, prepare_data_loader):
+        torch.manual_seed(5)
+        loader = prepare(shuffled(0, 3))
+        epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+        orders.append((epochs, torch.rand(1).item()))
+    assert orders[0] == orders[1] and orders[0][0][0] != orders[0][0][1]
 
-    loaders = ranks(2, make, data_seed=7)
+
+def test_on_several_processes_the_samplers_generator_is_seeded_once_at_prepare():
+    torch.manual_seed(5)
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    after = torch.rand(1).item()
+    generator = torch.Generator().manual_seed(seed)
+    expected = [list(RandomSampler(range(10), generator=generator)) for _ in range(2)]
+    torch.manual_seed(5)
+    loaders = ranks(2, shuffled)
+    assert torch.rand(1).item() == after
+    assert gathered(loaders) == expected[0] and gathered(loaders) == expected[1]
+
+
+def test_a_seedable_order_is_a_function_of_seed_and_epoch():
+    loaders = seedable(2, 2, seed=7)
     for epoch in range(3):
         torch.manual_seed(random.randrange(2**32))
-        assert gathered(loaders) == order(10, 7, epoch) + order(10, 7, epoch)[:0]
+        assert gathered(loaders) == order(10, 7, epoch)
     for loader in loaders:
         loader.set_epoch(1)
     assert gathered(loaders) == order(10, 7, 1)
 
 
-def test_without_a_data_seed_the_order_comes_from_the_sampler_generator_or_torchs_seed():
+def test_without_a_data_seed_a_seedable_order_comes_from_torchs_seed():
     torch.manual_seed(5)
-    seeded = DataLoader(Numbers(10), shuffle=True, generator=torch.Generator().manual_seed(9))
-    assert gathered([prepare_data_loader(seeded)]) == order(10, 9)
-    assert gathered([prepare_data_loader(DataLoader(Numbers(10), shuffle=True))]) == order(10, 5)
+    assert gathered(ranks(1, shuffled, use_seedable_sampler=True)) == order(10, 5)
 
 
 def test_the_order_equals_that_of_level_02s_distributed_sampler():
-    loaders = ranks(2, lambda rank: DataLoader(Numbers(12), batch_size=3, shuffle=True), data_seed=42)
+    loaders = seedable(2, 3, 12, 42)
     for epoch in (0, 1):
         peers = [DistributedSampler(range(12), 2, rank, shuffle=True, seed=42) for rank in range(2)]
         for peer in peers:
@@ -252,35 +318,14 @@ def test_the_order_equals_that_of_level_02s_distributed_sampler():
             assert sorted(torch.cat(batches).tolist()) == sorted(shares[0] + shares[1])
 
 
-def test_the_order_equals_that_of_accelerates_seedable_sampler():
-    theirs = pytest.importorskip("accelerate.data_loader")
-    from accelerate.state import PartialState as Theirs
-
-    Theirs(cpu=True)
-    torch.manual_seed(3)
-    for world, rank in ((1, 0), (2, 0), (2, 1)):
-        kwargs = {"num_processes": world, "process_index": rank, "use_seedable_sampler": True}
-        ours = prepare_data_loader(DataLoader(Numbers(11), batch_size=2, shuffle=True), **kwargs)
-        peer = theirs.prepare_data_loader(DataLoader(Numbers(11), batch_size=2, shuffle=True), **kwargs)
-        for _ in range(2):
-            assert [batch.tolist() for batch in ours] == [batch.tolist() for batch in peer]
-
-
-def test_iterating_does_not_advance_torchs_generator():
-    loader = prepare_data_loader(DataLoader(Numbers(6), shuffle=True))
-    before = torch.get_rng_state()
-    list(loader)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_the_scripts_own_sampler_is_left_alone():
+def test_the_sampler_can_be_read_and_exchanged():
     sampler = WeightedRandomSampler([1.0, 2.0], 4)
-    plain = DataLoader(Numbers(2), batch_size=2, sampler=sampler)
-    prepared = prepare_data_loader(plain, data_seed=1)
-    assert sampler.generator is None and plain.batch_sampler.sampler is sampler
-    assert isinstance(get_sampler(prepared), WeightedRandomSampler)
-    shuffled = prepare_data_loader(DataLoader(Numbers(2), shuffle=True))
-    assert isinstance(get_sampler(shuffled), SeedableRandomSampler)
+    prepared = prepare_data_loader(DataLoader(Numbers(2), batch_size=2, sampler=sampler))
+    assert get_sampler(prepared) is sampler is prepared.get_sampler()
+    prepared.set_sampler(SequentialSampler(range(2)))
+    assert gathered([prepared]) == [0, 1]
+    assert isinstance(get_sampler(*seedable(1)), SeedableRandomSampler)
+    assert get_sampler(prepare_data_loader(DataLoader(Numbers(2), batch_sampler=[[0], [1]]))) is None
 
 
 def test_a_samplers_own_order_survives():
@@ -305,19 +350,32 @@ def test_epochs_reach_samplers_and_datasets_that_ask_for_them():
     assert gathered([loader]) == order(4, 6, 0) and data.epoch == 0
     assert gathered([loader]) == order(4, 6, 1) and data.epoch == 1
 
+    seeded = {"use_seedable_sampler": True, "data_seed": 6}
+    dispatched = prepare_data_loader(
+        DataLoader(data, shuffle=True), torch.device("cpu"), put_on_device=True, dispatch_batches=True, **seeded
+    )
+    assert gathered([dispatched]) == order(4, 6, 0) and data.epoch == 0
+    assert gathered([dispatched]) == order(4, 6, 1) and data.epoch == 1
+
 
 # Streams and workers
 
 
-@pytest.mark.parametrize("knows_workers", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_a_stream_with_workers_has_no_duplicates_and_keeps_its_order(workers, knows_workers):
-    # What plain torch does with a stream that is not told about workers: https://github.com/huggingface/datasets/issues/3423
+def test_a_stream_with_workers_has_no_duplicates_and_keeps_its_order(workers):
+    # What plain torch does with a stream that does not ask for workers: https://github.com/huggingface/datasets/issues/3423
     for world, n in ((1, 7), (2, 13)):
-        loaders = ranks(
-            world, lambda rank, n=n: DataLoader(Stream(n, knows_workers), batch_size=2, num_workers=workers)
-        )
+        loaders = ranks(world, lambda rank, n=n: DataLoader(Stream(n), batch_size=2, num_workers=workers))
         assert gathered(loaders) == list(range(n))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_stream_that_asks_for_its_worker_is_read_as_in_plain_torch(world):
+    make = lambda rank: DataLoader(Stream(13, knows_workers=True), batch_size=2, num_workers=2)  # noqa: E731
+    rows = gathered(ranks(world, make))
+    assert sorted(rows) == list(range(13))
+    if world == 1:
+        assert rows == [row for batch in make(0) for row in batch.tolist()] != sorted(rows)
 
 
 def test_stream_shards_equal_those_of_accelerate():
@@ -341,17 +399,38 @@ def test_a_stream_of_ready_batches_is_dealt_out_in_whole_batches():
     assert [len(list(loader)) for loader in loaders] == [3, 3]
 
 
-def test_a_streams_generator_is_seeded_by_epoch():
-    class Shuffled(IterableDataset):
-        def __init__(self):
-            self.generator = torch.Generator()
+class ShuffledStream(IterableDataset):
+    def __init__(self, n=8):
+        self.n = n
+        self.generator = torch.Generator()
 
-        def __iter__(self):
-            return iter(torch.randperm(8, generator=self.generator).tolist())
+    def __iter__(self):
+        return iter(torch.randperm(self.n, generator=self.generator).tolist())
 
-    loaders = ranks(2, lambda rank: DataLoader(Shuffled(), batch_size=2), data_seed=4)
-    assert gathered(loaders) == order(8, 4, 0)
-    assert gathered(loaders) == order(8, 4, 1)
+
+def test_on_several_processes_a_streams_generator_is_seeded_with_the_epoch():
+    loaders = ranks(2, lambda rank: DataLoader(ShuffledStream(), batch_size=2))
+    assert gathered(loaders) == order(8, 0)
+    assert gathered(loaders) == order(8, 1)
+
+
+class EpochStream(IterableDataset):
+    epoch = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([self.epoch] * 4)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_epoch_reaches_a_stream_in_workers_that_stay_alive(world):
+    """Each worker has a copy of the stream, made when it started."""
+    make = lambda rank: DataLoader(EpochStream(), batch_size=2, num_workers=1, persistent_workers=True)  # noqa: E731
+    loaders = ranks(world, make)
+    for epoch in range(3):
+        assert gathered(loaders) == [epoch] * 4
 
 
 class Draws(Dataset):
@@ -362,17 +441,33 @@ class Draws(Dataset):
         return torch.tensor([torch.initial_seed(), random.getrandbits(40)])
 
 
-def test_workers_get_seeds_that_differ_per_rank_worker_and_epoch_and_repeat():
-    # https://github.com/huggingface/transformers/issues/37932: every rank had the same.
-    def seeds():
+def test_workers_get_the_seeds_that_plain_torch_gives_them():
+    seeds = []
+    for prepare in (lambda loader: loader, prepare_data_loader):
         torch.manual_seed(1)
-        loaders = ranks(2, lambda rank: DataLoader(Draws(), num_workers=2, batch_size=1, shuffle=False))
-        return [[tuple(row) for batch in loader for row in batch.tolist()] for loader in loaders for _ in range(2)]
+        loader = prepare(DataLoader(Draws(), num_workers=2, generator=torch.Generator().manual_seed(3)))
+        seeds.append([[batch.tolist() for batch in loader] for _ in range(2)])
+    assert seeds[0] == seeds[1] and seeds[0][0] != seeds[0][1]
 
-    first = seeds()
-    assert len({seed for epoch in first for seed, _ in epoch}) == 2 * 2 * 2  # ranks, epochs, workers
-    assert len({drawn for epoch in first for _, drawn in epoch}) == 2 * 2 * 4  # Python's generator too
-    assert seeds() == first
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_loader_without_batches_yields_single_samples(world):
+    """`DataLoader(dataset, batch_size=None)`, for data sets that make their batches by themselves."""
+
+    class Batches(Dataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            return torch.arange(3 * index, 3 * index + 3)
+
+    loaders = ranks(world, lambda rank: DataLoader(Batches(), batch_size=None))
+    assert [len(list(loader)) for loader in loaders] == [len(loader) for loader in loaders] == [-(-5 // world)] * world
+    assert gathered(loaders) == list(range(15))
+    torch.manual_seed(3)
+    loaders = ranks(world, lambda rank: DataLoader(Numbers(9), batch_size=None, shuffle=True))
+    rows = [int(loader.dataset[row]) for step in zip(*loaders, strict=True) for loader, row in zip(loaders, step)]  # noqa: B905
+    assert sorted(rows[:9]) == list(range(9)) != rows[:9]
 
 
 # Leaving early, nesting, resuming
@@ -399,78 +494,66 @@ def test_break_exceptions_and_nesting_leave_no_stale_state():
     assert not state.in_dataloader and not state.end_of_dataloader and not outer.end_of_dataloader
 
 
-def test_after_leaving_early_the_next_for_visits_the_next_epoch():
-    """A script that stops every epoch after some steps would else train on the same few samples for ever."""
-    loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
-    firsts = []
-    for _ in range(3):
-        for rows in loader:
-            firsts += rows.tolist()
-            break
-    assert firsts == [order(9, 2, epoch)[0] for epoch in range(3)]
-    assert gathered([loader]) == order(9, 2, 3)
-    assert loader.iteration == 4
+def test_after_leaving_early_the_next_for_visits_the_same_epoch_again():
+    (loader,) = seedable(1)
+    for _ in range(2):
+        assert next(iter(loader)).item() == order(10, 2)[0]
+    assert gathered([loader]) == order(10, 2) and loader.iteration == 1
+    assert gathered([loader]) == order(10, 2, 1)
 
 
-def test_set_epoch_starts_an_epoch_that_was_left_early_anew():
-    loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
-    next(iter(loader))
-    loader.set_epoch(0)
-    assert gathered([loader]) == order(9, 2, 0)
+def test_skipping_visits_the_epoch_of_the_loader_and_leaves_it_there():
+    (loader,) = seedable(1)
+    gathered([loader])
+    assert gathered([skip_first_batches(loader, 4)]) == order(10, 2, 1)[4:]
+    assert gathered([loader]) == order(10, 2, 1)
 
 
-def test_an_epoch_that_was_left_early_is_where_a_checkpoint_continues():
-    loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
-    for step, _ in enumerate(loader):
-        if step == 3:
-            break
+def stopped_after(loader, steps):
+    """The state of the loader when it has handed out `steps` steps, and what came until then."""
+    rows = []
+    for step, batch in enumerate(loader, 1):
+        rows.append(batch.tolist())
+        if step == steps:
+            return loader.state_dict(), rows
+
+
+def test_a_loader_that_is_not_being_iterated_over_is_at_a_beginning():
+    (loader,) = seedable(1)
+    stopped_after(loader, 3)
     state = loader.state_dict()
-    for each in (loader, prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)):
-        each.load_state_dict(state)
-        assert gathered([each]) == order(9, 2, 0)[4:]
-        assert gathered([each]) == order(9, 2, 1)
-
-
-def test_skipping_continues_an_epoch_that_was_left_early():
-    loader = prepare_data_loader(DataLoader(Numbers(9), shuffle=True), data_seed=2)
-    next(iter(loader))
-    assert gathered([skip_first_batches(loader, 1)]) == order(9, 2, 0)[1:]
-    assert gathered([loader]) == order(9, 2, 1)
+    assert (state["epoch"], state["step"]) == (0, 0)
+    loader.load_state_dict(state)
+    assert gathered([loader]) == order(10, 2)
 
 
 def test_a_loader_continues_with_the_next_batch_on_any_number_of_processes():
     # https://github.com/huggingface/accelerate/issues/2823, /issues/3996 and /issues/4195
     for (batch, world), (other_batch, other_world) in itertools.permutations([(6, 1), (3, 2), (2, 3), (1, 6)], 2):
-        make = lambda size: lambda rank: DataLoader(Numbers(25), batch_size=size, shuffle=True)  # noqa: E731
-        loaders = ranks(world, make(batch), data_seed=1)
+        loaders = seedable(world, batch, 25)
         gathered(loaders)  # epoch 0
-        states, seen = [], []
-        for loader in loaders:
-            for step, rows in enumerate(loader):
-                seen.append((step, rows.tolist()))
-                if step == 1:
-                    states.append(loader.state_dict())
-                    break
-        assert all(state == states[0] for state in states)
-        resumed = ranks(other_world, make(other_batch), data_seed=1)
+        (state, _), *_ = [stopped_after(loader, 2) for loader in loaders]
+        resumed = seedable(other_world, other_batch, 25, seed=99)
         for loader in resumed:
-            loader.load_state_dict(states[0])
+            loader.load_state_dict(state)
             loader.set_epoch(1)  # the epoch it is in: no change
-        assert gathered(resumed) == order(25, 1, 1)[12:]
-        assert gathered(resumed) == order(25, 1, 2)
+        assert gathered(resumed) == order(25, 2, 1)[12:]
+        assert gathered(resumed) == order(25, 2, 2)
 
 
 def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint():
-    state = {"epoch": 1, "step": 3, "step_size": 1}
-    for epoch, expected in ((1, order(6, 2, 1)[3:]), (2, order(6, 2, 2))):
-        loader = prepare_data_loader(DataLoader(Numbers(6), shuffle=True), data_seed=2)
+    (loader,) = seedable(1)
+    loader.set_epoch(1)
+    state, _ = stopped_after(loader, 3)
+    for epoch, expected in ((1, order(10, 2, 1)[3:]), (2, order(10, 2, 2))):
+        (loader,) = seedable(1)
         loader.load_state_dict(state)
         loader.set_epoch(epoch)
         assert gathered([loader]) == expected
-    loader = prepare_data_loader(DataLoader(Numbers(6), shuffle=True), data_seed=2)
+    (loader,) = seedable(1)
     loader.load_state_dict(state)
-    assert gathered([skip_first_batches(loader, 4)]) == order(6, 2, 1)[4:]
-    assert gathered([loader]) == order(6, 2, 2)
+    assert gathered([skip_first_batches(loader, 4)]) == order(10, 2, 1)[4:]
+    assert gathered([loader]) == order(10, 2, 1)  # as on the original, the script says which epoch comes next
 
 
 def test_a_position_that_is_no_whole_number_of_steps_is_refused():
@@ -482,6 +565,12 @@ def test_a_position_that_is_no_whole_number_of_steps_is_refused():
 def test_skipping_works_on_loaders_that_were_not_prepared():
     assert [b.tolist() for b in skip_first_batches(DataLoader(Numbers(5), batch_size=2), 1)] == [[2, 3], [4]]
     assert [b.tolist() for b in skip_first_batches(DataLoader(Stream(5), batch_size=2), 1)] == [[2, 3], [4]]
+
+
+def test_skipping_leaves_the_epoch_of_a_stream_that_was_not_prepared_to_the_script():
+    stream = EpochStream()
+    stream.set_epoch(3)
+    assert gathered([skip_first_batches(DataLoader(stream, batch_size=2), 1)]) == [3, 3] and stream.epoch == 3
 
 
 def test_a_loader_of_ones_own_making_knows_its_last_batch():

@@ -6,12 +6,12 @@ import multiprocessing
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from common.accelerator import Accelerator, DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
-from common.accelerator.utils import DataLoaderConfiguration, slice_tensors
-from tests.workers import ranks
+from common.accelerator.utils import DataLoaderConfiguration, listify, slice_tensors
+from common.processes import RankFailed, ranks
 
 
 class Numbers(Dataset):
@@ -31,7 +31,7 @@ class Numbers(Dataset):
 class Stream(IterableDataset):
     def __init__(self, n, private=None):
         self.numbers = Numbers(n, private)
-        self.generator = torch.Generator()
+        self.generator = torch.Generator().manual_seed(0)
 
     def __iter__(self):
         order = torch.randperm(self.numbers.n, generator=self.generator).tolist()
@@ -52,55 +52,62 @@ def run(job, *args, **config):
 
 
 def seen(accelerator, loader):
-    """What a loop sees in two epochs, and what it can gather where every process has a batch."""
+    """What a loop sees in two epochs, and what it can gather."""
     steps = []
     for epoch in range(2):
         for batch in loader:
-            real, present = loader.irregular or (None, accelerator.num_processes)
-            rows = None
-            if present == accelerator.num_processes:
-                rows = accelerator.gather_for_metrics(batch)["number"].tolist()
-            steps.append((epoch, batch["row"].tolist(), real, present, loader.end_of_dataloader, rows))
+            rows = accelerator.gather_for_metrics(batch)["number"].tolist()
+            steps.append((epoch, batch["row"].tolist(), loader.end_of_dataloader, rows))
     return steps
 
 
-SHAPES = list(itertools.product((0, 1, 5, 13), (1, 4), *[(False, True)] * 3))
+SHAPES = list(itertools.product((0, 1, 5, 13), (1, 4), *[(False, True)] * 2))
 
 
-def both_ways(accelerator, kind, dispatch, workers):
-    """For every shape: the steps of a loader that dispatches, or of one that does not, and its length."""
+def every_shape(accelerator, kind):
+    """For every shape: the steps of a loader that dispatches, of data that only the main process can read."""
     found = []
-    rank = accelerator.process_index
-    for n, batch, split, even, drop_last in SHAPES:
-        data = kind(n, rank if dispatch else None)
-        options = {"shuffle": n > 0} if kind is Numbers else {}
+    for n, batch, split, drop_last in SHAPES:
         size = batch * accelerator.num_processes if split else batch
+        torch.manual_seed(3)
         loader = prepare_data_loader(
-            DataLoader(data, batch_size=size, drop_last=drop_last, num_workers=workers, **options),
+            DataLoader(
+                kind(n, accelerator.process_index),
+                batch_size=size,
+                drop_last=drop_last,
+                shuffle=n > 0 if kind is Numbers else None,
+            ),
             put_on_device=True,
             device=accelerator.device,
             split_batches=split,
-            even_batches=even,
-            dispatch_batches=dispatch,
-            data_seed=3,
+            dispatch_batches=True,
         )
-        assert isinstance(loader, DataLoaderDispatcher) == dispatch
+        assert isinstance(loader, DataLoaderDispatcher)
         length = None if kind is Stream else len(loader)
         steps = seen(accelerator, loader)
-        assert length in (None, len(steps) / 2), (n, batch, split, even, drop_last)
-        found.append((steps, loader.total_batch_size, loader.total_dataset_length if kind is Numbers else None))
+        assert length in (None, len(steps) / 2), (n, batch, split, drop_last)
+        found.append(steps)
     return found
 
 
-@pytest.mark.parametrize(("kind", "world"), [(Numbers, 2), (Numbers, 3), (Stream, 2), (SizedStream, 3)])
-def test_every_process_gets_what_it_would_have_read_itself(kind, world):
-    sent, read = (ranks(world).run(run, both_ways, kind, dispatch, 0) for dispatch in (True, False))
-    for rank in range(world):
-        for shape, ours, theirs in zip(SHAPES, sent[rank], read[rank], strict=True):
-            assert ours == theirs, (rank, shape)
-    steps = sent[0][SHAPES.index((13, 4, True, True, False))][0]
-    epochs = [[row for step in steps if step[0] == epoch for row in step[-1]] for epoch in range(2)]
-    assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1]) == list(range(13))
+@pytest.mark.parametrize(("kind", "world"), [(Numbers, 2), (Stream, 3), (SizedStream, 2)])
+def test_the_main_process_reads_and_each_sample_is_gathered_once(kind, world):
+    everyone = ranks(world).run(run, every_shape, kind)
+    for shape, *steps_of_ranks in zip(SHAPES, *everyone, strict=True):
+        n, batch, _, drop_last = shape
+        assert len({len(steps) for steps in steps_of_ranks}) == 1
+        for steps in steps_of_ranks:
+            assert [last for _, _, last, _ in steps] == [last for _, _, last, _ in steps_of_ranks[0]]
+            assert [rows for *_, rows in steps] == [rows for *_, rows in steps_of_ranks[0]]
+            ends = [step for step, (epoch, _, last, _) in enumerate(steps) if last]
+            assert len(ends) == (2 if steps else 0)
+        epochs = [[row for step in steps if step[0] == epoch for row in step[-1]] for epoch in range(2)]
+        if drop_last:
+            whole = n // (batch * world) * batch * world
+            assert all(len(rows) == len(set(rows)) == whole for rows in epochs), shape
+        else:
+            assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(n)), shape
+            assert n < 13 or epochs[0] != epochs[1]
 
 
 def with_workers(accelerator, kind, workers):
@@ -108,39 +115,45 @@ def with_workers(accelerator, kind, workers):
     data = kind(13, accelerator.process_index)
     context = "fork" if workers else None
     plain = DataLoader(data, batch_size=2, num_workers=workers, multiprocessing_context=context)
-    loader = accelerator.prepare(plain)
-    return seen(accelerator, loader)
+    steps = seen(accelerator, accelerator.prepare(plain))
+    return [step for step in steps if step[0] == 0]  # each worker draws from a copy of a stream's generator
 
 
 @pytest.mark.parametrize("kind", [Numbers, Stream])
 def test_workers_of_the_main_process_change_nothing(kind):
-    plain, loaded = (
-        ranks(2).run(run, with_workers, kind, workers, dispatch_batches=True, data_seed=1) for workers in (0, 2)
-    )
-    assert plain == loaded and len(plain[0]) > 4
+    plain, loaded = (ranks(2).run(run, with_workers, kind, workers, dispatch_batches=True) for workers in (0, 2))
+    assert plain == loaded and len(plain[0]) == 4
 
 
 def resumed(accelerator):
     """Three steps of an epoch, and what follows them: by going on, by a checkpoint, by skipping."""
 
     def prepared():
-        return accelerator.prepare(DataLoader(Numbers(21, accelerator.process_index), batch_size=2, shuffle=True))
+        torch.manual_seed(1)
+        return accelerator.prepare(DataLoader(Numbers(24, accelerator.process_index), batch_size=2, shuffle=True))
 
     straight, loader = prepared(), prepared()
     whole = [batch["number"].tolist() for batch in straight]
+    torch.manual_seed(1)
     for step, _ in enumerate(loader):
         if step == 2:
             state = loader.state_dict()
             break
     later = prepared()
     later.load_state_dict(state)
+    torch.manual_seed(8)
+    rest = [batch["number"].tolist() for batch in later]
+    went_on = torch.rand(1).item()
     skipping = skip_first_batches(prepared(), 3)
+    torch.manual_seed(8)
+    assert went_on == torch.rand(1).item()
     assert len(skipping) == len(whole) - 3
-    return whole[3:], *([batch["number"].tolist() for batch in each] for each in (later, skipping))
+    torch.manual_seed(1)
+    return whole[3:], rest, [batch["number"].tolist() for batch in skipping]
 
 
 def test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
-    for rest, after_load, after_skip in ranks(2).run(run, resumed, dispatch_batches=True, data_seed=1):
+    for rest, after_load, after_skip in ranks(2).run(run, resumed, dispatch_batches=True):
         assert len(rest) == 3 and rest == after_load == after_skip
 
 
@@ -193,30 +206,67 @@ def texts(accelerator):
 def test_texts_are_dealt_out_like_rows():
     one, two = ranks(2).run(run, texts, dispatch_batches=True)
     gathered = [(list("abcd"), [0, 1, 2, 3]), (["e"], [4])]
-    assert one == [(batch, *both) for batch, both in zip((["a", "b"], ["e", "a"]), gathered, strict=True)]
-    assert two == [(batch, *both) for batch, both in zip((["c", "d"], ["b", "c"]), gathered, strict=True)]
+    assert one == [(batch, *both) for batch, both in zip((["a", "b"], ["e"]), gathered, strict=True)]
+    assert two == [(batch, *both) for batch, both in zip((["c", "d"], ["a"]), gathered, strict=True)]
 
 
-def test_what_has_no_entry_per_sample_is_an_error():
-    loss = {"rows": torch.arange(4), "scale": 2.0}
-    with pytest.raises(TypeError):
-        slice_tensors(loss, slice(0, 2))
+def dispatched_with_numbers(library):
+    """What comes of batches that hold a number, a text and nothing beside their rows."""
+    data_loader = importlib.import_module(f"{library}.data_loader")
+    state = importlib.import_module(f"{library}.state")
+    importlib.import_module(library).Accelerator(cpu=True)
+    batches = DataLoader(range(8), batch_size=4, collate_fn=with_numbers)
+    how = {"put_on_device": True, "dispatch_batches": True, "split_batches": True}
+    loader = data_loader.prepare_data_loader(batches, torch.device("cpu"), **how)
+    seen = [{name: listify(value) for name, value in batch.items()} for batch in loader]
+    state.AcceleratorState._reset_state(True)
+    state.GradientState._reset_state()
+    return seen
+
+
+def with_numbers(samples):
+    return {"rows": torch.tensor(samples), "scale": 2.0, "name": "ab", "nothing": None}
+
+
+def test_what_has_no_entry_per_sample_stays_as_it_is():
+    ours = dispatched_with_numbers("common.accelerator")
+    assert ours[0] == {"rows": [0, 1, 2, 3], "scale": 2.0, "name": "ab", "nothing": None}
+    of_two = ranks(2).run(dispatched_with_numbers, "common.accelerator")
+    assert of_two[1][0] == ours[0] | {"rows": [2, 3]}
+    pytest.importorskip("accelerate")
+    assert dispatched_with_numbers("accelerate") == ours
+
+
+def test_single_values_are_not_sliced():
+    assert slice_tensors(3, slice(0, 1)) == 3
+    assert slice_tensors({"a": torch.arange(4), "b": (None, "xy"), "c": [1, 2]}, slice(0, 1)) == {
+        "a": torch.tensor([0]),
+        "b": (None, "xy"),
+        "c": [1, 2],
+    }
 
 
 def test_what_cannot_be_dispatched_is_refused():
     def prepare(loader, **kwargs):
-        return prepare_data_loader(loader, num_processes=2, process_index=0, **kwargs)
+        return prepare_data_loader(loader, num_processes=2, process_index=0, dispatch_batches=True, **kwargs)
 
-    whole = [DataLoader(Numbers(4), batch_size=None), DataLoader(Stream(4), batch_size=None)]
-    for loader in [*whole, DataLoader(Numbers(4), batch_sampler=[[0, 1], [2], [3]])]:
-        with pytest.raises(ValueError, match="dispatch_batches needs a batch size"):
-            prepare(loader, dispatch_batches=True)
+    with pytest.raises(ValueError, match="requires put_on_device"):
+        prepare(DataLoader(Numbers(4)))
     with pytest.raises(ValueError, match="twice"):
-        prepare(DataLoader(Numbers(4), sampler=DistributedEvalSampler(range(4), 2, 0)), dispatch_batches=True)
-    with pytest.raises(ValueError, match="slice_fn_for_dispatch goes with dispatch_batches"):
-        prepare(DataLoader(Numbers(4)), slice_fn_for_dispatch=lambda *_, **__: None)
-    sized = DataLoader(Numbers(4), batch_sampler=BatchSampler(SequentialSampler(range(4)), 2, False))
-    assert isinstance(prepare(sized, dispatch_batches=True), DataLoaderDispatcher)
+        prepare(DataLoader(Numbers(4), sampler=DistributedEvalSampler(range(4), 2, 0)), put_on_device=True)
+
+
+def of_varying_size(accelerator, batches):
+    loader = accelerator.prepare(DataLoader(Numbers(9, accelerator.process_index), batch_sampler=batches))
+    return [(batch["number"].tolist(), accelerator.gather_for_metrics(batch)["number"].tolist()) for batch in loader]
+
+
+def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
+    one, two = ranks(2).run(run, of_varying_size, [[0, 1, 2], [3], [4, 5, 6]], dispatch_batches=True)
+    assert one == [([0, 1], [0, 1, 2, 3]), ([4, 5], [4, 5, 6])]
+    assert two == [([2, 3], [0, 1, 2, 3]), ([6, 0], [4, 5, 6])]
+    with pytest.raises(RankFailed, match="a step of 3 samples cannot be divided by 2 processes"):
+        ranks(2).run(run, of_varying_size, [[0, 1], [2], [3]], dispatch_batches=True)
 
 
 class InOrder(SizedStream):
@@ -227,19 +277,24 @@ class InOrder(SizedStream):
 def whole_epochs(package, kind):
     accelerate, data_loader, state = (importlib.import_module(package + end) for end in ("", ".data_loader", ".state"))
     accelerator = accelerate.Accelerator(cpu=True)
-    kwargs = {"dispatch_batches": True, "put_on_device": True, "device": accelerator.device}
+    kwargs = {"put_on_device": True, "device": accelerator.device}
     found = []
-    for n, split in itertools.product((8, 16), (False, True)):
-        loader = data_loader.prepare_data_loader(DataLoader(kind(n), batch_size=4), split_batches=split, **kwargs)
-        found.append((type(loader).__name__, len(loader), [batch["number"].tolist() for batch in loader]))
+    for n, split, drop_last in itertools.product((8, 13, 16, 17), (False, True), (False, True)):
+        torch.manual_seed(3)
+        plain = DataLoader(kind(n), batch_size=4, drop_last=drop_last, shuffle=kind is Numbers or None)
+        dispatch = True if kind is Numbers else None
+        loader = data_loader.prepare_data_loader(plain, split_batches=split, dispatch_batches=dispatch, **kwargs)
+        steps = [
+            (batch["number"].tolist(), accelerator.gather_for_metrics(batch["number"]).tolist()) for batch in loader
+        ]
+        found.append((type(loader).__name__, len(loader), steps, torch.rand(1).item()))
     accelerator.end_training()
     state.AcceleratorState._reset_state(reset_partial_state=True)
     return found
 
 
 @pytest.mark.parametrize("kind", [Numbers, InOrder])
-def test_whole_steps_equal_those_of_accelerate(kind):
-    """The last step, if it lacks samples, is filled to its size here and to the next whole share there."""
+def test_steps_and_draws_equal_those_of_accelerate(kind):
     pytest.importorskip("accelerate")
     ours, theirs = (ranks(2).run(whole_epochs, package, kind) for package in ("common.accelerator", "accelerate"))
     assert ours == theirs and ours[0][0][0] == "DataLoaderDispatcher"

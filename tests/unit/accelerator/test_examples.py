@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers import ranks
+from common.processes import ranks
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "03_accelerate" / "examples"
@@ -42,7 +42,8 @@ def weights(path: Path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_cifar_counts_every_image_and_writes_what_it_promises(tmp_path, world_size):
     from safetensors.torch import load_file
 

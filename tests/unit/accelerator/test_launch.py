@@ -1,5 +1,6 @@
 """`python -m common.accelerator launch`: real launches of small scripts, and every refusal in one line."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,7 +19,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from common.accelerator.commands import launch
 from common.accelerator.commands.accelerate_cli import main
 from common.accelerator.commands.config import ClusterConfig, ConfigError
-from tests.workers import free_port
+from common.accelerator.commands.failed_rank import find_cause
+from common.processes import free_port
 
 ROOT = Path(__file__).parents[3]
 LEVEL = ROOT / "03_accelerate"
@@ -113,6 +115,7 @@ def test_flags_win_over_the_file_and_reach_the_script(tmp_path):
         assert rank["OMP_NUM_THREADS"] == "2"
 
 
+@pytest.mark.slow
 def test_a_world_of_one_is_the_script_itself(tmp_path):
     """Left-over ranks of an outer job are not taken for this one's, and the exit code is the script's."""
     path = script(tmp_path, SHOW + "raise SystemExit(7)")
@@ -162,13 +165,20 @@ def test_a_port_of_ones_own(tmp_path, capsys):
     import socket
 
     port = free_port()
-    flags = ["--cpu", "--num_processes", "2", "--main_process_port", port]
+    flags = ["--cpu", "--num_processes", 2, "--main_process_port", port]
     assert run(*flags, script(tmp_path), tmp_path).returncode == 0
     assert seen(tmp_path)["0"]["MASTER_PORT"] == str(port)
     with socket.socket() as other:
         other.bind(("", port))
         other.listen()
-        assert f"port: {port}" in run(*flags, script(tmp_path)).stderr.splitlines()[-1]
+        result = run(*flags, script(tmp_path), tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert (
+            result.stderr == f"launch: main_process_port {port} is already in use: the processes meet at a free one\n"
+        )
+        assert seen(tmp_path)["0"]["MASTER_PORT"] != str(port)
+        flags += ["--num_machines", 2, "--main_process_ip", "127.0.0.1"]
+        assert f"main_process_port {port} is in use on this machine" in refused(capsys, *flags, script(tmp_path))
 
 
 @pytest.mark.slow
@@ -192,6 +202,7 @@ time.sleep(300)
 """
 
 
+@pytest.mark.slow
 def test_a_failing_rank_shows_its_own_traceback_and_ends_the_job(tmp_path):
     begun = time.monotonic()
     path = script(tmp_path, FAILS.format("raise ValueError('the reason')"))
@@ -209,23 +220,60 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path):
     result = run("--cpu", "--num_processes", 2, path)
     assert result.returncode == 1
     assert "launch: rank 1 failed: ended by SIGKILL (local rank 1" in result.stderr
+    result = run("--quiet", "--cpu", "--num_processes", 2, path)
+    assert result.returncode == 1
+    assert "launch:" not in result.stderr
 
 
-@pytest.mark.parametrize("told_to_stop", [-signal.SIGTERM, 1])
-def test_the_rank_that_is_blamed_is_the_killed_one_whatever_the_clock_says(told_to_stop, capsys, monkeypatch):
-    """The others are told to stop, and say so in a second that may have begun earlier than the one of the finding."""
-    codes = {0: told_to_stop, 1: -signal.SIGKILL}
+@pytest.mark.slow
+def test_the_output_of_each_process_can_go_to_log_files_too(tmp_path):
+    path = script(tmp_path, "import os; print('this is', os.environ['RANK'])")
+    logs = tmp_path / "logs"
+    result = run("--cpu", "--num_processes", 2, "--tee", "3", "--log_dir", logs, "--role", "trainer", path)
+    assert result.returncode == 0, result.stderr
+    assert "[trainer1]:this is 1" in result.stdout
+    assert sorted(file.read_text() for file in logs.rglob("stdout.log")) == ["this is 0\n", "this is 1\n"]
+
+
+@pytest.mark.slow
+def test_a_program_that_is_no_script(tmp_path):
+    assert run("--cpu", "--no_python", "true").returncode == 0
+    result = run("--cpu", "--no_python", "no-such-program")
+    assert result.returncode == 2
+    assert "cannot execute no-such-program: No such file" in result.stderr
+
+
+def ended(rank: int, exitcode: int, timestamp: int):
+    name = signal.Signals(-exitcode).name if exitcode < 0 else ""
+    return SimpleNamespace(
+        exitcode=exitcode, timestamp=timestamp, local_rank=rank, pid=1000 + rank, signal_name=lambda: name
+    )
+
+
+@pytest.mark.parametrize(
+    "cause, ends",
+    [
+        (1, {0: ended(0, -signal.SIGTERM, 100), 1: ended(1, -signal.SIGKILL, 101)}),  # torchrun stopped rank 0
+        (1, {0: ended(0, 1, 100), 1: ended(1, -signal.SIGKILL, 101)}),  # rank 0 lost its peer, and raised
+        (1, {0: ended(0, -signal.SIGTERM, 100), 1: ended(1, 3, 101)}),
+        (1, {0: ended(0, 1, 101), 1: ended(1, 1, 100)}),  # the first to raise
+        (0, {1: ended(1, 1, 100), 0: ended(0, 1, 100)}),
+        (0, {0: ended(0, -signal.SIGTERM, 100)}),
+    ],
+)
+def test_the_rank_that_is_blamed_is_the_cause_whatever_the_clock_says(cause, ends):
+    assert find_cause(ends) == cause
+
+
+def test_the_launcher_says_which_rank_failed_and_how(tmp_path, capsys, monkeypatch):
     failed = ChildFailedError.__new__(ChildFailedError)
-    failed.failures = {
-        rank: SimpleNamespace(
-            exitcode=code, timestamp=100 + rank, local_rank=rank, pid=rank, signal_name=lambda: "SIGKILL"
-        )
-        for rank, code in codes.items()
-    }
+    failed.failures = {0: ended(0, 1, 100), 1: ended(1, -signal.SIGKILL, 101)}
     monkeypatch.setattr("torch.distributed.run.run", mock.Mock(side_effect=failed))
     monkeypatch.setattr("torch.distributed.elastic.multiprocessing.errors.record", lambda function: function)
-    assert launch.run_torchrun(["script.py"]) == 1
-    assert capsys.readouterr().err == "launch: rank 1 failed: ended by SIGKILL (local rank 1, pid 1)\n"
+    assert main(["launch", "--cpu", "--num_processes", "2", script(tmp_path)]) == 1
+    assert capsys.readouterr().err == "launch: rank 1 failed: ended by SIGKILL (local rank 1, pid 1001)\n"
+    with pytest.raises(ChildFailedError):
+        launch.launch_command(with_settings(ClusterConfig(use_cpu=True, num_processes=2), "-m"))
 
 
 @pytest.mark.slow
@@ -331,11 +379,16 @@ def test_gpu_ids_need_gpus(tmp_path, capsys, monkeypatch):
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--mixed_precision", "fp8", "x.py"], "mixed_precision 'fp8' is not supported"),
         (["--gradient_accumulation_steps", "0", "x.py"], "--gradient_accumulation_steps must be at least 1"),
+        (["--max_restarts", "-1", "x.py"], "--max_restarts must be at least 0, not -1"),
+        (["--module", "--no_python", "x.py"], "--module and --no_python cannot be used together"),
         (["--num_machines", "2", "x.py"], "2 machines need main_process_ip and main_process_port"),
         (["--cpu", "--multi_gpu", "x.py"], "--cpu and --multi_gpu exclude each other"),
         (["--gpu_ids", "a", "x.py"], "--gpu_ids must be 'all' or distinct device numbers"),
         (["--cpu", "nowhere.py"], "no such script: nowhere.py"),
-        (["--config_file", "nowhere.yaml", "x.py"], "nowhere.yaml: cannot be read: [Errno 2] No such file"),
+        (
+            ["--config_file", "nowhere.yaml", "x.py"],
+            "nowhere.yaml: no such file; `python -m common.accelerator config`",
+        ),
         ([], "the following arguments are required: training_script"),
     ],
 )
@@ -350,11 +403,14 @@ def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
 
 
 def arguments(*flags):
-    from common.accelerator.commands.accelerate_cli import CommandParser
+    return launch.launch_command_parser().parse_args([*flags, "x.py"])
 
-    parser = CommandParser()
-    launch.add_arguments(parser)
-    return parser.parse_args([*flags, "x.py"])
+
+def with_settings(config: ClusterConfig, *flags):
+    """The flags and, under them, the settings of a file: what a launcher gets."""
+    args = arguments(*flags)
+    vars(args).update(vars(launch.merge(config, args)))
+    return args
 
 
 def test_zero_on_the_command_line_wins_over_the_file():
@@ -380,10 +436,34 @@ def test_what_torchrun_is_told():
         num_processes=8, num_machines=2, machine_rank=1, main_process_ip="10.0.0.1", main_process_port=29501,
         rdzv_backend="c10d",
     )  # fmt: skip
-    told = launch.torchrun_arguments(config, arguments("--max_restarts", "3"))
-    assert told[:2] == ["--nnodes=2", "--nproc-per-node=4"]
-    assert "--rdzv-endpoint=10.0.0.1:29501" in told and "--rdzv-conf=is_host=0" in told
-    assert "--max-restarts=3" in told
-    assert "--node-rank=1" in launch.torchrun_arguments(
-        ClusterConfig(**{**vars(config), "rdzv_backend": "static"}), arguments()
-    )
+    told = torchrun_options(config, "--max_restarts", "3", "--rdzv_conf", "timeout=9")
+    assert (told.nnodes, told.nproc_per_node, told.max_restarts) == ("2", "4", 3)
+    assert (told.rdzv_backend, told.rdzv_endpoint) == ("c10d", "10.0.0.1:29501")
+    assert told.rdzv_conf == "is_host=0,timeout=9"
+    told = torchrun_options(dataclasses.replace(config, rdzv_backend="static"))
+    assert (told.rdzv_backend, told.node_rank, told.rdzv_conf) == ("static", 1, "")
+
+
+def torchrun_options(config: ClusterConfig, *flags):
+    """What torchrun itself is asked to do."""
+    from torch.distributed import run
+
+    asked = mock.Mock()
+    with mock.patch.object(run, "run", asked):
+        launch.multi_gpu_launcher(with_settings(config, *flags))
+    return asked.call_args.args[0]
+
+
+def test_torchruns_own_flags_reach_torchrun(tmp_path):
+    flags = ["--tee", "3", "--log_dir", str(tmp_path), "--role", "trainer", "--monitor_interval", "0.5"]
+    told = torchrun_options(ClusterConfig(num_processes=2, use_cpu=True), *flags)
+    assert (told.tee, told.log_dir, told.role, told.monitor_interval) == ("3", str(tmp_path), "trainer", 0.5)
+    assert told.standalone and told.training_script == "x.py"
+
+
+def test_without_a_flag_torchrun_does_as_it_does_by_itself():
+    from torch.distributed import run
+
+    by_itself = vars(run.parse_args(["--standalone", "--nnodes=1", "--nproc-per-node=2", "x.py"]))
+    told = vars(torchrun_options(ClusterConfig(num_processes=2, use_cpu=True)))
+    assert told == by_itself

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.accelerator import Accelerator
 from common.accelerator.launchers import debug_launcher, notebook_launcher
-from common.accelerator.state import AcceleratorState, GradientState, PartialState
-from tests.workers import free_port
+from common.accelerator.state import AcceleratorState, PartialState
+from common.processes import free_port
 
 ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
 
@@ -23,13 +24,9 @@ def environment() -> dict:
 
 @pytest.fixture(autouse=True)
 def clean():
-    states = PartialState._shared_state, GradientState._shared_state
-    PartialState._reset_state()
-    GradientState._reset_state()
     before = environment()
     yield
     assert environment() == before
-    PartialState._shared_state, GradientState._shared_state = states
 
 
 def note(folder, text) -> None:
@@ -40,6 +37,7 @@ def notes(folder) -> dict:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_again_and_again_with_functions_no_module_knows(tmp_path):
     """Closures, arguments that cannot be pickled, a result that cannot be pickled, three launches in one process."""
     for attempt in range(3):
@@ -55,10 +53,12 @@ def test_again_and_again_with_functions_no_module_knows(tmp_path):
             return lambda: None
 
         debug_launcher(train, (lambda rank, attempt=attempt: rank + attempt,), num_processes=2)
-        assert notes(folder) == {rank: f"{1.0 + 2 * attempt} MULTI_CPU cpu" for rank in "01"}
+        expected = f"{1.0 + 2 * attempt} DistributedType.MULTI_CPU cpu"
+        assert notes(folder) == {"0": expected, "1": expected}
     assert not PartialState._shared_state, "the launching process takes no part"
 
 
+@pytest.mark.slow
 def test_fork_after_openmp_and_autograd_threads_does_not_hang(tmp_path):
     """libgomp's pool does not survive a fork: a forked process that used two threads would wait for ever."""
     script = tmp_path / "cell.py"
@@ -101,7 +101,7 @@ def test_fork_after_openmp_and_autograd_threads_does_not_hang(tmp_path):
     assert sorted(result.stdout.splitlines()) == ["after 4", "before 4", "threads 1", "threads 1"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts what /proc shows")
 def test_twenty_launches_leave_nothing_behind():
     def held() -> tuple[int, int]:
@@ -121,11 +121,11 @@ def test_twenty_launches_leave_nothing_behind():
 
 @ON_CPU
 def test_one_process_runs_right_here_with_its_precision_and_leaves_the_notebooks_state():
-    notebook = AcceleratorState(mixed_precision="bf16")
+    notebook = Accelerator(mixed_precision="bf16", cpu=True)
     seen = []
 
     def train(accelerator=None):
-        seen.append((os.getpid(), AcceleratorState().mixed_precision))
+        seen.append((os.getpid(), Accelerator(cpu=True).mixed_precision))
 
     for precision in ("no", "fp16", "BF16"):
         notebook_launcher(train, num_processes=1, mixed_precision=precision)
@@ -143,25 +143,39 @@ def test_one_process_runs_right_here_with_its_precision_and_leaves_the_notebooks
 @ON_CPU
 def test_an_accelerator_in_the_notebook_is_no_obstacle_and_precision_arrives(tmp_path):
     """accelerate refuses to launch once an Accelerator exists, and drops mixed_precision on the way."""
-    AcceleratorState(mixed_precision="no")
+    Accelerator(mixed_precision="no", cpu=True)
 
     def train():
-        note(tmp_path, AcceleratorState().mixed_precision)
+        note(tmp_path, Accelerator(cpu=True).mixed_precision)
 
     notebook_launcher(train, num_processes=2, mixed_precision="bf16", use_port=str(free_port()))
     assert notes(tmp_path) == {"0": "bf16", "1": "bf16"}
 
 
-def test_a_failing_rank_ends_the_launch_with_its_traceback():
+@pytest.mark.slow
+def test_a_failing_rank_ends_the_launch_with_its_traceback(monkeypatch):
+    """With the exceptions of accelerate's: torchrun's from a notebook, those of torch.multiprocessing for debugging."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
     def train():
         if os.environ["RANK"] == "1":
             raise ValueError("the reason")
 
-    with pytest.raises(ChildFailedError, match="ValueError: the reason") as error:
+    def killed():
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(ProcessRaisedException, match="ValueError: the reason") as raised:
         debug_launcher(train)
-    assert list(error.value.failures) == [1]
+    assert raised.value.error_index == 1
+    with pytest.raises(ProcessExitedException, match="SIGKILL") as exited:
+        debug_launcher(killed)
+    assert exited.value.error_index == 1 and exited.value.signal_name == "SIGKILL"
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    with pytest.raises(ChildFailedError, match="ValueError: the reason") as failed:
+        notebook_launcher(train, num_processes=2)
+    assert list(failed.value.failures) == [1]
     debug_launcher(lambda: None)
 
 
@@ -202,7 +216,6 @@ def test_signal_handlers_survive_a_launch(tmp_path):
     "name, default, other",
     [
         ("master_addr", "127.0.0.1", "10.0.0.1"),
-        ("node_rank", 0, 1),
         ("num_nodes", 1, 2),
         ("rdzv_backend", "static", "etcd"),
         ("rdzv_endpoint", "", "10.0.0.1:29500"),
@@ -223,6 +236,30 @@ def test_cuda_that_was_used_before_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="restart the kernel"):
+        notebook_launcher(print, num_processes=2)
+
+
+def test_what_cannot_be_meant_is_refused_as_in_accelerate():
+    with pytest.raises(ValueError, match="The node_rank must be less than the number of nodes"):
+        notebook_launcher(print, num_processes=1, node_rank=1)
+    with pytest.raises(ValueError, match="Unknown mixed_precision mode: half"):
+        notebook_launcher(print, num_processes=1, mixed_precision="half")
+
+
+@ON_CPU
+def test_one_process_is_started_for_debugging_too(tmp_path):
+    def train():
+        note(tmp_path, os.getpid())
+
+    debug_launcher(train, num_processes=1)
+    (process_id,) = notes(tmp_path).values()
+    assert int(process_id) != os.getpid()
+
+
+@ON_CPU
+def test_where_processes_cannot_be_forked_another_way_is_named(monkeypatch):
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(NotImplementedError, match=r"common\.accelerator launch"):
         notebook_launcher(print, num_processes=2)
 
 

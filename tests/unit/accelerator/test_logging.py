@@ -7,22 +7,20 @@ import pytest
 
 from common.accelerator.logging import get_logger
 from common.accelerator.state import PartialState
-from tests.workers import ranks
+from common.processes import ranks
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    shared, level = PartialState._shared_state, logging.getLogger().level
-    PartialState._reset_state()
+    level = logging.getLogger().level
     monkeypatch.delenv("ACCELERATE_LOG_LEVEL", raising=False)
     yield
-    PartialState._shared_state = shared
     logging.getLogger().setLevel(level)
 
 
 def test_without_a_state_the_logger_says_what_is_missing():
     logger = get_logger("early")
-    with pytest.raises(RuntimeError, match=r"create an Accelerator\(\) or PartialState\(\) before logging"):
+    with pytest.raises(RuntimeError, match=r"initialize the accelerate state .* Accelerator\(\) or PartialState\(\)"):
         logger.info("too early")
 
 

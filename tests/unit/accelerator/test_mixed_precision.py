@@ -49,12 +49,13 @@ def test_unwrapping_can_restore_the_scripts_forward():
     assert plain(torch.ones(1, 4))["logits"].dtype == torch.float32 and plain.output.dtype == torch.float32
 
 
-def fp16_parts(**scaler):
+def fp16_parts(fused=False, **scaler):
     accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(**scaler)], cpu=True)
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     reference = copy.deepcopy(model)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    model, optimizer = accelerator.prepare(model, optimizer)
     return accelerator, model, optimizer, reference
 
 
@@ -74,8 +75,10 @@ def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
     assert not accelerator.optimizer_step_was_skipped
 
 
-def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale():
-    accelerator, model, optimizer, _ = fp16_parts(init_scale=2.0**10)
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(fused):
+    # A fused optimizer's step always runs, and its kernel leaves the weights alone.
+    accelerator, model, optimizer, _ = fp16_parts(init_scale=2.0**10, fused=fused)
     scheduler = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1))
     before = model.weight.detach().clone()
     for factor, skipped in ((float("inf"), True), (1.0, False)):
@@ -85,8 +88,18 @@ def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale():
         optimizer.zero_grad()
         assert accelerator.optimizer_step_was_skipped is skipped
         assert torch.equal(model.weight, before) is skipped
-        assert scheduler.last_epoch == (0 if skipped else 1)
+        assert scheduler.scheduler.last_epoch == (0 if skipped else 1)
     assert accelerator.scaler.get_scale() == 2.0**9
+
+
+def test_a_step_without_gradients_after_a_skipped_one_was_not_skipped():
+    accelerator, model, optimizer, _ = fp16_parts(init_scale=2.0**10)
+    accelerator.backward(float("inf") * model(torch.ones(2, 4)).mean())
+    optimizer.step()
+    assert optimizer.step_was_skipped
+    optimizer.zero_grad()
+    optimizer.step()
+    assert not optimizer.step_was_skipped
 
 
 @pytest.mark.parametrize("order", ["one after the other", "together"])
@@ -143,6 +156,38 @@ def test_gradients_that_were_unscaled_but_not_stepped_do_not_confuse_the_next_wi
     reference(x).square().mean().backward()
     expected = reference.weight - 0.1 * reference.weight.grad
     torch.testing.assert_close(model.weight, expected, rtol=0, atol=2e-3)
+
+
+def test_clipping_leaves_the_scaled_gradients_of_an_unfinished_window_alone():
+    # https://github.com/huggingface/accelerate/issues/641: the original unscales them, and then raises.
+    accelerator, model, optimizer, _ = fp16_parts(init_scale=8.0)
+    accelerator.gradient_accumulation_steps = 2
+    x = torch.randn(6, 4)
+    for _ in range(2):
+        with accelerator.accumulate(model):
+            accelerator.backward(1000 * model(x).square().mean())
+            before = model.weight.grad.clone()
+            norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            accelerator.clip_grad_value_(model.parameters(), 0.01)
+            expected = torch.nn.utils.get_total_norm([before, torch.zeros(1)]) / 8
+            assert norm >= expected > 1
+            if accelerator.sync_gradients:
+                assert model.weight.grad.abs().max() <= 0.01
+            else:
+                assert torch.equal(model.weight.grad, before)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_prepared_optimizer_under_fp16_still_sees_skipped_steps_after_a_copy():
+    _, _, optimizer, _ = fp16_parts()
+    clone = copy.deepcopy(optimizer)
+    parameter = clone.param_groups[0]["params"][0]
+    for gradient, skipped in ((float("inf"), True), (1.0, False)):
+        parameter.grad = torch.full_like(parameter, gradient)
+        clone.scaler.scale(torch.ones(()))
+        clone.step()
+        assert clone.step_was_skipped is skipped
 
 
 def test_a_few_steps_of_a_convolution_in_fp16():

@@ -9,7 +9,7 @@ import pytest
 from common.accelerator import Accelerator
 from common.accelerator.commands import self_check
 from common.accelerator.state import PartialState
-from tests.workers import ranks
+from common.processes import ranks
 
 ROOT = Path(__file__).parents[3]
 

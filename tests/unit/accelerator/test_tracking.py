@@ -5,6 +5,8 @@ import math
 import subprocess
 import sys
 import types
+import warnings
+from pathlib import Path
 
 import numpy
 import pytest
@@ -13,24 +15,24 @@ import torch
 from common.accelerator import Accelerator, tracking
 from common.accelerator.state import PartialState
 from common.accelerator.tracking import (
+    LOGGER_TYPE_TO_CLASS,
     GeneralTracker,
     JSONLinesTracker,
     SwanLabTracker,
     TensorBoardTracker,
+    WandBTracker,
+    filter_trackers,
     get_available_trackers,
     on_main_process,
+    register_tracker_class,
     select_trackers,
 )
-from tests.workers import ranks
+from common.processes import ranks
 
 
 @pytest.fixture(autouse=True)
-def clean():
-    shared = PartialState._shared_state
-    PartialState._reset_state()
+def one_process(fresh_states):
     PartialState(cpu=True)
-    yield
-    PartialState._shared_state = shared
 
 
 class Mine:
@@ -100,17 +102,45 @@ def test_tensorboard_writes_scalars_text_and_hyperparameters(tmp_path):
     assert (tmp_path / "run" / "both_train").is_dir()
 
 
-def test_swanlab_is_called_as_its_documentation_says(monkeypatch):
-    calls = []
-    run = types.SimpleNamespace(
-        log=lambda values, step=None, **kwargs: calls.append(("log", values, step, kwargs)),
-        finish=lambda: calls.append(("finish",)),
-    )
-    swanlab = types.ModuleType("swanlab")
-    swanlab.init = lambda project, **kwargs: (calls.append(("init", project, kwargs)), run)[1]
-    swanlab.config = types.SimpleNamespace(update=lambda values, **kwargs: calls.append(("config", values, kwargs)))
-    monkeypatch.setitem(sys.modules, "swanlab", swanlab)
-    tracker = SwanLabTracker("project", mode="local")
+class FakePackage(types.ModuleType):
+    """What the trackers use of wandb and swanlab: it notes its calls, and takes no paths as values."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.calls = []
+        self.config = self
+
+    def init(self, project, **kwargs):
+        self.calls.append(("init", project, kwargs))
+        return self
+
+    def update(self, values, **kwargs):
+        self.calls.append(("config", values, kwargs))
+
+    def log(self, values, step=None, **kwargs):
+        if any(isinstance(value, Path) for value in values.values()):
+            raise TypeError("a path")
+        self.calls.append(("log", values, step, kwargs))
+
+    def finish(self):
+        self.calls.append(("finish",))
+
+    def Image(self, image):
+        return ("image", image)
+
+    def Table(self, **kwargs):
+        return kwargs
+
+
+PACKAGES_WITH_RUNS = pytest.mark.parametrize("cls", [WandBTracker, SwanLabTracker])
+
+
+@PACKAGES_WITH_RUNS
+def test_wandb_and_swanlab_are_called_as_their_documentation_says(cls, monkeypatch):
+    package = FakePackage(cls.name)
+    calls = package.calls
+    monkeypatch.setitem(sys.modules, cls.name, package)
+    tracker = cls("project", mode="local")
     assert calls == []
     tracker.start()
     tracker.store_init_configuration({"lr": 0.1})
@@ -122,7 +152,58 @@ def test_swanlab_is_called_as_its_documentation_says(monkeypatch):
         ("log", {"loss": 0.5}, 1, {"print_to_console": True}),
         ("finish",),
     ]
-    assert tracker.tracker is run
+    assert tracker.tracker is package
+
+
+@PACKAGES_WITH_RUNS
+def test_a_value_that_the_package_refuses_is_passed_over_with_one_warning(cls, monkeypatch):
+    package = FakePackage(cls.name)
+    monkeypatch.setitem(sys.modules, cls.name, package)
+    tracker = cls("project")
+    tracker.start()
+    with pytest.warns(UserWarning, match=f"{cls.name} cannot log 'place' as PosixPath") as warned:
+        for step in range(3):
+            tracker.log({"loss": 0.5, "place": Path("x")}, step=step)
+    assert len(warned) == 1
+    assert package.calls[1:] == [("log", {"loss": 0.5}, step, {}) for step in range(3)]
+
+
+@PACKAGES_WITH_RUNS
+def test_a_configuration_may_hold_paths(cls, monkeypatch):
+    package = FakePackage(cls.name)
+    monkeypatch.setitem(sys.modules, cls.name, package)
+    tracker = cls("project")
+    tracker.start()
+    tracker.store_init_configuration({"p": Path("x"), "nested": {"p": [Path("y"), 1, None]}})
+    assert package.calls[1][1] == {"p": "x", "nested": {"p": ["y", 1, None]}}
+
+
+def test_images_and_tables_are_wandbs_own(monkeypatch):
+    package = FakePackage("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    tracker = WandBTracker("project")
+    tracker.start()
+    tracker.log_images({"digits": [1, 2]}, step=1)
+    tracker.log_table("table", columns=["a"], data=[[1]], step=2)
+    assert package.calls[1:] == [
+        ("log", {"digits": [("image", 1), ("image", 2)]}, 1, {}),
+        ("log", {"table": {"columns": ["a"], "data": [[1]], "dataframe": None}}, 2, {}),
+    ]
+
+
+@pytest.mark.slow
+def test_wandb_for_real(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.chdir(tmp_path)
+    accelerator = Accelerator(cpu=True, log_with="wandb")
+    accelerator.init_trackers("project", config={"lr": 0.1, "p": Path("x")}, init_kwargs={"wandb": {"dir": tmp_path}})
+    run = accelerator.get_tracker("wandb", unwrap=True)
+    assert run.config["p"] == "x"
+    accelerator.log({"loss": torch.tensor(0.5), "a": None, "list": [1, 2]}, step=1)
+    accelerator.end_training()
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 
 @pytest.mark.slow
@@ -136,6 +217,104 @@ def test_swanlab_for_real(tmp_path):
     assert any(tmp_path.iterdir())
 
 
+def test_a_value_that_tensorboard_cannot_show_is_passed_over_with_one_warning(tmp_path):
+    pytest.importorskip("tensorboard")
+    tracker = TensorBoardTracker("run", tmp_path)
+    tracker.start()
+    values = {"a": None, "list": [1, 2], "tensor": torch.ones(2), "nested": {"x": "text"}, "loss": 1.0}
+    with pytest.warns(UserWarning, match="tensorboard cannot log 'a' as NoneType") as warned:
+        for step in range(2):
+            tracker.log(values, step=step)
+    assert [str(each.message).split("'")[1] for each in warned] == ["a", "list", "tensor", "nested"]
+    tracker.finish()
+
+
+@pytest.mark.parametrize("name", ["jsonl", "tensorboard"])
+def test_a_configuration_and_values_of_any_kind_do_not_end_a_training(name, tmp_path):
+    pytest.importorskip("tensorboard")
+    accelerator = Accelerator(cpu=True, log_with=name, project_dir=tmp_path)
+    config = {"p": Path("x"), "when": {"at": Path("y")}, "lr": numpy.float32(0.5), "none": None}
+    accelerator.init_trackers("run", config=config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accelerator.log({"a": None, "list": [1.0], "place": Path("z"), "loss": 1.0}, step=1)
+    accelerator.end_training()
+    if name == "jsonl":
+        assert rows(tmp_path / "run.jsonl") == [
+            {"config": {"p": "x", "when": {"at": "y"}, "lr": 0.5, "none": None}},
+            {"step": 1, "a": None, "list": [1.0], "place": "z", "loss": 1.0},
+        ]
+
+
+def test_tensorboard_keeps_the_hyperparameters_in_a_file_too_as_in_accelerate(tmp_path):
+    theirs = pytest.importorskip("accelerate.tracking")
+    pytest.importorskip("tensorboard")
+    import yaml
+    from accelerate.state import PartialState as TheirState
+
+    TheirState(cpu=True)
+    found = []
+    for module, name in ((theirs, "theirs"), (tracking, "ours")):
+        tracker = module.TensorBoardTracker(name, str(tmp_path))
+        tracker.start()
+        tracker.store_init_configuration({"lr": 0.1, "layers": 3, "name": "net", "on": True})
+        tracker.finish()
+        (path,) = (tmp_path / name).glob("*/hparams.yml")
+        found.append(yaml.safe_load(path.read_text()))
+    TheirState._reset_state()
+    assert found[0] == found[1] == {"lr": 0.1, "layers": 3, "name": "net", "on": True}
+
+
+@pytest.fixture
+def registry():
+    """The known trackers are the same after the test."""
+    before = dict(LOGGER_TYPE_TO_CLASS)
+    yield
+    LOGGER_TYPE_TO_CLASS.clear()
+    LOGGER_TYPE_TO_CLASS.update(before)
+
+
+def test_a_tracker_of_ones_own_can_be_registered_and_named(registry, tmp_path):
+    class Printed(GeneralTracker):
+        name, requires_logging_directory, tracker = "printed", True, None
+
+        def __init__(self, run_name, logging_dir, loud=False):
+            super().__init__()
+            self.made_with = run_name, logging_dir, loud
+
+    register_tracker_class(Printed)
+    accelerator = Accelerator(cpu=True, log_with="printed", project_dir=tmp_path)
+    accelerator.init_trackers("run", init_kwargs={"printed": {"loud": True}})
+    assert accelerator.get_tracker("printed").made_with == ("run", tmp_path, True)
+    with pytest.warns(UserWarning, match="'printed' is already registered"):
+        register_tracker_class(Printed)
+    with pytest.raises(ValueError, match="Logging with `printed` requires a `logging_dir`"):
+        filter_trackers("printed")
+
+
+def test_what_cannot_be_registered_is_refused_as_in_accelerate(registry):
+    theirs = pytest.importorskip("accelerate.tracking")
+    for module in (tracking, theirs):
+        nameless = type("Nameless", (module.GeneralTracker,), {"requires_logging_directory": False})
+        homeless = type("Homeless", (module.GeneralTracker,), {"name": "homeless"})
+        for refused, said in ((Mine, "subclass of"), (nameless, "non-empty `name`"), (homeless, "logging_directory`")):
+            with pytest.raises(ValueError, match=said):
+                module.register_tracker_class(refused)
+
+
+def test_trackers_of_accelerates_that_are_not_here_can_be_imported_and_say_so_when_they_are_used():
+    theirs = pytest.importorskip("accelerate.tracking")
+    assert set(theirs.LOGGER_TYPE_TO_CLASS) <= set(LOGGER_TYPE_TO_CLASS)
+    for name, cls in theirs.LOGGER_TYPE_TO_CLASS.items():
+        ours = LOGGER_TYPE_TO_CLASS[name]
+        assert ours.__name__ == cls.__name__
+        if ours not in (TensorBoardTracker, WandBTracker, SwanLabTracker):
+            with pytest.raises(NotImplementedError, match=ours.__name__):
+                ours("run")
+            with pytest.raises(NotImplementedError, match=name):
+                filter_trackers(name)
+
+
 def test_log_with_takes_names_objects_and_lists_of_both(tmp_path):
     mine = Mine()
     assert select_trackers(None) == []
@@ -143,21 +322,35 @@ def test_log_with_takes_names_objects_and_lists_of_both(tmp_path):
     assert select_trackers("jsonl", tmp_path) == [JSONLinesTracker]
     assert select_trackers(mine) == [mine]
     assert select_trackers(["jsonl", mine, "jsonl"], tmp_path) == [JSONLinesTracker, mine]
-    assert select_trackers(("all", mine), tmp_path)[-1] is mine
+    assert select_trackers(("all", mine), tmp_path)[0] is mine
+    assert filter_trackers(["jsonl", mine, "jsonl"], tmp_path) == ["jsonl", mine]
 
 
 def test_all_means_what_is_installed_and_can_work_here(tmp_path, monkeypatch):
-    available = [tracking.LOGGER_TYPE_TO_CLASS[name] for name in get_available_trackers()]
-    assert JSONLinesTracker in available and select_trackers("all", tmp_path) == available
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: object() if name == "swanlab" else None)
-    assert get_available_trackers() == ["jsonl", "swanlab"]
+    theirs = pytest.importorskip("accelerate.tracking")
+    assert set(get_available_trackers()) == {str(name) for name in theirs.get_available_trackers()} & {
+        "tensorboard", "wandb", "swanlab"
+    }  # fmt: skip
+    assert filter_trackers("all", tmp_path) == get_available_trackers()
+    installed = types.SimpleNamespace(origin="somewhere")
+    present = ("tensorboard", "swanlab")
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: installed if name in present else None)
+    assert get_available_trackers() == ["tensorboard", "swanlab"]
     assert select_trackers("all") == [SwanLabTracker], "without a folder only what needs none"
+
+
+def test_the_folder_in_which_wandb_leaves_its_runs_is_not_the_package(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert "wandb" not in get_available_trackers()
 
 
 def test_a_missing_package_is_named_with_its_installation(tmp_path, monkeypatch):
     """accelerate drops the tracker silently and the run goes unrecorded."""
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
-    for name in ("tensorboard", "swanlab"):
+    for name in ("tensorboard", "wandb", "swanlab"):
         with pytest.raises(ImportError, match=f"pip install {name}"):
             select_trackers(name, tmp_path)
 
@@ -165,8 +358,8 @@ def test_a_missing_package_is_named_with_its_installation(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "log_with, error, message",
     [
-        ("tensorbord", ValueError, "unknown tracker 'tensorbord': choose all, jsonl, tensorboard, swanlab"),
-        ("jsonl", ValueError, "log_with='jsonl' writes files: give the Accelerator a project_dir or a logging_dir"),
+        ("tensorbord", ValueError, "Unsupported logging capability: tensorbord. Choose between ['all', 'aim'"),
+        ("jsonl", ValueError, "Logging with `jsonl` requires a `logging_dir` to be passed in: give the Accelerator"),
     ],
 )
 def test_what_log_with_refuses(log_with, error, message):
@@ -179,7 +372,10 @@ def test_a_general_tracker_must_be_complete():
     class Half(GeneralTracker):
         name = "half"
 
-    with pytest.raises(NotImplementedError, match="Half must define requires_logging_directory, tracker"):
+    with pytest.raises(
+        NotImplementedError,
+        match="Half is missing the following required attributes: `requires_logging_directory`, `tracker`",
+    ):
         Half()
     blank = GeneralTracker(_blank=True)
     blank.start(), blank.log({"loss": 1}), blank.finish()
@@ -187,9 +383,10 @@ def test_a_general_tracker_must_be_complete():
 
 @pytest.mark.slow
 def test_nothing_is_imported_until_it_is_used():
-    code = "import sys, common.accelerator.tracking; print([m for m in sys.modules if m in ('tensorboard', 'swanlab')])"
+    late = {"tensorboard", "wandb", "swanlab", "yaml"}
+    code = f"import sys, common.accelerator.tracking; print({late} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.strip() == "[]"
+    assert result.stdout.strip() == "set()"
 
 
 class Everywhere(GeneralTracker):
@@ -242,3 +439,8 @@ def test_tensorboard_events_equal_accelerates(tmp_path):
     TheirState._reset_state()
     assert scalars[0] == scalars[1] == {"loss": [(7, 0.5)], "epoch": [(7, 1.0)]}
     assert TensorBoardTracker.requires_logging_directory is theirs.TensorBoardTracker.requires_logging_directory
+
+
+def test_no_tracker_is_pointed_out_where_some_were_asked_for():
+    with pytest.warns(UserWarning, match=r"`log_with=\[\]` was passed"):
+        assert Accelerator(cpu=True, log_with=[]).log_with == []

@@ -1,6 +1,7 @@
 """Each argument, changed alone, changes what it says; what is impossible is refused."""
 
 import json
+import math
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
-from common.trainer import Trainer, TrainerCallback, TrainingArguments
+from common.trainer import AcceleratorConfig, Trainer, TrainerCallback, TrainingArguments
 from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net, trained, weights
 
 STEPS = 5  # 40 samples in batches of 8
@@ -292,20 +293,82 @@ def check_dataloader_num_workers(tmp_path):
 def check_dataloader_drop_last(tmp_path):
     assert steps_of(make_trainer(tmp_path, train=44)) == 6
     assert steps_of(make_trainer(tmp_path, train=44, dataloader_drop_last=True)) == 5
-    # An accumulated batch is a batch: 44 = 2 · 16 + 12.
+    # The batches are dropped, and not the windows: 40 samples are 5 batches, of which the last is a window.
     accumulated = {"train": 44, "gradient_accumulation_steps": 2}
     assert steps_of(make_trainer(tmp_path, **accumulated)) == 3
-    assert steps_of(make_trainer(tmp_path, **accumulated, dataloader_drop_last=True)) == 2
+    assert steps_of(make_trainer(tmp_path, **accumulated, dataloader_drop_last=True)) == 3
+    # Evaluation never drops a sample.
     assert len(make_trainer(tmp_path, dataloader_drop_last=True).predict(Points(13)).predictions) == 13
+
+
+def check_lr_scheduler_kwargs(tmp_path):
+    constant = {"lr_scheduler_type": "polynomial", "learning_rate": 1.0, "logging_steps": 1}
+    trainer = make_trainer(tmp_path, lr_scheduler_kwargs={"power": 2.0, "lr_end": 0.5}, **constant)
+    assert logged(trainer, "learning_rate") == pytest.approx([0.5 + 0.5 * (1 - step / 5) ** 2 for step in range(5)])
+    with pytest.raises(TypeError, match="powder"):
+        make_trainer(tmp_path, lr_scheduler_kwargs={"powder": 2.0}, **constant).train()
+
+
+def check_eval_delay(tmp_path):
+    for strategy, delay, steps in (("steps", 3, [4, 5]), ("epoch", 2, [10, 15])):
+        epochs = 1 if strategy == "steps" else 3
+        settings = {"eval_strategy": strategy, "eval_steps": 2, "eval_delay": delay, "num_train_epochs": epochs}
+        trainer = make_trainer(tmp_path, evaluate=8, **settings)
+        trainer.train()
+        assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == steps
+
+
+def check_logging_first_step(tmp_path):
+    for given, steps in ((True, [1, 3]), (False, [3])):
+        trainer = make_trainer(tmp_path, logging_first_step=given, logging_steps=3)
+        trainer.train()
+        assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == steps
+
+
+class SometimesNan(Net):
+    """Says in every second step that its loss is NaN; the gradients are those of the true loss."""
+
+    steps = 0
+
+    def forward(self, x, labels=None):
+        outputs = super().forward(x, labels)
+        self.steps += 1
+        if self.steps % 2 == 0:
+            outputs["loss"] = outputs["loss"] + (torch.tensor(float("nan")) - outputs["loss"]).detach()
+        return outputs
+
+
+def check_logging_nan_inf_filter(tmp_path):
+    for given, expected in ((True, True), (False, False)):
+        trainer = make_trainer(tmp_path, model=SometimesNan(), logging_nan_inf_filter=given, logging_steps=2)
+        trainer.eval_dataset = Points(40)
+        assert all(math.isfinite(loss) for loss in logged(trainer, "loss")) is expected
+        assert math.isfinite(trainer.evaluate()["eval_loss"]) is expected
+
+
+def check_accelerator_config(tmp_path):
+    given = {"split_batches": True, "dispatch_batches": False, "even_batches": False, "non_blocking": True}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(given))
+    for config in (given, str(path), AcceleratorConfig(**given)):
+        accelerator = make_trainer(tmp_path, accelerator_config=config).accelerator
+        assert accelerator.split_batches is True and accelerator.even_batches is False
+        assert accelerator.dispatch_batches is False and accelerator.non_blocking is True
+    accumulated = {"gradient_accumulation_kwargs": {"num_steps": 2, "sync_each_batch": True}}
+    assert steps_of(make_trainer(tmp_path, accelerator_config=accumulated)) == 3
+    with pytest.raises(ValueError, match="num_steps"):
+        make_trainer(tmp_path, accelerator_config=accumulated, gradient_accumulation_steps=2)
+    with pytest.raises(TypeError, match="spilt_batches"):
+        TrainingArguments(accelerator_config={"spilt_batches": True})
 
 
 def check_dataloader_pin_memory(tmp_path):
     trainer = make_trainer(tmp_path)
     assert not trainer.get_train_dataloader().pin_memory  # on the CPU there is nothing to pin for
-    trainer.accelerator = SimpleNamespace(device=torch.device("cuda"))
-    assert trainer._loader(Points(8), 4).pin_memory
+    trainer.accelerator = SimpleNamespace(device=torch.device("cuda"), process_index=0)
+    assert trainer._loader_maker().for_training(Points(8)).pin_memory
     trainer.args.dataloader_pin_memory = False
-    assert not trainer._loader(Points(8), 4).pin_memory
+    assert not trainer._loader_maker().for_training(Points(8)).pin_memory
 
 
 class Junk(Points):
@@ -361,7 +424,8 @@ class RenamedNet(Net):
 
 def check_label_names(tmp_path):
     args = {"extra": {"train_dataset": Renamed(40), "eval_dataset": Renamed(8), "compute_metrics": accuracy}}
-    assert make_trainer(tmp_path, label_names=["answers"], model=RenamedNet(), **args).evaluate()["eval_accuracy"] >= 0
+    trainer = make_trainer(tmp_path, label_names=["answers"], model=RenamedNet(), **args)
+    assert "eval_accuracy" in trainer.evaluate()
     assert "eval_accuracy" not in make_trainer(tmp_path, model=RenamedNet(), **args).evaluate()
 
 
@@ -400,7 +464,7 @@ def check_use_cpu(tmp_path):
 
 
 def check_ddp_find_unused_parameters(tmp_path):
-    for given, expected in ((None, False), (True, True), (False, False)):
+    for given, expected in ((None, True), (True, True), (False, False)):
         trainer = make_trainer(tmp_path, ddp_find_unused_parameters=given)
         assert trainer.accelerator.ddp_handler.find_unused_parameters is expected
 
@@ -484,12 +548,15 @@ def test_unknown_names_are_refused():
 
 def test_a_trainer_refuses_what_cannot_work(tmp_path):
     for extra, message in (
-        ({"model": None}, "model"),
-        ({"model": Net(), "model_init": Net}, "model"),
+        ({"model": Net(), "model_init": Net}, "either a `model` or `model_init` argument, but not both"),
         ({"model_init": Net, "optimizers": (torch.optim.SGD(Net().parameters()), None)}, "optimizers"),
     ):
         with pytest.raises(ValueError, match=message):
             Trainer(args=TrainingArguments(str(tmp_path), use_cpu=True), **extra)
+    with pytest.raises(RuntimeError, match=r"requires either a `model` or `model_init` argument$"):
+        Trainer(args=TrainingArguments(str(tmp_path), use_cpu=True))
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'on_init_end'"):
+        Trainer(Net(), TrainingArguments(str(tmp_path), use_cpu=True), callbacks=[3])
     with pytest.raises(ValueError, match="eval_dataset"):
         make_trainer(tmp_path, eval_strategy="epoch")
     with pytest.raises(ValueError, match="dataset"):
@@ -497,5 +564,39 @@ def test_a_trainer_refuses_what_cannot_work(tmp_path):
     with pytest.raises(ValueError, match="no loss"):
         unlabelled = TensorDataset(torch.randn(8, 16))
         make_trainer(tmp_path, extra={"train_dataset": unlabelled}).train()
-    with pytest.raises(ValueError, match="do not fill"):
+    with pytest.raises(ValueError, match="no batch or no length"):
         make_trainer(tmp_path, train=3, dataloader_drop_last=True).train()
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "warmup_steps", "max_steps", "seed", "save_steps"])
+def test_a_text_in_the_place_of_a_number_is_refused_by_name(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name} is '1e-3' but must be"):
+        TrainingArguments(str(tmp_path), **{name: "1e-3"})
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"accelerator_config": {"split_batches": True}, "lr_scheduler_type": "cosine"}]
+)
+def test_arguments_are_written_as_in_transformers(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    settings |= {"report_to": "none", "use_cpu": True, "label_names": ["labels"], "disable_tqdm": True}
+    settings |= {"logging_steps": 5, "eval_steps": 5, "run_name": "a run", "per_device_eval_batch_size": 4}
+    ours = TrainingArguments(str(tmp_path), **settings)
+    theirs = transformers.TrainingArguments(str(tmp_path), **settings)
+    for one, other in (
+        (ours.to_dict(), theirs.to_dict()),
+        (ours.to_sanitized_dict(), theirs.to_sanitized_dict()),
+        (json.loads(ours.to_json_string()), json.loads(theirs.to_json_string())),
+    ):
+        common = one.keys() & other.keys()
+        assert set(one) - common == {"evaluation_strategy", "warmup_ratio"}  # older spellings, which it has dropped
+        for name in common - {"dataloader_pin_memory"}:  # which it switches off on a CPU, where it has no effect
+            assert one[name] == other[name], name
+    for name in ("n_gpu", "train_batch_size", "eval_batch_size", "world_size"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_the_number_of_processes_is_known_before_the_group_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert TrainingArguments(str(tmp_path)).world_size == 4

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from common.trainer import Trainer, evaluation
-from common.trainer.evaluation import _join
+from common.processes import ranks
+from common.trainer import Trainer, TrainerState, evaluation
+from common.trainer.evaluation import as_arrays, concatenate
 from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net
-from tests.workers import ranks
 
 N = 101
 
@@ -69,22 +69,17 @@ def test_the_loss_does_not_depend_on_the_batch_size(batch, tmp_path):
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
-def test_the_loss_does_not_depend_on_the_number_of_processes(batch, tmp_path):
+def test_predictions_do_not_depend_on_the_number_of_processes(batch, tmp_path):
     alone = outcome(tmp_path, batch)
-    for kind in ("map", "stream", "plain"):
-        for loss, accurate, same, error, reference in ranks(3).run(
-            outcome_on_rank, tmp_path, batch, torch.float64, kind
-        ):
-            assert loss == pytest.approx(alone[0], rel=1e-14) and loss == pytest.approx(reference, rel=1e-14)
+    for kind in ("map", "plain"):
+        for _, accurate, same, error, _ in ranks(3).run(outcome_on_rank, tmp_path, batch, torch.float64, kind):
             assert accurate == alone[1]
             assert same and error < 1e-12
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
 def test_fewer_samples_than_processes_lose_nothing(n, tmp_path):
-    alone = outcome(tmp_path, 2, torch.float64, "map", n)
-    for loss, _, same, error, _ in ranks(3).run(outcome_on_rank, tmp_path, 2, torch.float64, "map", n):
-        assert loss == pytest.approx(alone[0], rel=1e-14)
+    for _, _, same, error, _ in ranks(3).run(outcome_on_rank, tmp_path, 2, torch.float64, "map", n):
         assert same and error < 1e-12
 
 
@@ -141,17 +136,20 @@ def test_ignored_keys_and_several_outputs(tmp_path):
 
 
 def test_half_precision_outputs_become_arrays():
-    assert _join([torch.ones(2, dtype=torch.bfloat16)] * 2).dtype == np.float32
-    nested = _join([{"a": (torch.ones(2, 3), None)}] * 2)
+    assert as_arrays(torch.ones(2, dtype=torch.bfloat16)).dtype == np.float32
+    nested = concatenate([as_arrays({"a": (torch.ones(2, 3), None)})] * 2)
     assert nested["a"][0].shape == (4, 3) and nested["a"][1] is None
 
 
-def test_evaluating_leaves_training_mode_as_it_was(tmp_path):
-    trainer = make_trainer(tmp_path, model=seeded_net(dropout=0.5), evaluate=11)
+def test_a_model_is_evaluated_without_dropout_and_trained_with_it(tmp_path):
+    trainer = make_trainer(tmp_path, model=seeded_net(dropout=0.5), evaluate=11, eval_strategy="steps", eval_steps=2)
     first = trainer.evaluate()["eval_loss"]
     trainer.model.train()
-    assert trainer.evaluate()["eval_loss"] == first  # without dropout
-    assert trainer.model.training
+    assert trainer.evaluate()["eval_loss"] == first
+    modes = []
+    trainer.model.register_forward_hook(lambda module, inputs, output: modes.append(module.training))
+    trainer.train()
+    assert modes == [True, True, False, False, True, True, False, False, True, False, False]
 
 
 def test_predictions_leave_the_device_as_they_come(tmp_path, monkeypatch):
@@ -168,14 +166,15 @@ def test_predictions_leave_the_device_as_they_come(tmp_path, monkeypatch):
     moved, send = [], evaluation.send_to_device
     monkeypatch.setattr(evaluation, "send_to_device", lambda data, to: (moved.append(to), send(data, to))[1])
     make_trainer(tmp_path, trainer_class=Watched).predict(Points(40))
-    assert moved == ["cpu"] * 5 == ["cpu"] * len(alive)
+    assert moved == ["cpu"] * 10
+    assert len(alive) == 5
 
 
 def test_memory_grows_with_the_number_of_samples_and_no_faster():
     def peak(n: int) -> int:
-        parts = [torch.zeros(4, 50) for _ in range(n)]
+        parts = [np.zeros((4, 50), np.float32) for _ in range(n)]
         tracemalloc.start()
-        _join(parts)
+        concatenate(parts)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return most
@@ -207,3 +206,124 @@ def train_with_buffers(folder):
 def test_uneven_ranks_do_not_wait_for_each_other_in_the_model(tmp_path):
     losses = ranks(2).run(train_with_buffers, tmp_path)
     assert losses[0] == losses[1]
+
+
+def test_only_batches_with_labels_have_a_loss(tmp_path):
+    """The loss of each is its own: with 8, 8 and 3 samples, the second batch has none."""
+
+    def collate(samples):
+        batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+        if torch.equal(batch["x"][0], points.x[8]):
+            del batch["labels"]
+        return batch
+
+    points = Points(19, torch.float64)
+    trainer = make_trainer(tmp_path, model=seeded_net(dtype=torch.float64), extra={"data_collator": collate})
+    x, labels = points.x.split(8), points.labels.split(8)
+    losses = [trainer.model(x[i], labels[i])["loss"].item() for i in (0, 2)]
+    expected = (losses[0] * 8 + losses[1] * 3) / 11
+    assert trainer.evaluate(points)["eval_loss"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_metrics_may_be_arrays_vectors_and_nested(tmp_path):
+    given = {
+        "per_class": np.arange(3.0),
+        "vector": torch.arange(2),
+        "one": torch.ones(1),
+        "nested": {"inner": np.float32(0.5), "list": [np.int64(1), 2]},
+    }
+    extra = {"compute_metrics": lambda prediction: dict(given)}
+    saving = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    trainer = make_trainer(tmp_path, evaluate=8, extra=extra, **saving)
+    trainer.train()
+    for metrics, prefix in ((trainer.evaluate(), "eval"), (trainer.predict(Points(5)).metrics, "test")):
+        assert metrics[f"{prefix}_per_class"].tolist() == [0.0, 1.0, 2.0]
+        assert metrics[f"{prefix}_vector"].tolist() == [0, 1]
+        assert metrics[f"{prefix}_one"] == 1.0
+        assert metrics[f"{prefix}_nested"] == {"inner": 0.5, "list": [1, 2]}
+    state = TrainerState.load_from_json(str(tmp_path / "checkpoint-5" / "trainer_state.json"))
+    (entry,) = [entry for entry in state.log_history if "eval_loss" in entry]
+    assert entry["eval_per_class"] == [0.0, 1.0, 2.0] and entry["eval_vector"] == [0, 1]
+    trainer.train(resume_from_checkpoint=True)
+
+
+def test_one_of_several_sets_is_evaluated_by_its_key(tmp_path):
+    trainer = make_trainer(tmp_path, extra={"eval_dataset": {"small": Points(4), "large": Points(12)}})
+    assert trainer.evaluate("large")["eval_loss"] == trainer.evaluate(Points(12))["eval_loss"]
+    asked_for = []
+    loader_of = trainer.get_eval_dataloader
+    trainer.get_eval_dataloader = lambda name: (asked_for.append(name), loader_of(name))[1]
+    assert {"eval_small_loss", "eval_large_loss"} <= trainer.evaluate().keys()
+    assert asked_for == ["small", "large"]
+
+
+def test_batches_may_begin_with_something_else_than_a_tensor(tmp_path):
+    class Named(Points):
+        def __getitem__(self, index):
+            return {"name": f"point {index}", **super().__getitem__(index)}
+
+    class TakesNames(Net):
+        def forward(self, name, x, labels=None):
+            assert isinstance(name, list)
+            return super().forward(x, labels)
+
+    def collate(samples):
+        batch = {"name": [sample["name"] for sample in samples]}
+        for key in ("x", "labels"):
+            batch[key] = torch.stack([sample[key] for sample in samples])
+        return batch
+
+    extra = {"train_dataset": Named(20), "eval_dataset": Named(11), "data_collator": collate}
+    torch.manual_seed(3)
+    trainer = make_trainer(tmp_path, model=TakesNames(), extra=extra)
+    trainer.train()
+    assert trainer.predict(Named(11)).predictions.shape == (11, 10)
+
+
+def test_rows_of_different_lengths_are_filled_up(tmp_path):
+    class Texts(Points):
+        def __getitem__(self, index):
+            length = 2 + index // 4
+            return {"tokens": torch.full((length,), index), "labels": torch.full((length,), index)}
+
+    class Echo(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(1, 1)
+
+        def forward(self, tokens, labels=None):
+            return {"loss": self.linear(torch.ones(1, 1)).sum(), "logits": tokens.float()}
+
+    trainer = make_trainer(tmp_path, model=Echo(), per_device_eval_batch_size=4)
+    output = trainer.predict(Texts(8))
+    assert output.predictions.shape == output.label_ids.shape == (8, 3)
+    assert output.predictions[0].tolist() == [0, 0, -100] and output.predictions[7].tolist() == [7, 7, 7]
+
+
+def gathered_in_chunks(folder) -> tuple[list[int], float]:
+    """How many steps came with each gather of predictions, and whether they are right."""
+    sizes = []
+    gather = evaluation.gather_object
+
+    def spied(objects):
+        if objects and isinstance(objects[0], list):
+            sizes.append(len(objects[0]))
+        return gather(objects)
+
+    try:
+        evaluation.gather_object = spied
+        evaluation.GATHERED_BYTES = 2000
+        predictions = make_trainer(folder, per_device_eval_batch_size=2).predict(Points(50)).predictions
+        expected = seeded_net()(Points(50).x)["logits"].detach().numpy()
+        return sizes, np.abs(predictions - expected).max()
+    finally:
+        evaluation.gather_object = gather
+        evaluation.GATHERED_BYTES = 32 * 2**20
+        end_group()
+
+
+def test_predictions_are_gathered_in_chunks_and_not_batch_by_batch(tmp_path):
+    for sizes, error in ranks(2).run(gathered_in_chunks, tmp_path):
+        # 13 batches of each rank, of 96 bytes each, and their losses.
+        assert sizes == [13, 13] or sizes == [7, 6, 13]
+        assert error < 1e-6

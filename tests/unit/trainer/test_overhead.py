@@ -1,6 +1,6 @@
 """What the Trainer costs: at most half of what a tiny step costs in a loop by hand that does the same work.
 
-Microseconds are `benchmarks/overhead.py`'s to measure; a share of the machine's own step holds on a slow machine too.
+`benchmarks/suites/overhead.py` measures microseconds; a share of the machine's own step holds on a slow machine too.
 """
 
 import time
@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.overhead import BATCH, by_hand, by_trainer, data, to_dict
+from benchmarks.suites.overhead import BATCH, by_hand, by_trainer, data, to_dict
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 
@@ -18,7 +18,7 @@ class LossTrainer(Trainer):
         return F.cross_entropy(model(inputs["x"]), inputs["y"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_a_step_costs_at_most_half_as_much_again_as_by_hand(clip):
     clock = time.process_time  # what other processes do meanwhile is not counted

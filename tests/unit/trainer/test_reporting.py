@@ -4,7 +4,9 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
+import common.trainer
 from common.trainer import PrinterCallback, ProgressCallback
 from common.trainer.reporting import NotebookProgressCallback, default_reporter
 from tests.unit.trainer.toy import accuracy, make_trainer
@@ -90,3 +92,56 @@ def test_a_log_file_gets_lines_and_a_terminal_a_bar(monkeypatch):
     for terminal, expected in ((True, ProgressCallback), (False, PrinterCallback)):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
         assert type(default_reporter(None)) is expected
+
+
+def test_a_second_training_writes_every_line_once(tmp_path):
+    trainer = make_trainer(tmp_path, report_to="jsonl", logging_steps=5)
+    trainer.train()
+    trainer.train()
+    (log,) = tmp_path.rglob("*.jsonl")
+    losses = [line for line in log.read_text().splitlines() if "train/loss" in line]
+    assert len(losses) == 2
+
+
+METRICS = {
+    "train_runtime": 3725.456,
+    "train_loss": 0.123456,
+    "total_flos": 3.0 * 2**30,
+    "epoch": 2.0,
+    "note": "a",
+    "n": 12,
+}
+
+
+def test_metrics_are_printed_and_written_as_by_transformers(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    printed, written = [], []
+    for library in (common.trainer, transformers):
+        folder = tmp_path / library.__name__
+        args = library.TrainingArguments(str(folder), report_to="none", use_cpu=True, disable_tqdm=True)
+        folder.mkdir(exist_ok=True)  # the original wants it there
+        trainer = library.Trainer(torch.nn.Linear(2, 3), args)
+        capsys.readouterr()
+        trainer.log_metrics("train", METRICS)
+        printed.append(capsys.readouterr().out)
+        trainer.save_metrics("train", METRICS)
+        trainer.save_metrics("eval", {"eval_loss": 1.5})
+        trainer.save_metrics("test", {"test_loss": 2.5}, combined=False)
+        trainer.save_state()
+        written.append({path.name: path.read_text() for path in folder.glob("*_results.json")})
+        assert (folder / "trainer_state.json").exists()
+    assert printed[0] == printed[1] and "1:02:05.45" in printed[0]
+    assert written[0] == written[1] and len(written[0]) == 4
+
+
+def test_a_trainer_counts_samples_parameters_and_rates(tmp_path):
+    trainer = make_trainer(tmp_path, train=10, learning_rate=0.25)
+    with pytest.raises(ValueError, match="optimizer is None"):
+        trainer.get_learning_rates()
+    trainer.create_optimizer()
+    assert set(trainer.get_learning_rates()) == {0.25}
+    assert trainer.num_examples(trainer.get_train_dataloader()) == 10
+    parameters = list(trainer.model.parameters())
+    parameters[0].requires_grad_(False)
+    assert trainer.get_num_trainable_parameters() == sum(each.numel() for each in parameters[1:])

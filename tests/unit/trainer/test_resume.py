@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from torch import nn
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from common.trainer.callbacks import EVENTS
-from tests.unit.trainer.toy import Net, accuracy, make_trainer, seeded_net, weights, without_timings
+from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
 
 
 class Killed(BaseException):
@@ -103,7 +104,7 @@ def test_killed_at_any_event_and_resumed_it_ends_the_same(tmp_path):
     assert sum(killed) > 12
 
 
-@pytest.mark.parametrize("step", [2, 3, 7])
+@pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 7))])
 def test_killed_after_any_step_with_loader_workers(step, tmp_path):
     arguments = SETTINGS["steps"] | {"dataloader_num_workers": 1}
     trainer, runs = interrupted_and_resumed(tmp_path / "killed", "on_step_end", step, **arguments)
@@ -183,6 +184,7 @@ def test_with_a_limit_of_one_the_best_and_the_newest_stay(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-12", "checkpoint-4"]
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
     scores = {4: 1.0, 8: 3.0, 12: 2.0, 16: 2.5, 20: 9.0}
     settings = SETTINGS["epochs"] | {"num_train_epochs": 5, "metric_for_best_model": "score"}
@@ -201,7 +203,8 @@ def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
     assert_same_end(run(tmp_path / "killed", True), straight)
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS))
+# Not "epochs": the end of the epoch in which it was stopped is evaluated and saved, and an evaluation draws a number.
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"epochs"}))
 def test_a_run_that_a_callback_saved_and_stopped_goes_on(name, tmp_path):
     class TimeIsUp(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -209,8 +212,9 @@ def test_a_run_that_a_callback_saved_and_stopped_goes_on(name, tmp_path):
                 control.should_save = control.should_training_stop = True
 
     busy_trainer(tmp_path, [TimeIsUp], **SETTINGS[name]).train()
-    trainer, straight = busy_trainer(tmp_path, **SETTINGS[name]), busy_trainer(tmp_path / "straight", **SETTINGS[name])
+    trainer = busy_trainer(tmp_path, **SETTINGS[name])
     trainer.train(resume_from_checkpoint=True)
+    straight = busy_trainer(tmp_path / "straight", **SETTINGS[name])
     straight.train()
     assert torch.equal(weights(trainer), weights(straight))
 
@@ -266,7 +270,7 @@ def test_tied_weights_and_the_best_model_are_loaded(tmp_path):
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
     for name in ("checkpoint-3", "nowhere"):
-        with pytest.raises(CheckpointError, match=f"{name} holds no manifest"):
+        with pytest.raises(CheckpointError, match=f"{name} (holds no manifest|but folder does not exist)"):
             busy_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / name))
 
 
@@ -281,7 +285,7 @@ torch.save(weights(trainer), sys.argv[1] + "/end.pt")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_killed_for_real_end_the_same(tmp_path):
     command = [sys.executable, "-c", SCRIPT]
     root = Path(__file__).parents[3]
@@ -396,3 +400,33 @@ def test_a_damaged_best_model_is_refused_by_name(tmp_path):
     best = {"load_best_model_at_end": True, "num_train_epochs": 1}
     with pytest.raises(CheckpointError, match=r"checkpoint-4/model\.safetensors is not what was saved"):
         busy_trainer(tmp_path, [Vandal], **SETTINGS["epochs"] | best).train()
+
+
+def test_another_batch_size_goes_on_to_the_last_step(tmp_path):
+    """48 samples: 12 steps an epoch in batches of 4; step 8 is 2 epochs and 2 steps in batches of 16."""
+    settings = {"train": 48, "save_strategy": "steps", "save_steps": 8, "lr_scheduler_type": "constant"}
+    settings |= {"num_train_epochs": 8}
+    make_trainer(tmp_path, per_device_train_batch_size=4, max_steps=8, **settings).train()
+    resumed = make_trainer(tmp_path, per_device_train_batch_size=16, **settings)
+    seen = []
+    resumed.model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs["x"]), with_kwargs=True)
+    output = resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert output.global_step == resumed.state.max_steps == 24
+    assert resumed.state.epoch == 8.0
+    # As in the original: as many steps of the new size count as done as there were steps of the old one.
+    order = torch.randperm(48, generator=torch.Generator().manual_seed(42 + 2))
+    assert torch.equal(seen[0], Points(48).x[order[32:48]])
+
+
+def test_numbers_of_numpy_in_the_states_of_optimizer_and_scheduler_are_loaded_again(tmp_path):
+    def run(folder, resume=None, **arguments):
+        model = seeded_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=np.float64(0.1))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: np.cos(step / 10))
+        saving = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+        trainer = make_trainer(folder, model=model, extra={"optimizers": (optimizer, schedule)}, **saving, **arguments)
+        trainer.train(resume_from_checkpoint=resume)
+        return weights(trainer)
+
+    straight = run(tmp_path)
+    assert torch.equal(run(tmp_path / "again", str(tmp_path / "checkpoint-2")), straight)

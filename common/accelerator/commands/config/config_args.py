@@ -3,16 +3,40 @@
 Settings that ask for nothing pass: a null port, `deepspeed_config: {}`, `tpu_use_cluster: false`.
 """
 
-import difflib
+import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from reprlib import repr as shown  # YAML aliases can describe a value whose full repr would fill the memory
+from typing import Any
 
-# Parts of Accelerate that do not exist here, and what is the script's to choose; empty, such a key is no request.
-TPU = ("command_file", "commands", "downcast_bf16", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm")
-ENGINES = tuple(f"{name}_config" for name in ("deepspeed", "dynamo", "fp8", "fsdp", "megatron_lm", "mpirun"))
-OUT_OF_SCOPE = (*TPU, *ENGINES, "tpu_zone", "parallelism_config", "enable_cpu_affinity")
+from ...out_of_scope import OutOfScope
+from ..utils import suggestion
+
+PRECISIONS = ("no", "fp16", "bf16")
+# Keys of parts of Accelerate that do not exist here, or of what is the script's to choose.
+OUT_OF_SCOPE = (
+    "command_file",
+    "commands",
+    "deepspeed_config",
+    "downcast_bf16",
+    "dynamo_config",
+    "enable_cpu_affinity",
+    "fp8_config",
+    "fsdp_config",
+    "megatron_lm_config",
+    "mpirun_config",
+    "parallelism_config",
+    "tpu_env",
+    "tpu_name",
+    "tpu_use_cluster",
+    "tpu_use_sudo",
+    "tpu_vm",
+    "tpu_zone",
+)
+# The values of such a key that ask for nothing.
+EMPTY: tuple = (None, False, "", "no", [], {})
 # Keys with one meaning here; another value would ask for SageMaker, or for a TPU launch by function name.
 FIXED = {"compute_environment": "LOCAL_MACHINE", "main_training_function": "main"}
 
@@ -25,66 +49,105 @@ class UnsupportedConfig(ConfigError, NotImplementedError):
     """The configuration asks for a part of Accelerate that is out of scope here."""
 
 
-def require(condition: bool, message: str, error: type[ConfigError] = ConfigError) -> None:
+class MissingConfig(ConfigError, FileNotFoundError):
+    """There is no configuration file where one was expected."""
+
+
+def require(condition: object, message: str, error: type[ConfigError] = ConfigError) -> None:
+    """Raise `error` with `message` unless `condition` holds."""
     if not condition:
         raise error(message)
 
 
-def default_config_file() -> Path:
+def default_config_path() -> Path:
     """Where `accelerate config` keeps its file, and so do we; read from the environment at each call."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-    return Path(os.path.expanduser(home)) / "accelerate" / "default_config.yaml"
+    return Path(os.path.expanduser(home), "accelerate", "default_config.yaml")
 
 
-def suggestion(wrong: str, known) -> str:
-    near = difflib.get_close_matches(wrong, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+# The original's names for the same place, as it is when this module is imported.
+default_config_file = str(default_config_path())
+default_yaml_config_file = default_config_file
+default_json_config_file = default_config_file
+cache_dir = os.path.dirname(default_config_file)
+hf_cache_home = os.path.dirname(cache_dir)
 
 
-def _flag(key: str, value) -> bool:
-    require(isinstance(value, bool), f"{key} must be true or false, not {shown(value)}")
+def _read_flag(name: str, value: Any) -> bool:
+    require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
     return value
 
 
-def _integer(key: str, value) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+def _read_integer(name: str, value: Any) -> int:
+    if isinstance(value, str) and _is_number(value) and len(value) < 10:
         return int(value)
-    require(type(value) is int, f"{key} must be a whole number, not {shown(value)}")
+    require(type(value) is int, f"{name} must be a whole number, not {shown(value)}")
     return value
 
 
-def _text(key: str, value) -> str:
-    require(isinstance(value, str) and value.isprintable(), f"{key} must be text, not {shown(value)}")
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _read_text(name: str, value: Any) -> str:
+    is_text = isinstance(value, str) and value.isprintable()
+    require(is_text, f"{name} must be text, not {shown(value)}")
     return value
 
 
-def _device_list(key: str, value) -> str:
-    ids = str(value).replace(" ", "") if type(value) in (int, str) else ""
-    numbers = ids.split(",")
-    distinct = len(set(numbers)) == len(numbers) and all(number.isascii() and number.isdigit() for number in numbers)
-    require(ids == "all" or distinct, f"{key} must be 'all' or distinct device numbers like 0,1, not {shown(value)}")
-    return ids
+def _read_device_list(name: str, value: Any) -> str:
+    text = str(value) if type(value) in (int, str) else ""
+    text = text.replace(" ", "")
+    if text != "all":
+        numbers = text.split(",")
+        distinct = len(set(numbers)) == len(numbers)
+        numeric = all(map(_is_number, numbers))
+        require(distinct and numeric, f"{name} must be 'all' or distinct device numbers like 0,1, not {shown(value)}")
+    return text
 
 
-def _one_of(*allowed: str):
-    def read(key: str, value) -> str:
-        known = ", ".join(allowed)
-        require(value in allowed, f"{key} {shown(value)} is not supported; it can be {known}", UnsupportedConfig)
-        return value
-
-    return read
+def _read_precision(name: str, value: Any) -> str:
+    if value is False:  # YAML reads an unquoted `no` as false.
+        value = "no"
+    return _read_choice(name, value, PRECISIONS)
 
 
-READERS = {
-    **dict.fromkeys(("debug", "same_network", "use_cpu"), _flag),
-    **dict.fromkeys(("machine_rank", "main_process_port", "num_machines", "num_processes"), _integer),
-    "distributed_type": _one_of("NO", "MULTI_CPU", "MULTI_GPU"),
-    "gpu_ids": _device_list,
-    "main_process_ip": _text,
-    "mixed_precision": _one_of("no", "fp16", "bf16"),
-    "rdzv_backend": _one_of("static", "c10d"),
+def _read_distributed_type(name: str, value: Any) -> str:
+    return _read_choice(name, value, ("NO", "MULTI_CPU", "MULTI_GPU"))
+
+
+def _read_rendezvous(name: str, value: Any) -> str:
+    return _read_choice(name, value, ("static", "c10d"))
+
+
+def _read_choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    known = ", ".join(allowed)
+    require(value in allowed, f"{name} {shown(value)} is not supported; it can be {known}", UnsupportedConfig)
+    return value
+
+
+# How the value of each key is checked. A reader returns the setting, or raises ConfigError with the name of the key.
+READERS: dict[str, Callable[[str, Any], Any]] = {
+    "debug": _read_flag,
+    "distributed_type": _read_distributed_type,
+    "gpu_ids": _read_device_list,
+    "machine_rank": _read_integer,
+    "main_process_ip": _read_text,
+    "main_process_port": _read_integer,
+    "mixed_precision": _read_precision,
+    "num_machines": _read_integer,
+    "num_processes": _read_integer,
+    "rdzv_backend": _read_rendezvous,
+    "same_network": _read_flag,
+    "use_cpu": _read_flag,
 }
+
+
+def read_setting(key: str, value: Any, name: str | None = None) -> Any:
+    """The setting that `value` describes; `name` is what a ConfigError calls it, by default its key."""
+    read = READERS[key]
+    return read(name or key, value)
 
 
 @dataclass
@@ -119,73 +182,142 @@ class ClusterConfig:
 
     def check(self) -> None:
         """Raise ConfigError for a combination that cannot be launched."""
-        machines, rank, port, kind = self.num_machines, self.machine_rank, self.main_process_port, self.distributed_type
-        processes = machines if self.num_processes in (None, -1) else self.num_processes
+        self._check_machines()
+        self._check_processes()
+        self._check_devices()
+
+    def _check_machines(self) -> None:
+        machines = self.num_machines
         require(machines >= 1, f"num_machines must be at least 1, not {machines}")
-        require(processes >= 1, f"num_processes must be at least 1, not {processes}")
+        rank = self.machine_rank
         require(0 <= rank < machines, f"machine_rank {rank}: {machines} machines are numbered from 0 to {machines - 1}")
+        port = self.main_process_port
         require(port is None or 0 <= port < 2**16, f"main_process_port must be between 0 and 65535, not {port}")
-        meeting_point = self.main_process_ip and port
-        require(machines == 1 or meeting_point, f"{machines} machines need main_process_ip and main_process_port")
+        if machines > 1:
+            meeting_point = self.main_process_ip and port
+            require(meeting_point, f"{machines} machines need main_process_ip and main_process_port")
+
+    def _check_processes(self) -> None:
+        if self.num_processes in (None, -1):
+            return  # counted at the launch
+        processes = self.num_processes
+        machines = self.num_machines
+        require(processes >= 1, f"num_processes must be at least 1, not {processes}")
         require(processes % machines == 0, f"num_processes {processes} does not divide by num_machines {machines}")
-        require(kind != "NO" or processes == 1, f"distributed_type NO is one process, but num_processes is {processes}")
-        require(kind != "MULTI_GPU" or not self.use_cpu, "use_cpu contradicts distributed_type MULTI_GPU")
-        require(self.gpu_ids == "all" or not self.on_cpu, "gpu_ids are about GPUs, this is for the CPU")
+
+    def _check_devices(self) -> None:
+        if self.distributed_type == "NO":
+            processes = self.num_machines if self.num_processes in (None, -1) else self.num_processes
+            require(processes == 1, f"distributed_type NO is one process, but num_processes is {processes}")
+        if self.distributed_type == "MULTI_GPU":
+            require(not self.use_cpu, "use_cpu contradicts distributed_type MULTI_GPU")
+        if self.on_cpu:
+            require(self.gpu_ids == "all", "gpu_ids are about GPUs, this is for the CPU")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that are not open, under the keys of the file."""
+        settings = {"compute_environment": "LOCAL_MACHINE"}
+        for key, value in asdict(self).items():
+            if value is not None:
+                settings[key] = value
+        return settings
 
     def to_yaml(self) -> str:
-        """The file that holds these settings, in the original's keys."""
+        """The text of the file that holds these settings."""
         import yaml
 
-        settings = {key: value for key, value in asdict(self).items() if value is not None}
-        return yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", **settings}, sort_keys=True)
+        return yaml.safe_dump(self.to_dict(), sort_keys=True)
+
+    def to_json(self) -> str:
+        """The same in JSON."""
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Write the file `path`, JSON where it ends in .json, at once or not at all.
+
+        Raises:
+            ConfigError: if the place cannot be written.
+        """
+        path = Path(path)
+        text = self.to_json() if path.suffix == ".json" else self.to_yaml()
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def config_from_dict(settings: dict) -> ClusterConfig:
+class SageMakerConfig(OutOfScope):
+    """The configuration of a launch on SageMaker."""
+
+
+def config_from_dict(settings: dict[str, Any]) -> ClusterConfig:
     """The checked configuration. Raises ConfigError for an unknown key or a bad value, UnsupportedConfig for a
     setting that is known and out of scope."""
     config = ClusterConfig()
-    known = [*READERS, *FIXED, *OUT_OF_SCOPE]
     for key, value in settings.items():
-        require(key in known, f"unknown key {shown(key)}{suggestion(str(shown(key)).strip(chr(39)), known)}")
+        _check_key(key)
         if key in OUT_OF_SCOPE:
-            empty = value in (None, False, "", "no") or value == [] or value == {}
-            require(empty, f"{key} is out of scope here: leave it empty", UnsupportedConfig)
-        elif value is not None and key in FIXED:
-            _one_of(FIXED[key])(key, value)
-        elif value is not None:
-            # YAML reads an unquoted `no` as false.
-            value = "no" if key == "mixed_precision" and value is False else value
-            setattr(config, key, READERS[key](key, value))
+            require(value in EMPTY, f"{key} is out of scope here: leave it empty", UnsupportedConfig)
+        elif value is None:
+            continue
+        elif key in FIXED:
+            _read_choice(key, value, (FIXED[key],))
+        else:
+            setattr(config, key, read_setting(key, value))
     config.check()
     return config
 
 
-def load_config_from_file(path: str | os.PathLike | None = None) -> ClusterConfig:
-    """Read `path`, YAML or JSON, or the default file where that is None and the file exists.
+def _check_key(key: Any) -> None:
+    known = [*READERS, *FIXED, *OUT_OF_SCOPE]
+    if key not in known:
+        name = shown(key)
+        meant = suggestion(name.strip("'"), known)
+        raise ConfigError(f"unknown key {name}{meant}")
+
+
+def load_config_from_file(config_file: str | os.PathLike | None = None) -> ClusterConfig:
+    """Read `config_file`, YAML or JSON, or the default file where that is None and the file exists.
 
     Raises ConfigError, which names the file, for whatever is wrong with it.
     """
-    if path is None:
-        path = default_config_file()
-        if not path.is_file():
+    if config_file is None:
+        config_file = default_config_path()
+        if not config_file.is_file():
             return ClusterConfig()
     try:
-        return config_from_dict(_read_mapping(path))
+        return config_from_dict(_read_mapping(config_file))
     except ConfigError as error:
-        raise type(error)(f"{os.fspath(path)}: {error}") from error
+        raise type(error)(f"{os.fspath(config_file)}: {error}") from error
 
 
-def _read_mapping(path) -> dict:
+def _read_mapping(path: str | os.PathLike) -> dict[str, Any]:
+    settings = _parse(_read_file(path))
+    require(isinstance(settings, dict), f"holds {shown(settings)}, not a mapping of keys to values")
+    return settings
+
+
+def _read_file(path: str | os.PathLike) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise MissingConfig("no such file; `python -m common.accelerator config` writes one") from error
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot be read: {error}") from error
+
+
+def _parse(text: str) -> Any:
     import yaml
 
+    from .strict_yaml import UniqueKeyLoader
+
     try:
-        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        return yaml.load(text, Loader=UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"not valid YAML{line}: {error.problem}") from error
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"cannot be read: {error}") from error
     except Exception as error:  # PyYAML's constructors let KeyError, IndexError, RecursionError … escape.
         raise ConfigError(f"not valid YAML: {type(error).__name__}: {shown(str(error))}") from error
-    require(isinstance(settings, dict), f"holds {shown(settings)}, not a mapping of keys to values")
-    return settings

@@ -1,0 +1,56 @@
+"""`config default`: write a configuration for the hardware of this machine without asking anything."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from ..utils import CustomArgumentParser, command_parser
+from .config_args import PRECISIONS, ClusterConfig, default_config_path, read_setting
+
+
+def default_command_parser(
+    parser: argparse._SubParsersAction | None = None, parents: list[argparse.ArgumentParser] | None = None
+) -> CustomArgumentParser:
+    """The parser of `config default`, as one of the subcommands of `parser`; `parents` are not needed here."""
+    command = command_parser("default", parser, __doc__)
+    command.add_argument("--config_file", dest="save_location", help="where to write; by default where launch looks")
+    command.add_argument("--mixed_precision", choices=PRECISIONS, default="no")
+    command.set_defaults(func=default_config_command)
+    return command
+
+
+def default_config_command(args: argparse.Namespace) -> int:
+    """Write the file and return the exit code: 1 where a file is there already."""
+    path = write_basic_config(args.mixed_precision, args.save_location)
+    if not path:
+        return 1
+    print(f"configuration saved at {path}")
+    return 0
+
+
+def write_basic_config(mixed_precision: str = "no", save_location: str | os.PathLike | None = None) -> Path | bool:
+    """Write a configuration for all GPUs of this machine, or for one process on the CPU, and return its path.
+
+    A file that exists is left as it is, and False returned. Raises ConfigError, a ValueError, for an unknown precision
+    or a place that cannot be written.
+    """
+    path = Path(save_location or default_config_path())
+    if path.exists():
+        print(f"{path} exists and is left as it is: remove it or choose another place", file=sys.stderr)
+        return False
+    config = config_for_this_machine()
+    config.mixed_precision = read_setting("mixed_precision", mixed_precision.lower())
+    config.write(path)
+    return path
+
+
+def config_for_this_machine() -> ClusterConfig:
+    """One process per GPU; without GPUs, one process on the CPU."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        return ClusterConfig(distributed_type="NO", num_processes=1, use_cpu=True)
+    kind = "MULTI_GPU" if gpus > 1 else "NO"
+    return ClusterConfig(distributed_type=kind, num_processes=gpus)

@@ -1,0 +1,57 @@
+"""The argument parser of all commands: one line for what is wrong, and options spelt with `_` or with `-`."""
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """The end of a message about the unknown name `wrong`: the name that was probably meant, or nothing."""
+    near = difflib.get_close_matches(wrong, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+class CustomArgumentParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage, and takes `--num-processes` for `--num_processes`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["allow_abbrev"] = False
+        super().__init__(*args, **kwargs)
+
+    def add_argument(self, *names: str, **kwargs: Any) -> argparse.Action:
+        """Like argparse's, with a second spelling for each long option that has an underscore."""
+        spellings = list(names)
+        for name in names:
+            if name.startswith("--") and "_" in name:
+                spellings.append(name.replace("_", "-"))
+        return super().add_argument(*spellings, **kwargs)
+
+    def parse_args(  # type: ignore[override]  # argparse's is generic in the namespace
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Like argparse's; an unknown option is refused with the option that was probably meant."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command = getattr(parsed, "parser", self)
+            command.refuse(unknown[0])
+        return parsed
+
+    def refuse(self, argument: str) -> NoReturn:
+        """End the program with one line about an argument that no command takes."""
+        option = argument.partition("=")[0]
+        self.error(f"unknown argument {option}{suggestion(option, self._option_string_actions)}")
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def command_parser(name: str, subparsers: argparse._SubParsersAction | None, description: str) -> CustomArgumentParser:
+    """A parser for the command `name`: one of `subparsers`, or one that stands alone where that is None."""
+    if subparsers is None:
+        parser = CustomArgumentParser(name, description=description)
+    else:
+        summary = description.splitlines()[0]
+        parser = subparsers.add_parser(name, help=summary, description=description)
+    parser.set_defaults(parser=parser)
+    return parser

@@ -1,0 +1,75 @@
+"""Local SGD: processes step on their own and average their weights every few steps."""
+
+from types import TracebackType
+
+import torch
+
+from .accelerator import Accelerator
+from .state import DistributedType
+
+
+class LocalSGD:
+    """Train without averaging gradients, and average the weights every `local_sgd_steps` steps instead.
+
+    It saves communication and changes the training: S. U. Stich, "Local SGD Converges Fast and Communicates Little",
+    https://arxiv.org/abs/1805.09767. On one process it does nothing.
+
+        with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=8) as local_sgd:
+            for batch in loader:
+                …
+                optimizer.step()
+                optimizer.zero_grad()
+                local_sgd.step()
+
+    Args:
+        accelerator: the one that prepared the model.
+        model: prepared, and so in DistributedDataParallel.
+        local_sgd_steps: calls of `step` between two averages. Leaving the block averages too.
+        enabled: False leaves the training as it is.
+
+    Raises:
+        NotImplementedError: for other ways of distributing than data parallelism.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True
+    ) -> None:
+        data_parallel = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+        if accelerator.distributed_type not in data_parallel:
+            raise NotImplementedError("LocalSGD is supported only for CPUs and GPUs (no DeepSpeed or MegatronLM)")
+        self.enabled = enabled and accelerator.distributed_type != DistributedType.NO
+        self.num_steps = 0
+        if self.enabled:
+            self.accelerator = accelerator
+            self.model = model
+            self.local_sgd_steps = local_sgd_steps
+
+    def __enter__(self) -> "LocalSGD":
+        if self.enabled:
+            self.model_sync_obj = self.accelerator.no_sync(self.model)
+            self.model_sync_obj.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.enabled:
+            return
+        if value is None:
+            # After an error on this process the others would be waited for, and the error never be seen.
+            self._sync_and_avg_model_params()
+        self.model_sync_obj.__exit__(type, value, traceback)
+
+    def step(self) -> None:
+        """Count a step, and average the weights if it is the last of `local_sgd_steps`. A collective then."""
+        self.num_steps += 1
+        if self.enabled and self.num_steps % self.local_sgd_steps == 0:
+            self._sync_and_avg_model_params()
+
+    def _sync_and_avg_model_params(self) -> None:
+        self.accelerator.wait_for_everyone()
+        for parameter in self.model.parameters():
+            parameter.data = self.accelerator.reduce(parameter.data, reduction="mean")

@@ -1,0 +1,303 @@
+"""Which libraries and which hardware are there.
+
+For accelerators, engines and services that are out of scope here the answer is always no, so that a script takes the
+way that this core supports.
+"""
+
+import functools
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .environment import parse_flag_from_env, patch_environment
+from .versions import compare_versions, is_torch_version
+
+
+def _is_package_available(pkg_name: str, metadata_name: str | None = None) -> bool:
+    """Whether a library is installed, not only a folder of that name."""
+    if importlib.util.find_spec(pkg_name) is None:
+        return False
+    try:
+        importlib.metadata.metadata(metadata_name or pkg_name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# Libraries that scripts use beside the core.
+
+
+def is_boto3_available() -> bool:
+    return _is_package_available("boto3")
+
+
+def is_datasets_available() -> bool:
+    return _is_package_available("datasets")
+
+
+def is_import_timer_available() -> bool:
+    return _is_package_available("import_timer")
+
+
+def is_lomo_available() -> bool:
+    return _is_package_available("lomo_optim")
+
+
+def is_matplotlib_available() -> bool:
+    return _is_package_available("matplotlib")
+
+
+def is_numpy_available(min_version: str = "1.25.0") -> bool:
+    return _is_package_available("numpy") and compare_versions("numpy", ">=", min_version)
+
+
+def is_pandas_available() -> bool:
+    return _is_package_available("pandas")
+
+
+def is_peft_available() -> bool:
+    return _is_package_available("peft")
+
+
+def is_pynvml_available() -> bool:
+    return _is_package_available("pynvml") or _is_package_available("pynvml", "nvidia-ml-py")
+
+
+def is_pytest_available() -> bool:
+    return _is_package_available("pytest")
+
+
+def is_rich_available() -> bool:
+    return _is_package_available("rich") and parse_flag_from_env("ACCELERATE_ENABLE_RICH", False)
+
+
+def is_schedulefree_available() -> bool:
+    return _is_package_available("schedulefree")
+
+
+def is_timm_available() -> bool:
+    return _is_package_available("timm")
+
+
+def is_torchdata_available() -> bool:
+    return _is_package_available("torchdata")
+
+
+def is_torchdata_stateful_dataloader_available() -> bool:
+    return is_torchdata_available() and compare_versions("torchdata", ">=", "0.8.0")
+
+
+def is_torchvision_available() -> bool:
+    return _is_package_available("torchvision")
+
+
+def is_tqdm_available() -> bool:
+    return _is_package_available("tqdm")
+
+
+def is_transformers_available() -> bool:
+    return _is_package_available("transformers")
+
+
+def is_triton_available() -> bool:
+    return _is_package_available("triton")
+
+
+# Trackers.
+
+
+def is_aim_available() -> bool:
+    return _is_package_available("aim") and compare_versions("aim", "<", "4.0.0")
+
+
+def is_clearml_available() -> bool:
+    return _is_package_available("clearml")
+
+
+def is_comet_ml_available() -> bool:
+    return _is_package_available("comet_ml")
+
+
+def is_dvclive_available() -> bool:
+    return _is_package_available("dvclive")
+
+
+def is_mlflow_available() -> bool:
+    return _is_package_available("mlflow") or _is_package_available("mlflow", "mlflow-skinny")
+
+
+def is_swanlab_available() -> bool:
+    return _is_package_available("swanlab")
+
+
+def is_tensorboard_available() -> bool:
+    return _is_package_available("tensorboard") or _is_package_available("tensorboardX")
+
+
+def is_trackio_available() -> bool:
+    return _is_package_available("trackio")
+
+
+def is_wandb_available() -> bool:
+    return _is_package_available("wandb")
+
+
+# What the hardware and this torch can do.
+
+
+def is_cuda_available() -> bool:
+    """Whether there is a GPU, asked of the driver without starting CUDA: a process may still be forked afterwards."""
+    with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
+        return torch.cuda.is_available()
+
+
+def is_bf16_available(ignore_tpu: bool = False) -> bool:
+    """Whether the device computes in bfloat16, however slowly."""
+    return torch.cuda.is_bf16_supported() if is_cuda_available() else True
+
+
+def is_fp16_available() -> bool:
+    return True
+
+
+def is_mps_available(min_version: str = "1.12") -> bool:
+    new_enough = is_torch_version(">=", min_version)
+    return new_enough and torch.backends.mps.is_available() and torch.backends.mps.is_built()
+
+
+def is_rocm_available() -> bool:
+    return torch.version.hip is not None and torch.cuda.is_available()
+
+
+def is_torch_distributed_available() -> bool:
+    return torch.distributed.is_available()
+
+
+def is_weights_only_available() -> bool:
+    """Whether `torch.load(weights_only=True)` takes a list of allowed types: in every torch that this core runs on."""
+    return True
+
+
+# Out of scope: accelerators, engines, number formats and services that this core does not use.
+
+
+def is_4bit_bnb_available() -> bool:
+    return False
+
+
+def is_8bit_bnb_available() -> bool:
+    return False
+
+
+def is_amdsmi_available() -> bool:
+    return False
+
+
+def is_bitsandbytes_multi_backend_available() -> bool:
+    return False
+
+
+def is_bnb_available(min_version: str | None = None) -> bool:
+    return False
+
+
+def is_deepspeed_available() -> bool:
+    return False
+
+
+def is_fp8_available() -> bool:
+    return False
+
+
+def is_habana_gaudi1() -> bool:
+    return False
+
+
+def is_hpu_available(init_hccl: bool = False) -> bool:
+    return False
+
+
+def is_megatron_lm_available() -> bool:
+    return False
+
+
+def is_mlu_available(check_device: bool = False) -> bool:
+    return False
+
+
+def is_msamp_available() -> bool:
+    return False
+
+
+def is_musa_available(check_device: bool = False) -> bool:
+    return False
+
+
+def is_neuron_available(check_device: bool = False) -> bool:
+    return False
+
+
+def is_npu_available(check_device: bool = False) -> bool:
+    return False
+
+
+def is_pippy_available() -> bool:
+    return False
+
+
+def is_sagemaker_available() -> bool:
+    return False
+
+
+def is_sdaa_available(check_device: bool = False) -> bool:
+    return False
+
+
+def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
+    return False
+
+
+def is_torchao_available() -> bool:
+    return False
+
+
+def is_transformer_engine_available() -> bool:
+    return False
+
+
+def is_transformer_engine_mxfp8_available() -> bool:
+    return False
+
+
+def is_xccl_available() -> bool:
+    return False
+
+
+def is_xpu_available(check_device: bool = False) -> bool:
+    return False
+
+
+# Decorators of functions that need what is never there.
+
+
+def torchao_required(func: Callable[..., Any]) -> Callable[..., Any]:
+    """`func`, which raises ImportError when it is called: torchao is out of scope here."""
+
+    @functools.wraps(func)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ImportError(f"{func.__name__} needs `torchao`, which is out of scope here")
+
+    return refuse
+
+
+def deepspeed_required(func: Callable[..., Any]) -> Callable[..., Any]:
+    """`func`, which raises ValueError when it is called: DeepSpeed is out of scope here."""
+
+    @functools.wraps(func)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError(f"{func.__name__} needs DeepSpeed, which is not enabled: it is out of scope here")
+
+    return refuse

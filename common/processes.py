@@ -1,0 +1,247 @@
+"""Ranks on this machine: real processes, started once for each world size and reused for every job.
+
+    from common.processes import ranks
+    results = ranks(2).run(function, argument, timeout=60)
+
+calls `function(argument)` on two processes, each with the environment that torchrun would give it, and returns what
+they return, in rank order. Benchmarks, pitfalls and tests use the same ranks. After a failure or a time-out they are
+thrown away, so that the next job starts on new ones.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+from common.allocator import keep_large_blocks
+
+MOMENT = 5  # seconds that ranks have to answer once another one has failed
+_context = multiprocessing.get_context("forkserver")
+# Imported once and forked, not once per rank: torch's optimizers import its compiler, which takes seconds.
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
+
+
+class RankFailed(RuntimeError):
+    """A rank raised, ended or did not answer in time; the message says it of every rank that did."""
+
+
+class Job(NamedTuple):
+    """What one rank is asked to do."""
+
+    function: Callable[..., Any]
+    args: tuple
+    kwargs: dict[str, Any]
+    environment: dict[str, str]
+
+
+class Answer(NamedTuple):
+    """What became of a job on one rank: what the function returned, or why it did not."""
+
+    result: Any = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """The process of one rank, and our end of the pipe to it."""
+
+    rank: int
+    process: BaseProcess
+    pipe: Connection
+
+
+def free_port() -> int:
+    """A TCP port of this machine that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Ranks:
+    """`world_size` processes on this machine that run one job after another.
+
+    They are started with the first job. Each job sees the environment that torchrun would give it (RANK, LOCAL_RANK,
+    WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and a fresh MASTER_PORT). Whether it makes a process group, and destroys
+    it, is left to the job.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._workers: list[Worker] = []
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float = 120,
+        environment: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> list:
+        """Call `function(*args, **kwargs)` on every rank and return the results in rank order.
+
+        `function`, its arguments and its results must be picklable. `environment` is added to the job's; `timeout`
+        counts seconds from now until the last rank has answered.
+
+        Raises:
+            RankFailed: if a rank raises, ends or is silent. The processes are then thrown away.
+        """
+        if not self._workers:
+            self._workers = [_started(rank) for rank in range(self.world_size)]
+        port = free_port()
+        for worker in self._workers:
+            asked = self._environment(worker.rank, port) | (environment or {})
+            worker.pipe.send(Job(function, args, kwargs, asked))
+        answers = self._answers(timeout)
+        failures = [f"rank {rank}: {answer.failure}" for rank, answer in enumerate(answers) if answer.failure]
+        if failures:
+            self.stop()
+            raise RankFailed("\n".join(failures))
+        return [answer.result for answer in answers]
+
+    def stop(self, patience: float = 0) -> None:
+        """End the processes: at once, or after they had `patience` seconds each to end by themselves.
+
+        The next job starts new ones.
+        """
+        if patience:
+            for worker in self._workers:
+                with contextlib.suppress(OSError):  # it has ended already
+                    worker.pipe.send(None)
+        for worker in self._workers:
+            worker.process.join(patience)
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+        self._workers = []
+
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+
+    def _answers(self, timeout: float) -> list[Answer]:
+        """What became of the job, in rank order."""
+        answers: dict[int, Answer] = {}
+        waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self._workers}
+        deadline = time.monotonic() + timeout
+        while waiting:
+            seconds = max(0, deadline - time.monotonic())
+            if any(answer.failure for answer in answers.values()):
+                # The others may wait for the rank that failed, and would do so for ever.
+                seconds = min(seconds, MOMENT)
+            ready = wait(waiting, seconds)
+            for pipe in ready:
+                worker = waiting.pop(pipe)
+                answers[worker.rank] = _answer(worker)
+            if not ready:
+                for worker in waiting.values():
+                    state = "alive" if worker.process.is_alive() else "dead"
+                    answers[worker.rank] = Answer(failure=f"no answer ({state})")
+                break
+        return [answers[rank] for rank in range(self.world_size)]
+
+
+def _started(rank: int) -> Worker:
+    ours, theirs = _context.Pipe()
+    process = _context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return Worker(rank, process, ours)
+
+
+def _answer(worker: Worker) -> Answer:
+    """What a rank has sent, or what became of it if it ended instead."""
+    try:
+        return worker.pipe.recv()
+    except (EOFError, ConnectionError):
+        worker.process.join(MOMENT)
+        return Answer(failure=f"the process ended with exit code {worker.process.exitcode}")
+
+
+def _serve(pipe: Connection) -> None:
+    """The life of a rank: one job after another, until there is none or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
+    keep_large_blocks()  # as the levels do, but before the first tensor of the first job
+    import torch
+    from tqdm import tqdm
+
+    # For the levels' bars: by default a semaphore, which a killed process leaves behind.
+    tqdm.set_lock(threading.RLock())
+    while True:
+        torch.set_num_threads(1)  # a job before this one may have set more
+        try:
+            job = pipe.recv()
+        except EOFError:  # the parent is gone
+            return
+        if job is None:
+            return
+        _run(job, pipe)
+
+
+def _run(job: Job, pipe: Connection) -> None:
+    before = dict(os.environ)
+    os.environ.update(job.environment)
+    try:
+        pipe.send(Answer(result=job.function(*job.args, **job.kwargs)))
+    except BaseException as error:
+        failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        pipe.send(Answer(failure=failure))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
+    """A process group of all ranks, for one job of theirs; `options` go to `init_process_group`."""
+    import torch.distributed as dist
+
+    dist.init_process_group(backend, **options)
+    try:
+        yield
+    finally:
+        leave_process_group()
+
+
+def leave_process_group() -> None:
+    """Destroy the process group of this rank, if there is one. A model in DistributedDataParallel may outlive it."""
+    global _last_group
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        # A model that holds the last reference frees the group with the GIL held, and waits for threads of the group
+        # that may want the GIL: with torch 2.11 for ever. This reference is freed without it, by the job that follows.
+        _last_group = dist.group.WORLD
+        dist.destroy_process_group()
+
+
+_last_group: Any = None
+_pools: dict[int, Ranks] = {}
+
+
+def ranks(world_size: int) -> Ranks:
+    """The one pool of `world_size` processes of this program. It ends with the program."""
+    if world_size not in _pools:
+        _pools[world_size] = Ranks(world_size)
+    return _pools[world_size]
+
+
+@atexit.register
+def _stop_all() -> None:
+    for pool in _pools.values():
+        pool.stop(patience=5)

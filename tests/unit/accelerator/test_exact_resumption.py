@@ -1,0 +1,250 @@
+"""A loader that is stopped in the middle of an epoch goes on bit for bit, and so does torch's generator beside it."""
+
+import io
+import itertools
+import logging
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from common.accelerator.data_loader import prepare_data_loader, skip_first_batches
+from common.accelerator.sampler import DistributedEvalSampler
+
+N = 22
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return torch.as_tensor(index)
+
+
+class Augmented(Numbers):
+    """Draws a random number for each sample, in the process that reads it."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index, torch.rand(()).item()])
+
+
+class InOrder(IterableDataset):
+    def __iter__(self):
+        return iter(range(N))
+
+
+def seeded():
+    return torch.Generator().manual_seed(5)
+
+
+DATA = Numbers()
+# How the script makes its loader, and how it is prepared, for each kind of order.
+ORDERS = {
+    "sequential": ({"batch_size": 3}, {}),
+    "random": ({"batch_size": 3, "shuffle": True}, {}),
+    "random, a part": (lambda: {"batch_size": 2, "sampler": RandomSampler(DATA, num_samples=17)}, {}),
+    "random, a generator of its own": (
+        lambda: {"batch_size": 2, "sampler": RandomSampler(DATA, generator=seeded())},
+        {},
+    ),
+    "random, the loader's generator": (lambda: {"batch_size": 2, "shuffle": True, "generator": seeded()}, {}),
+    "random, with replacement": (
+        lambda: {"batch_size": 3, "sampler": RandomSampler(DATA, True, 80, generator=seeded())},
+        {},
+    ),
+    "subset": (lambda: {"batch_size": 2, "sampler": SubsetRandomSampler(range(3, N))}, {}),
+    "weighted": (lambda: {"batch_size": 2, "sampler": WeightedRandomSampler(range(1, N), 30)}, {}),
+    "weighted, a generator of its own": (
+        lambda: {"batch_size": 2, "sampler": WeightedRandomSampler(range(1, N), 30, generator=seeded())},
+        {},
+    ),
+    "seedable": ({"batch_size": 3, "shuffle": True}, {"use_seedable_sampler": True}),
+    "seedable, a seed": ({"batch_size": 3, "shuffle": True}, {"use_seedable_sampler": True, "data_seed": 9}),
+    "batch sampler": (lambda: {"batch_sampler": BatchSampler(RandomSampler(DATA), 2, True)}, {}),
+    "lists of any size": ({"batch_sampler": [[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]]}, {}),
+    "batch sampler as sampler": (
+        lambda: {"sampler": BatchSampler(SequentialSampler(DATA), 4, False), "batch_size": None},
+        {},
+    ),
+    "no batches": ({"batch_size": None, "shuffle": True}, {}),
+    "drop_last": ({"batch_size": 2, "shuffle": True, "drop_last": True}, {}),
+    "uneven": ({"batch_size": 3, "shuffle": True}, {"even_batches": False}),
+}
+
+
+def prepared(kind, world, rank, dataset=DATA, **more):
+    arguments, how = ORDERS[kind]
+    loader = DataLoader(dataset, **(arguments() if callable(arguments) else arguments), **more)
+    return prepare_data_loader(loader, num_processes=world, process_index=rank, **how)
+
+
+def trained(loader, epochs, rows, stop=None):
+    """Iterate and draw dropout beside it; the state of loader and torch where `stop` says (epoch, steps)."""
+    for epoch in epochs:
+        for step, batch in enumerate(loader, 1):
+            rows.append((epoch, batch.tolist(), loader.end_of_dataloader, torch.rand(()).item()))
+            if stop == (epoch, step):
+                checkpoint = io.BytesIO()
+                torch.save([loader.state_dict(), torch.get_rng_state()], checkpoint)
+                return checkpoint.getvalue()
+        rows.append((epoch, "end", torch.rand(()).item()))
+
+
+def resumed(make, checkpoint, epochs):
+    """What comes after the checkpoint in another process, whose generators are elsewhere."""
+    torch.manual_seed(999)
+    loader = make()
+    state, torch_state = torch.load(io.BytesIO(checkpoint), weights_only=True)
+    loader.load_state_dict(state)
+    torch.set_rng_state(torch_state)
+    rows = []
+    trained(loader, epochs, rows)
+    return rows
+
+
+def assert_exact(make, stop=(1, 2)):
+    straight, until = [], []
+    torch.manual_seed(3)
+    trained(make(), range(3), straight)
+    torch.manual_seed(3)
+    checkpoint = trained(make(), range(3), until, stop)
+    assert until == straight[: len(until)] and len(until) < len(straight)
+    assert resumed(make, checkpoint, range(stop[0], 3)) == straight[len(until) :]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("kind", ORDERS)
+def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world):
+    for rank in range(world):
+        for stop in ((0, 1), (1, 2)):
+            assert_exact(lambda rank=rank: prepared(kind, world, rank), stop)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", ["random", "random, the loader's generator", "random, with replacement", "weighted"])
+def test_loader_workers_change_nothing(kind, persistent):
+    assert_exact(lambda: prepared(kind, 1, 0, num_workers=1, persistent_workers=persistent))
+
+
+def test_random_numbers_that_the_data_set_draws_in_the_main_process_are_the_same():
+    assert_exact(lambda: prepared("random", 1, 0, Augmented()))
+
+
+def test_an_evaluation_sampler_goes_on():
+    for rank in range(2):
+        sampler = DistributedEvalSampler(DATA, 2, rank, shuffle=True)
+        assert_exact(lambda sampler=sampler: prepare_data_loader(DataLoader(DATA, batch_size=2, sampler=sampler)))
+
+
+def test_dispatched_batches_go_on():
+    def make():
+        loader = DataLoader(DATA, batch_size=2, shuffle=True)
+        return prepare_data_loader(loader, torch.device("cpu"), put_on_device=True, dispatch_batches=True)
+
+    assert_exact(make)
+
+
+@pytest.mark.parametrize("dispatch", [False, None])
+def test_a_stream_that_draws_nothing_goes_on(dispatch):
+    def make():
+        loader = DataLoader(InOrder(), batch_size=2)
+        return prepare_data_loader(loader, torch.device("cpu"), put_on_device=True, dispatch_batches=dispatch)
+
+    assert_exact(make)
+
+
+def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
+    """A resumed script that passes over batches by itself may be stopped once more."""
+
+    def make():
+        return prepared("random", 1, 0)
+
+    straight, until = [], []
+    torch.manual_seed(3)
+    trained(make(), range(1), straight)
+    torch.manual_seed(3)
+    loader = make()
+    for step, _ in enumerate(skip_first_batches(loader, 2), 3):
+        torch.rand(())
+        if step == 4:
+            checkpoint = io.BytesIO()
+            torch.save([loader.state_dict(), torch.get_rng_state()], checkpoint)
+    rows = resumed(make, checkpoint.getvalue(), range(1))
+    assert [row[1] for row in rows] == [row[1] for row in straight[4:]] and until == []
+
+
+@pytest.mark.parametrize("kind", ["random", "weighted", "random, a generator of its own"])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4)])
+def test_another_number_of_processes_goes_on_in_the_global_order(kind, before, after):
+    def all_ranks(world):
+        loaders = []
+        for rank in range(world):
+            torch.manual_seed(world)
+            arguments, how = ORDERS[kind]
+            arguments = dict(arguments() if callable(arguments) else arguments, batch_size=4)
+            loader = DataLoader(DATA, **arguments)
+            loaders.append(
+                prepare_data_loader(loader, None, world, rank, split_batches=True, even_batches=False, **how)
+            )
+        return loaders
+
+    def together(loaders):
+        rows = []
+        for loader in loaders:
+            torch.manual_seed(11)
+            rows.append([batch.tolist() for batch in loader])
+        return rows
+
+    def in_global_order(per_rank):
+        return [row for step in itertools.zip_longest(*per_rank, fillvalue=[]) for batch in step for row in batch]
+
+    whole = together(all_ranks(before))
+    loader = all_ranks(before)[0]
+    torch.manual_seed(11)
+    for step, _ in enumerate(loader, 1):
+        if step == 2:
+            state = loader.state_dict()
+            break
+    resuming = all_ranks(after)
+    for each in resuming:
+        each.load_state_dict(state)
+    rest = together(resuming)
+    assert in_global_order(rest) == in_global_order(whole)[8:]
+
+
+class Lazy(Sampler):
+    def __iter__(self):
+        for _ in range(9):
+            yield int(torch.randint(N, ()))
+
+    def __len__(self):
+        return 9
+
+
+def test_what_cannot_be_exact_is_said_once_when_it_is_saved(caplog):
+    loaders = {
+        "Lazy": DataLoader(DATA, sampler=Lazy()),
+        "a stream": DataLoader(InOrder()),
+        "loader workers": DataLoader(DATA, num_workers=1),
+        None: DataLoader(DATA, shuffle=True),
+    }
+    for warning, loader in loaders.items():
+        caplog.clear()
+        loader = prepare_data_loader(loader)
+        with caplog.at_level(logging.WARNING):
+            loader.state_dict()
+            assert not caplog.records  # at a beginning all is exact
+            for _ in loader:
+                loader.state_dict()
+        assert [warning in record.message for record in caplog.records] == ([True] if warning else [])

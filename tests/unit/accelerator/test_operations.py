@@ -1,0 +1,380 @@
+"""Operations on nested structures and collectives: what accelerate's give, and what is said where they fail."""
+
+import collections
+import importlib
+import pickle
+import warnings
+from datetime import timedelta
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from common.accelerator import Accelerator, PartialState
+from common.accelerator.utils import (
+    InitProcessGroupKwargs,
+    copy_tensor_to_devices,
+    find_executable_batch_size,
+    gather,
+    reduce,
+    send_to_device,
+    should_reduce_batch_size,
+)
+from common.processes import ranks
+
+OURS = "common.accelerator"
+THEIRS = "accelerate"
+Point = collections.namedtuple("Point", "x y")
+UNKNOWN_TO_GLOO = [torch.int16, torch.uint16, torch.float8_e4m3fn]
+
+
+class Records(dict):
+    """A mapping of the script's own."""
+
+
+def plain(result):
+    """`result` in a form that `==` compares, with the types of containers and tensors."""
+    if isinstance(result, torch.Tensor):
+        return ("tensor", str(result.dtype), list(result.shape), result.tolist())
+    if isinstance(result, dict):
+        return (type(result).__name__, {key: plain(value) for key, value in result.items()})
+    if isinstance(result, (list, tuple)):
+        return (type(result).__name__, [plain(value) for value in result])
+    return result
+
+
+def answer(function, *args, **kwargs):
+    """What a call returns, or the type of what it raises."""
+    try:
+        return plain(function(*args, **kwargs))
+    except Exception as error:
+        return type(error).__name__
+
+
+# One process
+
+
+def structures() -> list:
+    return [
+        torch.arange(6).view(3, 2),
+        torch.tensor(1.5),
+        [torch.ones(2), (torch.zeros(2, dtype=torch.bfloat16), "text")],
+        Records(a=torch.ones(1, 2), b=None),
+        Point(torch.arange(2), [torch.ones(2, dtype=torch.float16)]),
+        {"first": "text", "second": torch.ones(2)},
+        [],
+        {},
+        "text",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "find_batch_size",
+        "ignorant_find_batch_size",
+        "listify",
+        "find_device",
+        "get_shape",
+        "convert_to_fp32",
+        "is_torch_tensor",
+        "is_namedtuple",
+        "gather",
+        "gather_object",
+        "broadcast",
+        "reduce",
+        "pad_across_processes",
+    ],
+)
+def test_each_operation_of_one_process_gives_what_accelerates_gives(name):
+    theirs = pytest.importorskip("accelerate.utils.operations")
+    ours = importlib.import_module("common.accelerator.utils.operations")
+    importlib.import_module("accelerate.state").PartialState(cpu=True)
+    PartialState(cpu=True)
+    results = []
+    for module in (ours, theirs):
+        results.append([answer(getattr(module, name), structure) for structure in structures()])
+    assert results[0] == results[1]
+
+
+def test_structures_are_joined_described_and_made_as_in_accelerate():
+    theirs = pytest.importorskip("accelerate.utils.operations")
+    ours = importlib.import_module("common.accelerator.utils.operations")
+    results = []
+    for module in (ours, theirs):
+        made = module.initialize_tensors(module.get_data_structure([torch.ones(2, 3), {"x": torch.ones(1)}]))
+        results.append(
+            [
+                answer(module.concatenate, [torch.ones(1, 2), torch.zeros(2, 2)]),
+                answer(
+                    module.concatenate, [Point(torch.ones(1), [torch.ones(2)]), Point(torch.zeros(1), [torch.ones(1)])]
+                ),
+                answer(module.concatenate, [Records(x=torch.ones(1, 2)), Records(x=torch.zeros(1, 3))], dim=1),
+                answer(module.concatenate, [[torch.ones(1)], [torch.ones(1), torch.ones(1)]]),
+                answer(module.concatenate, ["text"]),
+                answer(module.concatenate, ["text", "more"]),
+                answer(module.pad_input_tensors, torch.ones(3, 2), 3, 4),
+                answer(module.pad_input_tensors, torch.ones(10, 2), 10, 2),
+                answer(module.recursively_apply, torch.neg, ["text"], error_on_other_type=True),
+                answer(module.recursively_apply, torch.neg, {"x": (torch.ones(1), "text")}),
+                plain(module.get_shape(made)),
+            ]
+        )
+    assert results[0] == results[1]
+
+
+def test_an_unknown_reduction_is_refused():
+    PartialState(cpu=True)
+    with pytest.raises(ValueError, match="reduction must be 'mean', 'sum', 'max' or 'none', not 'median'"):
+        reduce(torch.ones(1), "median")
+
+
+def test_a_packed_sequence_goes_to_the_device_whole():
+    packed = pack_sequence([torch.ones(3), torch.zeros(2)])
+    moved = send_to_device({"packed": packed, "stays": torch.ones(1)}, torch.device("meta"), skip_keys="stays")
+    assert isinstance(moved["packed"], PackedSequence) and moved["packed"].data.device.type == "meta"
+    assert moved["packed"].batch_sizes.tolist() == [2, 2, 1]
+    assert moved["stays"].device.type == "cpu"
+
+
+def test_what_has_a_method_to_is_moved_by_it():
+    class Batch(dict):
+        def to(self, device):
+            return f"moved to {device}"
+
+    assert send_to_device([Batch(x=torch.ones(1)), Point(1, "text")], "meta") == ["moved to meta", Point(1, "text")]
+
+
+def test_a_converted_forward_leads_back_to_the_models_own_and_refuses_to_be_pickled():
+    theirs = pytest.importorskip("accelerate.utils")
+    ours = importlib.import_module("common.accelerator.utils")
+
+    def forward(x):
+        return {"y": x.bfloat16(), "n": numpy.float16(1)}
+
+    for module in (ours, theirs):
+        converted = module.convert_outputs_to_fp32(forward)
+        output = converted(torch.ones(1))
+        assert output["y"].dtype == torch.float32 and isinstance(output["n"], numpy.float16)
+        assert converted.__wrapped__.__wrapped__ is forward
+        with pytest.raises(pickle.PicklingError, match="unwrap"):
+            pickle.dumps(converted.__wrapped__)
+
+
+def test_the_batch_size_shrinks_as_in_accelerate():
+    theirs = pytest.importorskip("accelerate.utils")
+    ours = importlib.import_module("common.accelerator.utils")
+    tried = []
+    for module in (ours, theirs):
+        sizes = []
+
+        def train(batch_size, model, sizes=sizes):
+            sizes.append(batch_size)
+            if batch_size > 50:
+                raise RuntimeError("CUDA out of memory.")
+            return model
+
+        wrapped = module.find_executable_batch_size(train, starting_batch_size=100)
+        assert wrapped("model") == "model" and wrapped("again") == "again"
+        with pytest.raises(TypeError, match="Batch size was passed into `train` as the first argument"):
+            wrapped(8, "model", 1)
+        with pytest.raises(RuntimeError, match="No executable batch size found, reached zero"):
+            _exhaust(module)
+        tried.append(sizes)
+    assert tried[0] == tried[1]
+
+
+def _exhaust(module):
+    def train(batch_size):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    module.find_executable_batch_size(train, starting_batch_size=4)()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("MPS backend out of memory"),
+        RuntimeError("he ran out of memory and patience"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
+        RuntimeError("out of memory.", 2),
+        ValueError("CUDA out of memory."),
+    ],
+)
+def test_what_counts_as_out_of_memory(error):
+    theirs = pytest.importorskip("accelerate.utils.memory")
+    assert should_reduce_batch_size(error) == theirs.should_reduce_batch_size(error)
+
+
+def test_a_function_of_any_number_of_arguments_can_be_retried():
+    @find_executable_batch_size(starting_batch_size=2)
+    def train(batch_size, *rest):
+        return batch_size, rest
+
+    assert train(1, 2, 3) == (2, (1, 2, 3))
+
+
+# Two processes
+
+
+def collectives(library):
+    """The results of one collective after the other, by name, on `library`."""
+    operations = importlib.import_module(f"{library}.utils.operations")
+    accelerator = importlib.import_module(library).Accelerator(cpu=True)
+    rank = accelerator.process_index
+    rows = torch.arange(4.0).view(2, 2) + 10 * rank
+    ragged = torch.full((2, rank + 1), rank)
+    results = {
+        "gather": operations.gather({"x": rows, "y": (torch.tensor(rank), [torch.tensor([True])])}),
+        "gather transposed": operations.gather(torch.ones(2, 3, dtype=torch.bfloat16).T),
+        "gather empty": operations.gather(torch.ones(0, 2)),
+        "gather with gradient": operations.gather(rows.clone().requires_grad_()),
+        "gather_object": operations.gather_object([rank, {"rank": rank}]),
+        "broadcast": operations.broadcast([rows.clone(), Point(torch.tensor(rank), torch.ones(1))], from_process=1),
+        "broadcast_object_list": operations.broadcast_object_list([rank, "x"], from_process=1),
+        "pad": operations.pad_across_processes({"x": ragged}, dim=1, pad_index=9),
+        "pad first": operations.pad_across_processes(ragged.float(), dim=-1, pad_index=0.5, pad_first=True),
+        "pad no such dimension": operations.pad_across_processes(torch.tensor(3), dim=0),
+        "concatenate": operations.concatenate([rows, rows + 1]),
+    }
+    for reduction in ("sum", "mean", "max"):
+        results[f"reduce {reduction}"] = operations.reduce([rows, {"half": rows.half()}], reduction, scale=3.0)
+    with accelerator.split_between_processes(torch.arange(3), apply_padding=True) as share:
+        results["split"] = share
+    accelerator.end_training()
+    accelerator.state._reset_state(reset_partial_state=True)
+    return {name: plain(result) for name, result in results.items()}
+
+
+def test_collectives_give_what_accelerates_give():
+    pytest.importorskip("accelerate")
+    ours = ranks(2).run(collectives, OURS)
+    theirs = ranks(2).run(collectives, THEIRS, environment={"OMP_NUM_THREADS": "1"})
+    assert ours == theirs
+    assert ours[0]["gather"] == ours[1]["gather"] and ours[0]["pad"] != ours[1]["pad"]
+
+
+def where_accelerate_fails(dtypes):
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+    results = {"mean of integers": accelerator.reduce(torch.tensor([1, rank]), "mean").tolist()}
+    sent = copy_tensor_to_devices(torch.ones(2, 3, dtype=torch.int32) if rank == 1 else None)
+    results["copy"] = sent.dtype == torch.int32, sent.tolist()
+    results["none"] = accelerator.reduce(torch.tensor([rank]), "none").tolist()
+    for dtype in dtypes:
+        rows = torch.tensor([[1.0, 2.0], [3.0, rank]]).to(dtype)
+        gathered = gather({"rows": rows, "scalar": rows[1, 1]})
+        sent = accelerator.gather(rows).dtype
+        everywhere = importlib.import_module("common.accelerator.utils").broadcast(rows[1, 1].clone(), from_process=1)
+        try:
+            accelerator.reduce(rows)
+            said = None
+        except RuntimeError as error:
+            said = str(error)
+        values = gathered["rows"].float().tolist(), gathered["scalar"].float().tolist(), everywhere.float().item()
+        results[str(dtype)] = sent == dtype, values, said
+    accelerator.end_training()
+    return results
+
+
+def test_dtypes_that_gloo_does_not_know_are_moved_as_bytes_and_refused_by_name_where_they_are_added_up():
+    """On accelerate that ends in "Invalid scalar type", a mean of integers and a copy on the CPU in other errors."""
+    one, two = ranks(2).run(where_accelerate_fails, UNKNOWN_TO_GLOO)
+    for rank, results in enumerate((one, two)):
+        assert results["mean of integers"] == [1.0, 0.5] and results["none"] == [rank]
+        assert results["copy"] == (True, [[1, 1, 1], [1, 1, 1]])
+        for dtype in UNKNOWN_TO_GLOO:
+            kept, (rows, scalars, broadcast), said = results[str(dtype)]
+            assert kept and rows == [[1, 2], [3, 0], [1, 2], [3, 1]] and scalars == [0, 1] and broadcast == 1
+            assert f"gloo cannot reduce {dtype}: convert the tensor first" in said
+
+
+def switched_on(library):
+    """Debug mode is switched on when the group is there, which was made without it."""
+    handlers = importlib.import_module(f"{library}.utils")
+    waiting = handlers.InitProcessGroupKwargs(timeout=timedelta(seconds=20))
+    accelerator = importlib.import_module(library).Accelerator(cpu=True, kwargs_handlers=[waiting])
+    rank = accelerator.process_index
+    operations = importlib.import_module(f"{library}.utils.operations")
+    accelerator.state.debug = True
+    importlib.import_module(library).PartialState().debug = True
+    flat, deep = torch.ones(1, 5), torch.ones(1, 1, 6)
+    mine = {"tensor": deep if rank else flat}
+    messages = {}
+    for name in ("gather", "reduce", "broadcast", "pad_across_processes"):
+        try:
+            getattr(operations, name)(mine)
+        except operations.DistributedOperationException as error:
+            messages[name] = str(error)
+    accelerator.end_training()
+    accelerator.state._reset_state(reset_partial_state=True)
+    return messages
+
+
+def test_debug_mode_can_be_switched_on_when_the_group_is_there():
+    pytest.importorskip("accelerate")
+    ours, _ = ranks(2).run(switched_on, OURS)
+    theirs, _ = ranks(2).run(switched_on, THEIRS, environment={"OMP_NUM_THREADS": "1"})
+    assert list(ours) == list(theirs)
+    for name in ("gather", "reduce", "broadcast"):
+        for messages in (ours, theirs):
+            assert "Cannot apply desired operation due to shape mismatches" in messages[name]
+            assert "Process 0: " in messages[name] and "Process 1: " in messages[name]
+    for messages in (ours, theirs):
+        assert "Please see the earlier error for more details" in messages["pad_across_processes"]
+
+
+def another_operation():
+    waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=20))
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[waiting])
+    PartialState().debug = True
+    message = None
+    try:
+        if accelerator.is_main_process:
+            accelerator.gather(torch.ones(2))
+        else:
+            accelerator.reduce(torch.ones(2))
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    accelerator.end_training()
+    return message
+
+
+def test_debug_mode_names_the_operations_where_they_differ():
+    one, two = ranks(2).run(another_operation)
+    for rank, (message, operation) in enumerate([(one, "gather"), (two, "reduce")]):
+        assert message.startswith(f"DistributedOperationException: `{operation}` failed on rank {rank} of 2")
+        assert "Process 0: gather of [2] torch.float32" in message
+        assert "Process 1: reduce of [2] torch.float32" in message
+
+
+def debugging():
+    before = dist.Logger.set_construction_data_and_log, dist.get_debug_level()
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    during = dist.Logger.set_construction_data_and_log, dist.get_debug_level()
+    accelerator.end_training()
+    after = dist.Logger.set_construction_data_and_log, dist.get_debug_level()
+    return during != before, after == before
+
+
+def test_what_debug_mode_changes_in_torch_is_undone_when_the_group_ends():
+    assert ranks(2).run(debugging, environment={"ACCELERATE_DEBUG_MODE": "1"}) == [(True, True)] * 2
+
+
+def test_nested_tensors_are_left_alone_with_a_warning(monkeypatch):
+    theirs = pytest.importorskip("accelerate.utils")
+    ours = importlib.import_module("common.accelerator.utils")
+    importlib.import_module("accelerate.state").PartialState(cpu=True)
+    PartialState(cpu=True)
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    for module in (ours, theirs):
+        with pytest.warns(module.CannotPadNestedTensorWarning, match="Cannot pad nested tensors"):
+            assert module.pad_across_processes(nested) is nested
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert module.pad_across_processes(torch.ones(2)).tolist() == [1, 1]

@@ -1,0 +1,305 @@
+"""Random trainings, each run by transformers' Trainer and by ours, and what is compared of them."""
+
+import hashlib
+import importlib
+import random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from common.processes import leave_process_group
+from tests.unit.trainer.toy import Points
+
+# What takes another time in each run.
+TIMINGS = ("_runtime", "_per_second", "_preparation_time")
+SCHEDULES = {
+    "linear": [None],
+    "cosine": [None, {"num_cycles": 1.5}],
+    "cosine_with_restarts": [None, {"num_cycles": 3}],
+    "polynomial": [None, {"power": 2.0, "lr_end": 1e-3}],
+    "constant": [None],
+    "constant_with_warmup": [None],
+    "inverse_sqrt": [None, {"timescale": 5}],
+    "cosine_with_min_lr": [{"min_lr": 1e-3}, {"min_lr_rate": 0.2}],
+    "cosine_warmup_with_min_lr": [{"min_lr_rate": 0.1}, {"min_lr": 1e-3, "warmup_lr_rate": 0.3}],
+    "warmup_stable_decay": [{"num_decay_steps": 2}, {"num_decay_steps": 1, "decay_type": "1-sqrt"}],
+    "reduce_lr_on_plateau": [{"patience": 0, "factor": 0.5}],
+}
+LOSSES = ("model", "function", "keywords", "override", "sometimes_nan")
+
+
+class Stream(IterableDataset):
+    """The same points as a stream, whose length nobody knows."""
+
+    def __init__(self, n: int) -> None:
+        self.points = Points(n)
+
+    def __iter__(self):
+        return (self.points[index] for index in range(len(self.points)))
+
+
+class Net(nn.Module):
+    """A layer, dropout and a norm; returns its loss if it is given labels."""
+
+    def __init__(self, dropout: float, nan_below: float | None = None) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 12)
+        self.norm = nn.LayerNorm(12)
+        self.dropout = nn.Dropout(dropout)
+        self.last = nn.Linear(12, 10)
+        self.nan_below = nan_below
+
+    def logits(self, x):
+        return self.last(self.dropout(self.norm(self.first(x)).relu()))
+
+    def forward(self, x, labels=None):
+        logits = self.logits(x)
+        if labels is None:
+            return {"logits": logits}
+        loss = F.cross_entropy(logits, labels)
+        if self.nan_below is not None and x[0, 0] < self.nan_below:
+            # Of the number that is logged alone: the gradients stay finite.
+            loss = loss + (torch.tensor(float("nan")) - loss).detach()
+        return {"loss": loss, "logits": logits}
+
+
+class NetWithKeywords(Net):
+    """Divides its loss by the items of the whole step itself, as the models of transformers do."""
+
+    def forward(self, x, labels=None, **kwargs):
+        logits = self.logits(x)
+        if labels is None:
+            return {"logits": logits}
+        num_items = kwargs.get("num_items_in_batch")
+        if num_items is None:
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        return {"loss": F.cross_entropy(logits, labels, reduction="sum") / num_items, "logits": logits}
+
+
+def token_loss(outputs, labels, num_items_in_batch=None):
+    return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+
+def metrics_of(prediction):
+    right = prediction.predictions.argmax(-1) == prediction.label_ids
+    return {"accuracy": right.mean(), "spread": prediction.predictions.std(), "count": len(right)}
+
+
+def draw_configuration(seed: int, world_size: int) -> dict[str, Any]:
+    """A training drawn from all that the two Trainers have in common; the same for the same seed."""
+    draw = random.Random(seed)
+    accumulation = draw.choice([1, 1, 2, 3])
+    batch_size = draw.choice([1, 2, 3, 4, 6]) * world_size
+    arguments = {
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": draw.choice([2, 4, 6]) * world_size,
+        "gradient_accumulation_steps": accumulation,
+        "learning_rate": draw.choice([0.05, 0.01]),
+        "optim": draw.choice(["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"]),
+        "weight_decay": draw.choice([0.0, 0.1]),
+        "max_grad_norm": draw.choice([0.0, 0.5, 1.0]),
+        "warmup_steps": draw.choice([0, 0, 2, 0.3]),
+        "seed": draw.choice([1, 42]),
+        "data_seed": draw.choice([None, None, 7]),
+        "dataloader_drop_last": draw.random() < 0.2,
+        "logging_nan_inf_filter": draw.random() < 0.8,
+    }
+    stream = draw.random() < 0.15
+    if stream or draw.random() < 0.4:
+        arguments["max_steps"] = draw.randint(1, 9)
+    else:
+        arguments["num_train_epochs"] = draw.choice([1, 2, 1.5, 3])
+    name = draw.choice(list(SCHEDULES))
+    arguments["lr_scheduler_type"] = name
+    arguments["lr_scheduler_kwargs"] = draw.choice(SCHEDULES[name])
+    draw_strategies(draw, arguments)
+    split_batches = draw.random() < 0.15
+    arguments["accelerator_config"] = {
+        "split_batches": split_batches,
+        "use_seedable_sampler": draw.random() < 0.8,
+        "dispatch_batches": draw.choice([None, None, None, True, False]),
+    }
+    steps = draw.choice([1, 2, 3.5, 4.2])
+    return {
+        "arguments": arguments,
+        "train": max(1, int(steps * batch_size * accumulation) + draw.randint(0, 3)),
+        "evaluate": draw.choice([5, 12, 24, 31]),
+        "stream": stream,
+        "loss": draw.choice(LOSSES),
+        "dropout": draw.choice([0.0, 0.3]),
+        "early_stopping": arguments.get("metric_for_best_model") is not None and draw.random() < 0.3,
+        "evaluate_afterwards": draw.random() < 0.5,
+        "train_twice": draw.random() < 0.15,
+    }
+
+
+def draw_strategies(draw: random.Random, arguments: dict[str, Any]) -> None:
+    """When to log, evaluate and save."""
+    arguments["logging_strategy"] = draw.choice(["steps", "epoch", "no"])
+    arguments["logging_steps"] = draw.choice([1, 2, 3, 0.4])
+    arguments["logging_first_step"] = draw.random() < 0.3
+    arguments["eval_strategy"] = draw.choice(["steps", "epoch", "no"])
+    if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
+        arguments["eval_strategy"] = draw.choice(["steps", "epoch"])
+    arguments["eval_steps"] = draw.choice([1, 2, 3])
+    arguments["eval_delay"] = draw.choice([0, 0, 2])
+    arguments["save_strategy"] = draw.choice(["no", "no", "steps", "epoch"])
+    arguments["save_steps"] = draw.choice([1, 2, 4])
+    arguments["save_total_limit"] = draw.choice([None, 2])
+    if arguments["eval_strategy"] == "no":
+        return
+    arguments["metric_for_best_model"] = draw.choice([None, "loss", "accuracy", "eval_spread"])
+    if arguments["metric_for_best_model"] is None:
+        return
+    kind = draw.choice(["watched", "loaded", "best"])
+    if kind == "loaded":
+        arguments["load_best_model_at_end"] = True
+        arguments["save_strategy"] = arguments["eval_strategy"]
+        arguments["save_steps"] = arguments["eval_steps"] * draw.choice([1, 2])
+    elif kind == "best":
+        arguments["save_strategy"] = "best"
+        arguments["load_best_model_at_end"] = draw.random() < 0.5
+
+
+def rows_touched(config: dict[str, Any], world_size: int, theirs: Any = None) -> list[str]:
+    """The rows of the table of deliberate differences that a training touches, in short.
+
+    Args:
+        theirs: what the training came to on transformers' Trainer.
+    """
+    arguments = config["arguments"]
+    rows = []
+    evaluates = arguments["eval_strategy"] != "no" or config["evaluate_afterwards"]
+    whole_batches = config["evaluate"] % arguments["per_device_eval_batch_size"] == 0
+    if arguments["dataloader_drop_last"] and evaluates and not (whole_batches and world_size == 1):
+        rows.append("drops the last evaluation batch")
+    if arguments["lr_scheduler_type"] == "polynomial" and str(theirs).startswith("ZeroDivisionError"):
+        rows.append("divides by zero where the warm-up is as long as the training")
+    return rows
+
+
+def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:
+    module = importlib.import_module(library)
+    base = module.Trainer
+
+    class OverridingTrainer(base):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            outputs = model(inputs["x"])
+            loss = F.cross_entropy(outputs["logits"], inputs["labels"])
+            return (loss, outputs) if return_outputs else loss
+
+    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "label_names": ["labels"]}
+    args = module.TrainingArguments(folder, **settings, **config["arguments"])
+    torch.manual_seed(3)
+    loss = config["loss"]
+    network = NetWithKeywords if loss == "keywords" else Net
+    model = network(config["dropout"], nan_below=-0.5 if loss == "sometimes_nan" else None)
+    return (OverridingTrainer if loss == "override" else base)(
+        model,
+        args,
+        train_dataset=Stream(config["train"]) if config["stream"] else Points(config["train"]),
+        eval_dataset=Points(config["evaluate"]),
+        compute_metrics=metrics_of,
+        compute_loss_func=token_loss if loss == "function" else None,
+        callbacks=[module.EarlyStoppingCallback(1)] if config["early_stopping"] else None,
+    )
+
+
+def outcome(library: str, config: dict[str, Any], folder: str) -> dict[str, Any]:
+    """All that is compared of a training: every number is exact."""
+    trainer = make_trainer(library, config, folder)
+    output = trainer.train()
+    histories = [comparable_logs(trainer.state.log_history)]
+    if config["train_twice"]:
+        trainer.train()
+        histories.append(comparable_logs(trainer.state.log_history))
+    evaluation = comparable(trainer.evaluate()) if config["evaluate_afterwards"] else None
+    state = trainer.state
+    best = state.best_model_checkpoint
+    return {
+        "weights": {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()},
+        "next_random_number": torch.rand(()).item(),
+        "training_loss": exact(output.training_loss),
+        "metrics": comparable(output.metrics),
+        "histories": histories,
+        "evaluation": evaluation,
+        "steps": (state.global_step, state.max_steps, state.epoch, state.num_train_epochs),
+        "best": (exact(state.best_metric), state.best_global_step, best and best.rpartition("/")[2]),
+    }
+
+
+def outcome_of_resumed(library: str, settings: dict[str, Any], changed: dict[str, Any], folder: str) -> Any:
+    """What is compared of a training of 25 points that is stopped after 3 steps and resumed with `changed` settings."""
+    config = {
+        "arguments": {
+            "per_device_train_batch_size": 4,
+            "per_device_eval_batch_size": 4,
+            "learning_rate": 0.05,
+            "num_train_epochs": 2,
+            "logging_steps": 1,
+            "save_steps": 3,
+        },
+        "train": 25,
+        "evaluate": 8,
+        "stream": False,
+        "loss": "model",
+        "dropout": 0.3,
+        "early_stopping": False,
+    }
+    config["arguments"] |= settings
+    stopped = config | {"arguments": config["arguments"] | {"max_steps": 3, "lr_scheduler_type": "constant"}}
+    make_trainer(library, stopped, folder).train()
+    reset(library)
+    config["arguments"] |= {"lr_scheduler_type": "constant", **changed}
+    resumed = make_trainer(library, config, folder)
+    output = resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
+    losses = [(entry["step"], entry["loss"]) for entry in resumed.state.log_history if "loss" in entry]
+    weights = {name: digest(tensor) for name, tensor in resumed.model.state_dict().items()}
+    return output.global_step, losses, weights, torch.rand(()).item()
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
+
+
+def exact(value: Any) -> Any:
+    """Something that is equal to itself, as NaN is not, and to no other number."""
+    return repr(float(value)) if isinstance(value, float) else value
+
+
+def comparable(logs: dict[str, Any]) -> dict[str, Any]:
+    return {name: exact(value) for name, value in sorted(logs.items()) if not name.endswith(TIMINGS)}
+
+
+def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [comparable(entry) for entry in log_history]
+
+
+def reset(library: str) -> None:
+    """Let the next training of this process begin as in a new process."""
+    name = "accelerate.state" if library == "transformers" else "common.accelerator.state"
+    module = importlib.import_module(name)
+    leave_process_group()
+    module.AcceleratorState._reset_state(True)
+    module.PartialState._reset_state()
+    module.GradientState._reset_state()
+
+
+def run_all(library: str, configurations: list[dict[str, Any]], folder: str) -> list[Any]:
+    """The outcomes of trainings one after the other, or what they raised; all ranks are given the same folder."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    outcomes = []
+    for number, config in enumerate(configurations):
+        torch.manual_seed(11)
+        try:
+            outcomes.append(outcome(library, config, f"{folder}/{library}-{number}"))
+        except Exception as error:
+            outcomes.append(f"{type(error).__name__}: {error}")
+        finally:
+            reset(library)
+    torch.set_num_threads(threads)
+    return outcomes

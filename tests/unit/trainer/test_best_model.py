@@ -1,0 +1,60 @@
+"""Which model is the best one, where it is saved, and that it is the one loaded at the end."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.toy import make_trainer, weights
+
+NAN = float("nan")
+
+
+def scored_trainer(folder, scores: dict[int, float], **arguments):
+    """A Trainer whose evaluations give `scores`, by the step; it keeps the weights of each in `trainer.seen`."""
+    every_epoch = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
+    settings = every_epoch | {"metric_for_best_model": "score", "load_best_model_at_end": True}
+    trainer = make_trainer(folder, evaluate=8, **(settings | arguments))
+    trainer.seen = {}
+
+    def score(prediction) -> dict:
+        step = trainer.state.global_step
+        trainer.seen[step] = weights(trainer).clone()
+        return {"score": scores[step]}
+
+    trainer.compute_metrics = score
+    return trainer
+
+
+@pytest.mark.parametrize("greater_is_better", [True, False])
+@pytest.mark.parametrize("save_strategy", ["epoch", "best"])
+def test_a_score_that_is_nan_is_never_the_best(save_strategy, greater_is_better, tmp_path):
+    scores = {5: NAN, 10: 1.0, 15: NAN}
+    settings = {"save_strategy": save_strategy, "greater_is_better": greater_is_better}
+    trainer = scored_trainer(tmp_path, scores, **settings)
+    trainer.train()
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (1.0, 10)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-10")
+    assert torch.equal(weights(trainer), trainer.seen[10])
+    saved = sorted(path.name for path in tmp_path.iterdir())
+    every_epoch = ["checkpoint-10", "checkpoint-15", "checkpoint-5"]
+    assert saved == (["checkpoint-10"] if save_strategy == "best" else every_epoch)
+
+
+def test_another_runs_checkpoint_is_not_taken_for_the_best(tmp_path):
+    steps = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "num_train_epochs": 1}
+    # An earlier run has left a checkpoint of step 3; this run's best step is 3 too, and it does not save it.
+    scored_trainer(tmp_path, dict.fromkeys(range(1, 6), 0.0), **steps, save_steps=3).train()
+    scores = {1: 0.0, 2: 1.0, 3: 9.0, 4: 0.0, 5: 0.0}
+    trainer = scored_trainer(tmp_path, scores, **steps, save_steps=2)
+    trainer.train()
+    assert trainer.state.best_global_step == 3
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    assert torch.equal(weights(trainer), trainer.seen[2])
+
+
+def test_a_checkpoint_saved_before_its_evaluation_is_the_best(tmp_path):
+    # Step 5 is saved as a step, then evaluated as the end of an epoch; so is step 10.
+    scores = {5: 9.0, 10: 1.0}
+    settings = {"save_strategy": "steps", "save_steps": 5, "num_train_epochs": 2, "load_best_model_at_end": False}
+    trainer = scored_trainer(tmp_path, scores, **settings)
+    trainer.train()
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-5")
