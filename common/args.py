@@ -1,28 +1,44 @@
 """The flags of every level, and their checks: a wrong flag or value is one line and a non-zero exit."""
 
 import argparse
+import contextlib
 import math
 import os
+import platform
+import re
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from common.errors import fail
 
+# A script is named as in common.ladder: a level's train.py by the level, another one by level and file.
 _ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
-_ACCELERATED = ("03_accelerate", "04_trainer")
-_DISTRIBUTED = ("02_ddp_raw", *_ACCELERATED)
+_FULL = ("03_accelerate/train_full", "04_trainer")
+_DISTRIBUTED = ("02_ddp_raw", "03_accelerate", *_FULL)
 _OWN_FLAGS = {
     "--replicas": ("01_data_parallel",),
     "--timeout": _DISTRIBUTED,
-    "--mixed-precision": _ACCELERATED,
-    "--gradient-accumulation-steps": _ACCELERATED,
-    "--checkpoint-dir": _ACCELERATED,
-    "--checkpoint-every": _ACCELERATED,
+    "--mixed-precision": _FULL,
+    "--gradient-accumulation-steps": _FULL,
+    "--checkpoint-dir": _FULL,
+    "--checkpoint-every": _FULL,
 }
+# How a launcher's configuration file arrives.
+_LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
+_LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+class CheckpointInterval(NamedTuple):
+    """How often to save: every so many optimizer steps, or after so many seconds; the other one is never."""
+
+    steps: int = sys.maxsize
+    seconds: float = math.inf
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,13 +47,42 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of the level whose train.py is `script`, checked against each other and against this machine.
+    """The flags of the script at the path `script`, checked against each other and against this machine.
 
-    `args.level` is the level's name, `args.device` a torch.device, `args.dtype` a torch.dtype. Raises UserError,
-    after one line on stderr.
+    `args.level` is the level's name, `args.device` a torch.device, `args.dtype` a torch.dtype, `args.checkpoint_every`
+    a CheckpointInterval.
+
+    Raises:
+        UserError: after one line on stderr.
     """
-    level = Path(script).resolve().parent.name
-    parser = _Parser(prog=f"{level}/train.py", allow_abbrev=False)
+    path = Path(script).resolve()
+    level = path.parent.name
+    name = level if path.stem == "train" else f"{level}/{path.stem}"
+    parser = _make_parser(name, prog=f"{level}/{path.name}")
+    args, unknown = parser.parse_known_args(argv)
+    _refuse_empty_values(parser, args)
+    _refuse_unknown_flags(parser, name, unknown)
+    args.level = level
+    args.dtype = getattr(torch, args.dtype)
+    args.device = _device(args.device, name)
+    if args.data == "device" and args.num_workers > 0:
+        parser.error(
+            "argument --data: on the device there is nothing for loader workers to do; leave --num-workers out"
+        )
+    if name in _OWN_FLAGS["--replicas"]:
+        args.replicas = _replicas(args)
+    if name in _FULL:
+        args.gradient_accumulation_steps = _accumulation_steps(args, parser)
+    else:
+        _refuse_what_the_launcher_asks_for(parser.prog)
+    _check_environment()
+    _check_world(args, name)
+    _warn_of_slow_precision(args)
+    return args
+
+
+def _make_parser(name: str, prog: str) -> _Parser:
+    parser = _Parser(prog=prog, allow_abbrev=False)
     flag = parser.add_argument
     flag("--epochs", type=_positive, default=1, metavar="N", help="passes over the training set")
     flag("--batch-size", type=_positive, default=64, metavar="N", help="global batch: samples per optimizer step")
@@ -45,8 +90,15 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     flag("--seed", type=_seed, default=42, metavar="N", help="weights, sample order, dropout")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto", help="auto: MNIST if it can be had")
     flag("--data-dir", default=os.environ.get("MNIST_ROOT", "data"), metavar="PATH", help="holds MNIST/raw")
-    flag("--device", default="auto", help="auto, cpu, cuda, …")
+    flag(
+        "--allocator",
+        choices=["keep", "system"],
+        default="keep",
+        help="keep: the C library keeps large blocks of the CPU's memory from step to step; system: it is left alone",
+    )
+    flag("--device", default="auto", help="auto, cpu, cuda" + (", cuda:N" if name in _ONE_PROCESS else ""))
     flag("--num-workers", type=_natural, default=0, metavar="N", help="loader workers per process")
+    flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
     flag("--max-steps", type=_positive, metavar="N", help="stop after N optimizer steps, then evaluate")
     flag("--no-dropout", action="store_true", help="for comparing levels")
     flag("--dtype", choices=["float32", "float64"], default="float32", help="float64 for comparing levels")
@@ -54,46 +106,100 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     flag("--eval-samples", type=_positive, metavar="N", help="only the first N of them, for comparing levels")
     flag("--save", type=_writable, metavar="PATH", help="final weights, a state dict")
     flag("--json", type=_writable, metavar="PATH", help="the result")
-    if level in _OWN_FLAGS["--replicas"]:
+    if name in _OWN_FLAGS["--replicas"]:
         flag("--replicas", type=_positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
-    if level in _DISTRIBUTED:
+    if name in _DISTRIBUTED:
         flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
-    if level in _ACCELERATED:
-        # A launcher's configuration file arrives as environment variables.
-        precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-        flag("--mixed-precision", choices=["no", "fp16", "bf16"], default=precision)
-        flag("--gradient-accumulation-steps", type=_positive, default=steps, metavar="N", help="micro-batches per step")
-        flag(
-            "--checkpoint-dir",
-            type=_folder,
-            metavar="PATH",
-            help="save there, and resume from the newest checkpoint in it",
-        )
-        flag("--checkpoint-every", type=_positive, default=100, metavar="STEPS")
-    args, unknown = parser.parse_known_args(argv)
+    if name in _FULL:
+        _add_flags_of_long_training(parser)
+    return parser
+
+
+def _add_flags_of_long_training(parser: _Parser) -> None:
+    flag = parser.add_argument
+    launchers = os.environ.get(_LAUNCHER_PRECISION, "no")
+    flag("--mixed-precision", choices=["no", "fp16", "bf16"], default=launchers, help="default: the launcher's, or no")
+    flag("--gradient-accumulation-steps", type=_positive, metavar="N", help="micro-batches per optimizer step")
+    flag("--checkpoint-dir", type=_folder, metavar="PATH", help="save there, and resume from the newest one in it")
+    flag(
+        "--checkpoint-every",
+        type=_interval,
+        default="100",
+        metavar="STEPS or SECONDSs",
+        help="optimizer steps between checkpoints, or seconds: 60s",
+    )
+
+
+def _refuse_empty_values(parser: _Parser, args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
         if value == []:  # what argparse makes of --name=--
-            parser.error(f"argument --{name.replace('_', '-')}: expected one argument")
+            flag = name.replace("_", "-")
+            parser.error(f"argument --{flag}: expected one argument")
+
+
+def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> None:
     for word in unknown:
-        name = word.partition("=")[0]
-        if name in _OWN_FLAGS:
-            parser.error(f"{name} belongs to level {' and '.join(_OWN_FLAGS[name])}, not to {level}")
+        flag = word.partition("=")[0]
+        if flag in _OWN_FLAGS:
+            owners = " and ".join(_OWN_FLAGS[flag])
+            parser.error(f"{flag} belongs to {owners}, not to {name}")
         parser.error(f"unknown argument {word}; {parser.prog} --help lists the flags")
-    args.level = level
-    args.dtype = getattr(torch, args.dtype)
-    args.device = _device(args.device)
-    if level in _OWN_FLAGS["--replicas"]:
-        args.replicas = _replicas(args)
-    _check_world(args)
-    on_cpu = args.device.type == "cpu"
-    if on_cpu and getattr(args, "mixed_precision", "no") == "fp16" and os.environ.get("RANK", "0") == "0":
+
+
+def _accumulation_steps(args: argparse.Namespace, parser: _Parser) -> int:
+    """What the flag says, or the launcher. Against the launcher's word an Accelerator would not obey the flag."""
+    flag = args.gradient_accumulation_steps
+    text = os.environ.get(_LAUNCHER_ACCUMULATION)
+    if text is None:
+        return flag or 1
+    try:
+        launchers = _positive(text)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument --gradient-accumulation-steps: {error}")
+    if flag not in (None, launchers):
+        fail(
+            f"--gradient-accumulation-steps {flag} contradicts the launcher's --gradient_accumulation_steps {launchers}"
+            f" ({_LAUNCHER_ACCUMULATION}): give one of them, or both the same value"
+        )
+    return launchers
+
+
+def _refuse_what_the_launcher_asks_for(prog: str) -> None:
+    """A script without mixed precision and accumulation must not train as though the launcher had not asked."""
+    for variable, what, nothing in (
+        (_LAUNCHER_PRECISION, "mixed precision", "no"),
+        (_LAUNCHER_ACCUMULATION, "gradient accumulation", "1"),
+    ):
+        value = os.environ.get(variable, nothing)
+        if value != nothing:
+            fail(
+                f"the launcher asks for {what} ({variable}={value}), which {prog} does not do: "
+                "03_accelerate/train_full.py and 04_trainer/train.py do it"
+            )
+
+
+def _warn_of_slow_precision(args: argparse.Namespace) -> None:
+    precision = getattr(args, "mixed_precision", "no")
+    if args.device.type != "cpu" or os.environ.get("RANK", "0") != "0":
+        return
+    slow = None
+    if precision == "fp16":
         slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's; bf16 is not"
+    elif precision == "bf16" and not _cpu_has_bf16_instructions():
+        slow = "this CPU has no instructions for bf16: training with it is some 10 times slower than with float32"
+    if slow:
         print(f"warning: {slow}", file=sys.stderr, flush=True)
-    return args
 
 
-def _number(text: str, kind: type, least: float, description: str, most: float = sys.float_info.max):
+def _cpu_has_bf16_instructions() -> bool:
+    """Whether this CPU computes in bf16 by itself. True where that is not known, as on ARM."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    # torch.cpu.get_capabilities(), which is public, is newer than the oldest torch that this project runs with.
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def _number(text: str, kind: type, least: float, description: str, most: float = sys.float_info.max) -> Any:
     try:
         value = kind(text)
     except ValueError:
@@ -121,6 +227,14 @@ def _seconds(text: str) -> timedelta:
     return timedelta(seconds=_number(text, int, 1, "a whole number from 1 to 1000000", 10**6))
 
 
+def _interval(text: str) -> CheckpointInterval:
+    """Steps, or with an "s" behind the number seconds."""
+    if not text.endswith("s"):
+        return CheckpointInterval(steps=_positive(text))
+    description = "a whole number of steps, or of seconds with an s behind it as in 60s,"
+    return CheckpointInterval(seconds=_number(text.removesuffix("s"), int, 1, description, 10**9))
+
+
 def _positive_float(text: str) -> float:
     return _number(text, float, math.ulp(0.0), "a number above 0")
 
@@ -140,19 +254,54 @@ def _folder(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+@contextlib.contextmanager
+def _without_starting_cuda() -> Iterator[None]:
+    """Within the block torch asks the driver, not the CUDA runtime: after that a notebook could start no processes.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#poison-fork-in-multiprocessing
+    """
+    before = os.environ.get(_NVML_CHECK)
+    os.environ[_NVML_CHECK] = "1"
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        fail(f"argument --device: {name!r} cannot be used here ({str(error).splitlines()[0]}); try --device cpu")
-    return device
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NVML_CHECK]
+        else:
+            os.environ[_NVML_CHECK] = before
 
 
-def _replicas(args) -> int:
-    gpus = torch.cuda.device_count() if args.device.type == "cuda" else 0
+def _visible_gpus() -> int:
+    with _without_starting_cuda():
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _device(text: str, name: str) -> torch.device:
+    """The device that `text` names: with its index where one process chooses it, without where each rank has its own.
+
+    Raises:
+        UserError: for anything but auto, cpu, cuda and, at levels of one process, cuda:N; if it is not there.
+    """
+    known = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
+    if known is None:
+        fail(f"argument --device: {text!r} is not auto, cpu or cuda; CUDA_VISIBLE_DEVICES says which GPUs to use")
+    gpus = _visible_gpus()
+    if text == "cpu" or (text == "auto" and gpus == 0):
+        return torch.device("cpu")
+    index = known["index"]
+    if index is not None and name not in _ONE_PROCESS:
+        advice = f"to choose among them set CUDA_VISIBLE_DEVICES={index}"
+        fail(f"argument --device: {text!r}: each process takes the GPU of its local rank; {advice}")
+    if gpus == 0:
+        fail(f"argument --device: {text!r} cannot be used here (torch finds no GPU); try --device cpu")
+    number = int(index or 0)
+    if number >= gpus:
+        fail(f"argument --device: {text!r} cannot be used here (GPUs 0 to {gpus - 1} are visible)")
+    return torch.device("cuda", number) if name in _ONE_PROCESS else torch.device("cuda")
+
+
+def _replicas(args: argparse.Namespace) -> int:
+    gpus = _visible_gpus() if args.device.type == "cuda" else 0
     if args.replicas is None:
         return max(2, gpus)
     if 2 <= gpus < args.replicas:
@@ -160,26 +309,38 @@ def _replicas(args) -> int:
     return args.replicas
 
 
-def _check_world(args) -> None:
-    """Refuse an environment that is half set, and a global batch that the processes cannot share evenly."""
+def _check_environment() -> None:
+    """Refuse an environment that is half set, or that makes no sense."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
     if given and missing:
         fail(f"{', '.join(given)} is set but {', '.join(missing)} is not: start the ranks with torchrun, or set all")
     for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        number, total = os.environ.get(name, "0"), os.environ.get(of, "1")
-        if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
+        number = os.environ.get(name, "0")
+        total = os.environ.get(of, "1")
+        if not _is_below(number, total):
             fail(f"{name}={number} does not fit {of}={total}: ranks are numbered from 0")
+
+
+def _is_below(number: str, total: str) -> bool:
+    if not number.isdecimal() or not total.isdecimal():
+        return False
+    return int(number) < int(total)
+
+
+def _check_world(args: argparse.Namespace, name: str) -> None:
+    """Refuse processes that a script cannot use, and a global batch that they cannot share evenly."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if args.level in _ONE_PROCESS:
+    if name in _ONE_PROCESS:
         if world_size > 1:
-            fail(f"{args.level} is one process, but WORLD_SIZE is {world_size}: start it with python, not torchrun")
+            fail(f"{name} is one process, but WORLD_SIZE is {world_size}: start it with python, not torchrun")
         return
-    parts = world_size * getattr(args, "gradient_accumulation_steps", 1)
+    accumulation = getattr(args, "gradient_accumulation_steps", 1)
+    parts = world_size * accumulation
     if args.batch_size % parts:
         below = args.batch_size // parts * parts
         nearest = f"{below} or {below + parts}" if below else f"{parts}"
-        micro = f" × {parts // world_size} accumulation steps" if parts > world_size else ""
+        micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
         processes = f"{world_size} process{'es' if world_size > 1 else ''}"
         fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")

@@ -8,6 +8,7 @@ first device, the only one that holds an optimizer. So the first device does mor
 
 import copy
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -15,16 +16,30 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.accelerator.state import available_cores
-from common.accounting import copy_to, inherited
+from common.memory import copy_to, inherited, name_category
 
 
-def data_parallel(model: nn.Module, replicas: int) -> nn.Module:
-    """`nn.DataParallel` over `replicas` GPUs if two or more are visible and hold the model, else the emulation."""
-    device = next(model.parameters()).device
-    gpus = torch.cuda.device_count()
-    if device.type == "cuda" and gpus > 1:
-        return nn.DataParallel(model, device_ids=[(device.index + i) % gpus for i in range(replicas)])
-    return EmulatedDataParallel(model, replicas)
+def replica_devices(first: torch.device, replicas: int) -> list[torch.device]:
+    """The GPU of each replica, beginning with `first`; or `first` alone, where the emulation has to do.
+
+    `nn.DataParallel` takes GPUs only, and on fewer than two it runs the bare module.
+    """
+    gpus = torch.cuda.device_count() if first.type == "cuda" else 0
+    if gpus < 2:
+        return [first]
+    indices = [(first.index + i) % gpus for i in range(replicas)]
+    return [torch.device("cuda", index) for index in indices]
+
+
+def seed_replicas(seed: int, devices: Sequence[torch.device]) -> None:
+    """Seed the CPU with `seed`, and the GPU of replica i with `seed` + i: all alike would drop the same units.
+
+    The emulation needs the CPU's seed only: it draws those of its replicas from there.
+    """
+    torch.manual_seed(seed)
+    for i, device in enumerate(devices):
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed + i)
 
 
 class EmulatedDataParallel(nn.Module):
@@ -40,13 +55,12 @@ class EmulatedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         # A thread of its own for every replica: autograd orders the backward of one thread by its forward.
-        self._threads = [ThreadPoolExecutor(1, "replica", _share_cores, (replicas,)) for _ in range(replicas)]
+        self._threads = [_make_thread(replicas) for _ in range(replicas)]
         self._generators: list[torch.Generator] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self._generators:
-            seed = int(torch.randint(2**62, ()))
-            self._generators = [torch.Generator(inputs.device).manual_seed(seed + i) for i in range(len(self._threads))]
+            self._generators = _draw_generators(len(self._threads), inputs.device)
         shards = scatter(inputs, len(self._threads))
         replicas = replicate(self.module, len(shards))
         outputs = self._parallel_apply(replicas, shards)
@@ -60,8 +74,10 @@ class EmulatedDataParallel(nn.Module):
             with inherited(), torch.set_grad_enabled(gradients), _OwnRandomness(generator):
                 return replica(shard)
 
-        work = zip(self._threads, replicas, shards, self._generators, strict=False)
-        jobs = [thread.submit(apply, *arguments) for thread, *arguments in work]
+        jobs = []
+        # A small batch leaves the last replicas without a shard.
+        for thread, replica, shard, generator in zip(self._threads, replicas, shards, self._generators, strict=False):
+            jobs.append(thread.submit(apply, replica, shard, generator))
         return [job.result() for job in jobs]
 
 
@@ -85,7 +101,9 @@ def scatter(batch: Tensor, n: int) -> list[Tensor]:
 
 def gather(outputs: list[Tensor]) -> Tensor:
     """The replicas' outputs joined on the first device."""
-    return torch.cat([copy_to(output, device, 0) for device, output in enumerate(outputs)])
+    joined = torch.cat([copy_to(output, device, 0) for device, output in enumerate(outputs)])
+    name_category(joined, "communication")
+    return joined
 
 
 class _OwnRandomness(TorchDispatchMode):
@@ -113,6 +131,19 @@ class _OwnRandomness(TorchDispatchMode):
             finally:
                 self.generator.set_state(default.get_state())
                 default.set_state(others)
+
+
+def _draw_generators(count: int, device: torch.device) -> list[torch.Generator]:
+    """Generators with different seeds, all of which follow from torch's default generator."""
+    seed = int(torch.randint(2**62, ()))
+    generators = [torch.Generator(device) for _ in range(count)]
+    for i, generator in enumerate(generators):
+        generator.manual_seed(seed + i)
+    return generators
+
+
+def _make_thread(replicas: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "replica", initializer=_share_cores, initargs=(replicas,))
 
 
 def _share_cores(replicas: int) -> None:

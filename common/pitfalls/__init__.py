@@ -14,7 +14,8 @@ runs them all on real processes. A pitfall is a module of this package with
     measure(outcome)    the outcome in a few words, with a number
 
 `outcome` is what `wrong` or `right` has returned, or the RuntimeError that has
-ended it after TIMEOUT. `ranks.py` and `stage.py` start the ranks and join them.
+ended it after TIMEOUT. `examine.py` runs both versions on the ranks of
+`common/processes.py`, and `stage.py` is what a pitfall stands on there.
 """
 
 import ast
@@ -38,9 +39,11 @@ NAMES = (
     "collective_on_rank_0",
     "padded_evaluation",
     "metrics_not_gathered",
+    "batchnorm_statistics",
     "every_rank_saves",
     "prefixed_keys",
     "clock_without_wait",
+    "fast_halves",
 )
 
 

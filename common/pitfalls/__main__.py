@@ -2,6 +2,7 @@
 
     python -m common.pitfalls                      all, a line or two for each
     python -m common.pitfalls padded_evaluation    one, with its source
+    python -m common.pitfalls --quiz               asks before it shows
     python -m common.pitfalls --list               what there is
 
 They run on two or three CPU processes with gloo, on a machine with GPUs too,
@@ -14,56 +15,19 @@ import importlib
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from common.pitfalls import NAMES, explanation, module_name, source, title
-from common.pitfalls.ranks import Ranks
+from common.pitfalls.examine import examine
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Both versions of a pitfall in numbers, and what the detector says of it.
-
-    Where the ranks have different numbers, all are there.
-    """
-
-    wrong: str
-    right: str
-    finding: str | None
-    false_alarm: str | None
-
-    @property
-    def caught(self) -> bool:
-        return self.finding is not None and self.false_alarm is None
-
-    def __str__(self) -> str:
-        if self.finding is None:
-            return "MISSED: the detector is silent about the mistake"
-        if self.false_alarm is not None:
-            return f"FALSE ALARM about the correction: {self.false_alarm}"
-        return f"caught: {self.finding}"
-
-
-def examine(module: str, ranks: Ranks) -> Verdict:
-    """Run both versions. RuntimeError if a rank fails where it should not."""
-    world_size = importlib.import_module(module).WORLD_SIZE
-    numbers, findings = [], []
-    for version in ("wrong", "right"):
-        reports = ranks.play(module, version, world_size)
-        numbers.append(
-            " / ".join(dict.fromkeys(report.number for report in reports))
-        )
-        found = (report.finding for report in reports if report.finding)
-        findings.append(next(found, None))
-    return Verdict(*numbers, *findings)
-
-
-def run_all(modules: list[str], ranks: Ranks) -> bool:
+def run_all(modules: list[str]) -> bool:
     """Print a table, row by row. True if all mistakes were caught."""
-    started, caught = time.perf_counter(), 0
+    started = time.perf_counter()
+    caught = 0
     print(_row("mistake", "wrong", "right"), flush=True)
     for module in modules:
-        verdict = examine(module, ranks)
+        verdict = examine(module)
         caught += verdict.caught
         row = _row(module.rpartition(".")[2], verdict.wrong, verdict.right)
         print(f"{row}\n{_indented(str(verdict))}", flush=True)
@@ -75,10 +39,10 @@ def run_all(modules: list[str], ranks: Ranks) -> bool:
     return caught == len(modules)
 
 
-def run_one(name: str, ranks: Ranks) -> bool:
+def run_one(name: str) -> bool:
     """Print the source of a pitfall and its verdict. True if it was caught."""
     pitfall = importlib.import_module(module_name(name))
-    verdict = examine(module_name(name), ranks)
+    verdict = examine(module_name(name))
     code = source(name).removeprefix(f'"""{explanation(name)}\n"""').strip()
     parts = [
         explanation(name),
@@ -90,6 +54,42 @@ def run_one(name: str, ranks: Ranks) -> bool:
     ]
     print("\n\n".join(parts))
     return verdict.caught
+
+
+def quiz(names: Sequence[str]) -> bool:
+    """Show each mistake as code, wait for a guess, and then say what it is.
+
+    True if all that were shown were caught. It ends where the reader does.
+    """
+    all_caught = True
+    for number, name in enumerate(names, 1):
+        pitfall = importlib.import_module(module_name(name))
+        processes = f"on {pitfall.WORLD_SIZE} processes"
+        print(f"Question {number} of {len(names)}, {processes}:")
+        print(f"\n{question(name)}\n")
+        if not _wants_the_answer():
+            break
+        verdict = examine(module_name(name))
+        all_caught = all_caught and verdict.caught
+        print(f"\n{name}: {explanation(name)}\n")
+        print(f"    wrong:  {verdict.wrong}\n    right:  {verdict.right}\n")
+        print(f"{_indented(str(verdict))}\n", flush=True)
+    return all_caught
+
+
+def question(name: str) -> str:
+    """The code of a pitfall up to its mistake, without what explains it."""
+    code = source(name).removeprefix(f'"""{explanation(name)}\n"""')
+    until_the_correction, _, _ = code.partition("\ndef right(")
+    return until_the_correction.strip()
+
+
+def _wants_the_answer() -> bool:
+    try:
+        guess = input("What is wrong? Enter shows the answer, q ends: ")
+    except EOFError:
+        return False
+    return guess.strip().lower() != "q"
 
 
 def _row(*cells: str) -> str:
@@ -111,18 +111,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="one, with its source"
     )
+    parser.add_argument(
+        "--quiz", action="store_true", help="ask before showing, one or all"
+    )
     parser.add_argument("--list", action="store_true", help="what there is")
     args = parser.parse_args(argv)
     if args.name not in (None, *NAMES):
         parser.error(f"there is no pitfall {args.name}; --list names them")
     if args.list:
-        print("\n".join(f"{name}\n{_indented(title(name))}" for name in NAMES))
+        for name in NAMES:
+            print(f"{name}\n{_indented(title(name))}")
         return 0
     try:
-        with Ranks() as ranks:
-            if args.name:
-                return 0 if run_one(args.name, ranks) else 1
-            return 0 if run_all([*map(module_name, NAMES)], ranks) else 1
+        if args.quiz:
+            all_caught = quiz([args.name] if args.name else NAMES)
+        elif args.name:
+            all_caught = run_one(args.name)
+        else:
+            all_caught = run_all([module_name(name) for name in NAMES])
+        return 0 if all_caught else 1
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,9 +1,11 @@
 """Every rank writes the checkpoint: the slowest one's is what remains.
 
-The weights are equal on all ranks, so that the file often looks right. What is
-a rank's own is not: running statistics, generator states, the position in the
-data. And whoever reads meanwhile finds half a file. One rank writes, under
-another name until the file is complete, and the others wait before they go on.
+The weights are equal on all ranks, so the file often looks right. Other state
+belongs to one rank: the generator, the position in the data, and what the last
+forward has done to BatchNorm's running statistics, which DDP overwrites with
+rank 0's only at the next forward. And whoever reads while the file is being
+written finds half of it. One rank writes, under another name until the file is
+complete, and the others wait before they go on.
 """
 
 import os

@@ -47,7 +47,7 @@ def detect(outcome):
     optimizer, scheduler = outcome
     # AdamW counts its steps; the scheduler calls its own epochs.
     steps = max(int(state["step"]) for state in optimizer.state.values())
-    moves = scheduler.last_epoch
+    moves = scheduler.scheduler.last_epoch
     if moves != steps:
         return f"the schedule has moved {moves} times in {steps} steps"
 

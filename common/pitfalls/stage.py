@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from common.accelerator.state import GradientState, PartialState
+from common.processes import process_group
 
 PATIENCE = timedelta(seconds=120)
 # gloo's words on the rank whose patience ends first, and then on the others.
@@ -30,15 +31,15 @@ class Report:
     hung: bool
 
 
-def play(
-    module: str, version: str, folder: str, rank: int, world_size: int
-) -> Report:
+def play(module: str, version: str, folder: str) -> Report:
     """Run `wrong` or `right` of a pitfall as one of its ranks.
 
     `folder` is new and the same on all ranks. What the pitfall raises is
     raised, except by a collective of `wrong` that gives up after TIMEOUT.
     """
     global _store, _folder
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
     pitfall = importlib.import_module(module)
     # The correction has all the time it needs on a slow machine.
     timeout = getattr(pitfall, "TIMEOUT", None) if version == "wrong" else None
@@ -47,36 +48,43 @@ def play(
     _store.set_timeout(PATIENCE)
     at("nowhere")
     torch.manual_seed(0)
-    for state in (PartialState, GradientState):
-        state._reset_state()
+    _forget_the_job_before()
     _wait_for_all("join", rank, world_size)
-    dist.init_process_group(
-        "gloo",
+    group = process_group(
         store=dist.PrefixStore("group", _store),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout) if timeout else PATIENCE,
     )
     try:
-        # Who has joined and fails at once would take those down who still join.
-        _wait_for_all("start", rank, world_size)
-        try:
-            outcome = getattr(pitfall, version)()
-        except RuntimeError as error:
-            if not timeout or not any(sign in str(error) for sign in GIVEN_UP):
-                raise
-            outcome = error
-        finding = pitfall.detect(outcome)  # at once: it may be about time
-        number = pitfall.measure(outcome)
-        hung = isinstance(outcome, RuntimeError)
-        # Were its DDP the last to hold the group, torch 2.11 might hang.
-        del outcome
-        # A rank that leaves closes its connections. Whoever still waits for it
-        # would see that, and not a time-out.
-        _wait_for_all("end", rank, world_size)
-        return Report(number, finding, hung)
+        with group:
+            # Who has joined and fails at once would take down those who join.
+            _wait_for_all("start", rank, world_size)
+            try:
+                outcome = getattr(pitfall, version)()
+            except RuntimeError as error:
+                if not timeout or not _has_given_up(error):
+                    raise
+                outcome = error
+            finding = pitfall.detect(outcome)  # at once: it may be about time
+            number = pitfall.measure(outcome)
+            hung = isinstance(outcome, RuntimeError)
+            # A rank that leaves closes its connections. Whoever still waits
+            # for it would see that, and not a time-out.
+            _wait_for_all("end", rank, world_size)
+            return Report(number, finding, hung)
     finally:
-        dist.destroy_process_group()
+        _forget_the_job_before()
+
+
+def _forget_the_job_before() -> None:
+    """Let the core find out anew who this process is and what it counts."""
+    for state in (PartialState, GradientState):
+        state._reset_state()
+
+
+def _has_given_up(error: RuntimeError) -> bool:
+    return any(sign in str(error) for sign in GIVEN_UP)
 
 
 def _wait_for_all(what: str, rank: int, world_size: int) -> None:
@@ -113,4 +121,8 @@ def farthest_apart(model: nn.Module) -> float:
     """The largest difference between rank 0's parameters and another rank's."""
     mine = parameters_to_vector(model.parameters()).detach()
     first, *others = from_all_ranks(mine)
-    return max((first - other).abs().max().item() for other in others)
+    distances = []
+    for other in others:
+        difference = (first - other).abs()
+        distances.append(difference.max().item())
+    return max(distances)

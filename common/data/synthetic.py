@@ -1,35 +1,32 @@
 """The offline stand-in for MNIST: 70,000 digits drawn from matplotlib's fonts, distorted, and kept as IDX files."""
 
-import contextlib
 import json
-import os
-import shutil
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.accelerator.checkpointing import draft
-from common.data import MNIST_FILES, cache_dir, md5
-from common.idx import write_idx
+from common.accelerator.utils.files import discard_draft, new_draft, replace_folder
+from common.data.cache import cache_dir
+from common.data.idx import write_idx
+from common.data.mnist import MNIST_FILES, md5
 
 SEED = 1
 SIZES = {"train": 60_000, "t10k": 10_000}
+CHECKSUMS = "md5.json"
 VERSION = 1  # of the drawing: another version is another cache
 
 _GLYPH = 64  # side of a glyph, in pixels, before it is distorted and reduced to 28
-_FONTS = [
-    f"{family}{style}.ttf"
-    for family, styles in {
-        "DejaVuSans": ["", "-Bold", "-Oblique", "-BoldOblique"],
-        "DejaVuSansMono": ["", "-Bold", "-Oblique", "-BoldOblique"],
-        "DejaVuSerif": ["", "-Bold", "-Italic", "-BoldItalic"],
-        "STIXGeneral": ["", "Bol", "Italic", "BolIta"],
-        "cm": ["r10", "ss10", "tt10", "b10"],
-    }.items()
-    for style in styles
-]
+# The font files of matplotlib: each family's name with the endings of its styles.
+_STYLES = {
+    "DejaVuSans": ["", "-Bold", "-Oblique", "-BoldOblique"],
+    "DejaVuSansMono": ["", "-Bold", "-Oblique", "-BoldOblique"],
+    "DejaVuSerif": ["", "-Bold", "-Italic", "-BoldItalic"],
+    "STIXGeneral": ["", "Bol", "Italic", "BolIta"],
+    "cm": ["r10", "ss10", "tt10", "b10"],
+}
+_FONTS = [f"{family}{style}.ttf" for family, styles in _STYLES.items() for style in styles]
 
 
 def synthetic_folder() -> Path:
@@ -42,16 +39,18 @@ def synthetic_folder() -> Path:
     root = cache_dir() / f"synthetic-v{VERSION}"
     raw = root / "MNIST" / "raw"
     if not raw.exists():
-        drawing = draft(root.parent)
+        drawing = new_draft(root.parent)
         try:
             _write(drawing / "MNIST" / "raw")
-            # Another job may have been faster, or its owner may have removed a damaged cache in part.
-            shutil.rmtree(root, ignore_errors=True)
-            with contextlib.suppress(FileExistsError):
-                os.replace(drawing, root)
+            replace_folder(drawing, root)
         finally:
-            shutil.rmtree(drawing, ignore_errors=True)
+            discard_draft(drawing)
     return raw
+
+
+def checksums_of_synthetic(raw: Path) -> dict[str, str]:
+    """The md5 of each of the four files in `raw`, as they were drawn."""
+    return json.loads((raw / CHECKSUMS).read_text())
 
 
 def _write(raw: Path) -> None:
@@ -59,7 +58,8 @@ def _write(raw: Path) -> None:
     for part, (images, labels) in draw_sets(SEED, SIZES).items():
         write_idx(raw / f"{part}-images-idx3-ubyte", images)
         write_idx(raw / f"{part}-labels-idx1-ubyte", labels)
-    (raw / "md5.json").write_text(json.dumps({name: md5(raw / name) for name in MNIST_FILES}))
+    checksums = {name: md5(raw / name) for name in MNIST_FILES}
+    (raw / CHECKSUMS).write_text(json.dumps(checksums))
 
 
 def draw_sets(seed: int, sizes: dict[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -83,15 +83,29 @@ def _glyphs() -> Tensor:
             font.set_text(str(digit))
             font.draw_glyphs_to_bitmap()
             ink = torch.tensor(font.get_image(), dtype=torch.float32) / 255
-            rows, columns = ink.amax(1).nonzero().flatten(), ink.amax(0).nonzero().flatten()
-            ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-            scale = _GLYPH / 2 / max(ink.shape)
-            size = [max(1, round(side * scale)) for side in ink.shape]
-            ink = F.interpolate(ink[None, None], size=size, mode="bilinear", antialias=True)[0, 0]
-            top, left = (_GLYPH - size[0]) // 2, (_GLYPH - size[1]) // 2
-            glyphs[f, digit, top : top + size[0], left : left + size[1]] = ink
+            glyphs[f, digit] = _framed(_cropped(ink))
     # Blurred ink cut at a level of one's choice is a thinner or a thicker stroke.
     return _blur(glyphs.view(-1, 1, _GLYPH, _GLYPH), sigma=1.6).view_as(glyphs)
+
+
+def _cropped(ink: Tensor) -> Tensor:
+    """The part of an (H, W) image between its first and its last row and column with ink."""
+    rows = ink.amax(dim=1).nonzero()
+    columns = ink.amax(dim=0).nonzero()
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _framed(ink: Tensor) -> Tensor:
+    """An (H, W) image in the middle of a (64, 64) frame, scaled so that its larger side is half of the frame's."""
+    scale = _GLYPH / 2 / max(ink.shape)
+    height = max(1, round(ink.shape[0] * scale))
+    width = max(1, round(ink.shape[1] * scale))
+    scaled = F.interpolate(ink[None, None], size=[height, width], mode="bilinear", antialias=True)
+    top = (_GLYPH - height) // 2
+    left = (_GLYPH - width) // 2
+    frame = torch.zeros(_GLYPH, _GLYPH)
+    frame[top : top + height, left : left + width] = scaled[0, 0]
+    return frame
 
 
 def _blur(images: Tensor, sigma: float) -> Tensor:
@@ -124,8 +138,12 @@ def _distort(glyphs: Tensor, generator: torch.Generator) -> Tensor:
     width, height = uniform(0.55, 1.0), uniform(0.6, 0.9)
     # Rows of the map from the 28×28 frame back into the glyph's frame: rotate and shear, then shrink or stretch.
     cos, sin = angle.cos(), angle.sin()
-    across = torch.stack([cos + shear * sin, -sin + shear * cos, uniform(-0.14, 0.14)], dim=1) * width[:, None]
-    down = torch.stack([sin, cos, uniform(-0.14, 0.14)], dim=1) * height[:, None]
+    shift_across = uniform(-0.14, 0.14)
+    shift_down = uniform(-0.14, 0.14)
+    across = torch.stack([cos + shear * sin, -sin + shear * cos, shift_across], dim=1)
+    across = across * width[:, None]
+    down = torch.stack([sin, cos, shift_down], dim=1)
+    down = down * height[:, None]
     grid = F.affine_grid(torch.stack([across, down], dim=1), [n, 1, 28, 28], align_corners=False)
     bends = torch.empty(n, 2, 4, 4).uniform_(-1, 1, generator=generator) * uniform(0, 0.11).view(-1, 1, 1, 1)
     grid = grid + F.interpolate(bends, size=28, mode="bicubic", align_corners=True).permute(0, 2, 3, 1)

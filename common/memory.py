@@ -9,11 +9,13 @@ Within `accounting()` every operation's result is charged to the device on which
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
 """
 
+import math
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +26,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 BLOCK = 512
-CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "other")
+# Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
+CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "communication", "temporaries")
+UNNAMED = CATEGORIES[-1]
+
+
+class Held(NamedTuple):
+    """A tensor's storage at a device's peak.
+
+    Attributes:
+        operation: the one of torch that made it, such as "aten::convolution".
+        shape: of the tensor for which it was made.
+        size: bytes, in whole blocks.
+    """
+
+    category: str
+    operation: str
+    shape: tuple[int, ...]
+    size: int
 
 
 @dataclass
@@ -41,6 +60,7 @@ class Ledger:
         self._lock = threading.RLock()  # storages may be freed, on this thread too, while an entry is being made
         self._alive: dict[int, _Allocation] = {}  # by address of the storage
         self._category: dict[int, str] = {}  # by serial number, kept after death
+        self._made: dict[int, tuple[str, tuple[int, ...]]] = {}  # by serial number: operation and shape
         self._held: dict[int, dict[int, int]] = {}  # per device: bytes by serial number
         self._total: dict[int, int] = {}
         self._peak: dict[int, int] = {}
@@ -54,9 +74,18 @@ class Ledger:
             for device in sorted(self._peak):
                 split = dict.fromkeys(CATEGORIES, 0)
                 for serial, size in self._at_peak[device].items():
-                    split[self._category.get(serial, "other")] += size
+                    split[self._category.get(serial, UNNAMED)] += size
                 result[device] = split
             return result
+
+    def at_peak(self, device: int = 0) -> list[Held]:
+        """What `device` held at its peak, the largest first; the sizes' sum is the peak."""
+        with self._lock:
+            found = []
+            for serial, size in self._at_peak.get(device, {}).items():
+                operation, shape = self._made[serial]
+                found.append(Held(self._category.get(serial, UNNAMED), operation, shape, size))
+        return sorted(found, key=lambda held: -held.size)
 
     def current(self, device: int = 0) -> int:
         """The bytes that `device` holds now."""
@@ -64,23 +93,26 @@ class Ledger:
 
     def device_of(self, tensor: Tensor) -> int | None:
         """The device that `tensor` is charged to; None for the host."""
-        if tensor.device.type not in ("cpu", "meta"):
+        if _is_on_a_gpu(tensor):
             return tensor.device.index
         allocation = self._alive.get(tensor.untyped_storage()._cdata)
         return allocation.device if allocation else None
 
-    def charge(self, tensor: Tensor, device: int | None) -> None:
+    def charge(self, tensor: Tensor, device: int | None, operation: str = "moved") -> None:
         """Enter a new storage, a storage that has changed its size, or one that moves from the host to a device."""
         storage = tensor.untyped_storage()
-        size = -(-storage.nbytes() // BLOCK) * BLOCK
+        blocks = math.ceil(storage.nbytes() / BLOCK)
+        size = blocks * BLOCK
         with self._lock:
             allocation = self._alive.get(storage._cdata)
             if allocation is None:
                 self._serial += 1
                 allocation = self._alive[storage._cdata] = _Allocation(self._serial, device, 0)
+                self._made[self._serial] = (operation, tuple(tensor.shape))
                 weakref.finalize(storage, self._release, storage._cdata).atexit = False
             elif allocation.device is None:
-                allocation.device, allocation.size = device, 0
+                allocation.device = device
+                allocation.size = 0
             if allocation.device is not None and size != allocation.size:
                 self._add(allocation, size - allocation.size)
             allocation.size = size
@@ -90,7 +122,7 @@ class Ledger:
         with self._lock:
             allocation = self._alive.get(tensor.untyped_storage()._cdata)
             if allocation is not None:
-                known = self._category.get(allocation.serial, "other")
+                known = self._category.get(allocation.serial, UNNAMED)
                 self._category[allocation.serial] = min(known, category, key=CATEGORIES.index)
 
     def _add(self, allocation: _Allocation, size: int) -> None:
@@ -106,7 +138,8 @@ class Ledger:
         with self._lock:
             allocation = self._alive.pop(address)
             if allocation.device is not None:
-                self._total[allocation.device] -= self._held[allocation.device].pop(allocation.serial)
+                size = self._held[allocation.device].pop(allocation.serial)
+                self._total[allocation.device] -= size
 
 
 class _Placement(threading.local):
@@ -125,9 +158,10 @@ class _Operations(TorchDispatchMode):
         self.ledger = ledger
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        ledger, kwargs = self.ledger, kwargs or {}
-        inputs = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
-        device = next((d for x in inputs if (d := ledger.device_of(x)) is not None), None)
+        ledger = self.ledger
+        kwargs = kwargs or {}
+        inputs = _tensors((args, kwargs))
+        device = self._device(inputs)
         if device is not None:
             for tensor in inputs:
                 # Numbers may stay on the host in an operation with device tensors; whole tensors may not.
@@ -135,12 +169,22 @@ class _Operations(TorchDispatchMode):
                     ledger.charge(tensor, device)
         if _placement.target is not None:
             device = _placement.target
+        if func.namespace == "c10d":
+            for tensor in inputs:
+                ledger.label(tensor, "communication")
         results = func(*args, **kwargs)
-        for tensor in tree_iter(results):
-            if isinstance(tensor, Tensor):
-                real = tensor.device.type not in ("cpu", "meta")
-                ledger.charge(tensor, tensor.device.index if real else device)
+        for tensor in _tensors(results):
+            own_device = tensor.device.index if _is_on_a_gpu(tensor) else device
+            ledger.charge(tensor, own_device, func.name().partition(".")[0])
         return results
+
+    def _device(self, inputs: list[Tensor]) -> int | None:
+        """Where an operation on these tensors takes place: on the first device that holds one, else on the host."""
+        for tensor in inputs:
+            device = self.ledger.device_of(tensor)
+            if device is not None:
+                return device
+        return None
 
 
 class _Moves(TorchFunctionMode):
@@ -151,12 +195,23 @@ class _Moves(TorchFunctionMode):
         result = func(*args, **kwargs)
         moves = func is Tensor.to and _names_device(args[1:], kwargs) and result.device.type == "cpu"
         if moves and _active.device_of(result) is None:
-            return copy_to(result, None, 0)
+            return copy_to(result, None, 0, UNNAMED)
         return result
 
 
 def _names_device(args, kwargs) -> bool:
-    return "device" in kwargs or (bool(args) and isinstance(args[0], str | torch.device | int))
+    if "device" in kwargs:
+        return True
+    return bool(args) and isinstance(args[0], str | torch.device | int)
+
+
+def _tensors(nested) -> list[Tensor]:
+    return [leaf for leaf in tree_iter(nested) if isinstance(leaf, Tensor)]
+
+
+def _is_on_a_gpu(tensor: Tensor) -> bool:
+    """Whether the tensor lies where it is charged to; tensors of the CPU are charged to where they would be."""
+    return tensor.device.type not in ("cpu", "meta")
 
 
 @contextmanager
@@ -206,7 +261,13 @@ def inherited() -> Iterator[None]:
         yield
 
 
-def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "other") -> Tensor:
+def name_category(tensor: Tensor, category: str) -> None:
+    """Say what `tensor` is, one of CATEGORIES, if somebody accounts."""
+    if _active is not None:
+        _active.label(tensor, category)
+
+
+def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
     """A copy on device `target` of a tensor on device `source`, through which gradients flow back to `source`.
 
     Where the two are the same nothing is copied and the result shares the tensor's storage. `category` says what the
@@ -220,19 +281,21 @@ def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "ot
 class _Copy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor: Tensor, source: int | None, target: int, category: str) -> Tensor:
-        ctx.source, ctx.category = source, category
+        ctx.source = source
+        ctx.category = category
         return _clone(tensor, target, category)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        category = "gradients" if ctx.category == "parameters" else "other"
+        category = "gradients" if ctx.category == "parameters" else ctx.category
         if _active is not None:
             _active.label(gradient, category)
         return _clone(gradient, ctx.source, category), None, None, None
 
 
 def _clone(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    before, _placement.target = _placement.target, device
+    before = _placement.target
+    _placement.target = device
     try:
         result = tensor.clone()
     finally:

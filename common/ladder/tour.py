@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from common import ladder
 from common.accelerator.state import available_cores
 from common.data import mnist_on_disk
+from common.ladder.scripts import DISTRIBUTED, levels
 
 WIDTH = 80
 
@@ -49,12 +49,12 @@ class Use:
 
 def look() -> Machine:
     """What this machine has. No data is read, and nothing is asked of a network."""
-    gpus = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     data_dir = os.environ.get("MNIST_ROOT", "data")
     return Machine(
         cores=available_cores(),
         threads=torch.get_num_threads(),
-        gpus=gpus,
+        gpus=tuple(gpus),
         gloo=dist.is_available() and dist.is_gloo_available(),
         nccl=dist.is_available() and dist.is_nccl_available(),
         data_dir=data_dir,
@@ -64,25 +64,33 @@ def look() -> Machine:
 
 def uses(machine: Machine) -> list[Use]:
     """What each level will use, started with the commands that the tour shows."""
-    n, gpus, threads = machine.processes, len(machine.gpus), machine.threads
+    n = machine.processes
+    gpus = len(machine.gpus)
     device = "cuda" if gpus else "cpu"
-    one = Use("00_single_gpu", 1, "none", device, threads)
-    replicas = Use("01_data_parallel", 1, "DataParallel" if gpus > 1 else f"{n} emulated replicas", device, threads)
+    replicas = "DataParallel" if gpus > 1 else f"{n} emulated replicas"
     # nccl wants a GPU for each process; where processes share one, gloo carries their gradients.
     backend = "nccl" if gpus >= n and machine.nccl else "gloo"
-    return [
-        one,
-        replicas,
-        *(Use(level, n, backend, device, max(1, machine.cores // n)) for level in ladder.DISTRIBUTED),
+    threads = max(1, machine.cores // n)
+    found = [
+        Use("00_single_gpu", 1, "none", device, machine.threads),
+        Use("01_data_parallel", 1, replicas, device, machine.threads),
     ]
+    for level in DISTRIBUTED:
+        found.append(Use(level, n, backend, device, threads))
+    return found
 
 
 def command(level: str, machine: Machine) -> str:
     """The command that starts the level for 100 steps, with a batch that all processes can share."""
+    script = f"{level}/train.py --max-steps 100"
+    if level not in DISTRIBUTED:
+        return f"python {script}"
     n = machine.processes
-    start = f"torchrun --standalone --nproc-per-node {n}" if level in ladder.DISTRIBUTED else "python"
-    batch = f" --batch-size {max(64 // n, 1) * n}" if level in ladder.DISTRIBUTED and 64 % n else ""
-    return f"{start} {level}/train.py --max-steps 100{batch}"
+    start = f"torchrun --standalone --nproc-per-node {n} {script}"
+    if 64 % n == 0:
+        return start
+    batch_size = max(64 // n, 1) * n
+    return f"{start} --batch-size {batch_size}"
 
 
 def expectation(machine: Machine) -> str:
@@ -118,56 +126,73 @@ def expectation(machine: Machine) -> str:
 
 def text(machine: Machine) -> str:
     """The whole greeting, in 80 columns."""
-    backends = [f"gloo {'(CPU, shared GPUs)' if machine.gloo else 'is not in this torch'}"]
-    backends.append(f"nccl {'(a GPU for each process)' if machine.nccl else 'is not in this torch'}")
-    if machine.nccl and not machine.gpus:
-        backends[-1] = "nccl, without a GPU to use it on"
-    if machine.mnist:
-        data = f"MNIST, in {machine.data_dir}"
-    else:
-        data = (
-            f"MNIST is not in {machine.data_dir}: the first run downloads it. Without a network the levels train on "
-            "synthetic digits, and say so"
-        )
+    first, *others = levels()
+    paragraphs = [
+        _wrap(
+            "The parallelism ladder: one MNIST training run, written at five levels. Each level hands more of the "
+            "work to a library; the result stays the same."
+        ),
+        ["This machine", *_facts(machine)],
+        ["What each level will use (threads: of each process)", *_table(machine)],
+        ["What to expect", *_wrap(expectation(machine), "  ")],
+        ["Start here, with 100 steps instead of an epoch:", *_fold(command(first, machine))],
+        ["Then climb:", *_commands(others, machine)],
+        ["What changes from one level to the next:", "python -m common.ladder diff 00 01"],
+        ["All levels side by side, in one table:", "python -m benchmarks.compare"],
+    ]
+    blocks = ["\n".join(lines) for lines in paragraphs]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _facts(machine: Machine) -> list[str]:
+    """What the machine has, a line or more for each kind."""
+    counts = Counter(machine.gpus)
+    gpus = ", ".join(f"{count} × {name}" for name, count in counts.items())
     facts = {
         "CPU": f"{machine.cores} core{'s' if machine.cores > 1 else ''}",
-        "GPU": ", ".join(f"{n} × {name}" for name, n in Counter(machine.gpus).items()) or "none",
-        "backends": "; ".join(backends),
-        "data": data,
+        "GPU": gpus or "none",
+        "backends": f"{_gloo(machine)}; {_nccl(machine)}",
+        "data": _data(machine),
         "torch": torch.__version__,
     }
+    lines = []
+    for name, fact in facts.items():
+        lines += _wrap(fact, f"  {name:<10}")
+    return lines
+
+
+def _gloo(machine: Machine) -> str:
+    return "gloo (CPU, shared GPUs)" if machine.gloo else "gloo is not in this torch"
+
+
+def _nccl(machine: Machine) -> str:
+    if not machine.nccl:
+        return "nccl is not in this torch"
+    return "nccl (a GPU for each process)" if machine.gpus else "nccl, without a GPU to use it on"
+
+
+def _data(machine: Machine) -> str:
+    if machine.mnist:
+        return f"MNIST, in {machine.data_dir}"
+    return (
+        f"MNIST is not in {machine.data_dir}: the first run downloads it. Without a network the levels train on "
+        "synthetic digits, and say so"
+    )
+
+
+def _table(machine: Machine) -> list[str]:
     row = "  {:<18}{:>9}  {:<22}{:<8}{:>7}".format
     table = [row("level", "processes", "gradients meet over", "device", "threads")]
-    table += [row(use.level, use.processes, use.backend, use.device, use.threads) for use in uses(machine)]
-    start = ladder.levels()[0]
-    return "\n".join(
-        [
-            *_wrap("The parallelism ladder: one MNIST training run, told at five levels. Each level hands more of the "
-                   "work to a library; the result stays the same."),
-            "",
-            "This machine",
-            *(line for name, fact in facts.items() for line in _wrap(fact, f"  {name:<10}")),
-            "",
-            "What each level will use (threads: of each process)",
-            *table,
-            "",
-            "What to expect",
-            *_wrap(expectation(machine), "  "),
-            "",
-            "Start here, with 100 steps instead of an epoch:",
-            *_fold(command(start, machine)),
-            "",
-            "Then climb:",
-            *(line for level in ladder.levels()[1:] for line in _fold(command(level, machine))),
-            "",
-            "What changes from one level to the next:",
-            "python -m common.ladder diff 00 01",
-            "",
-            "All levels side by side, in one table:",
-            "python -m benchmarks.compare",
-            "",
-        ]
-    )  # fmt: skip
+    for use in uses(machine):
+        table.append(row(use.level, use.processes, use.backend, use.device, use.threads))
+    return table
+
+
+def _commands(levels: list[str], machine: Machine) -> list[str]:
+    lines = []
+    for level in levels:
+        lines += _fold(command(level, machine))
+    return lines
 
 
 def _wrap(paragraph: str, prefix: str = "") -> list[str]:
@@ -179,4 +204,5 @@ def _fold(command: str) -> list[str]:
     if len(command) <= WIDTH:
         return [command]
     lines = textwrap.wrap(command, WIDTH - 2, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
-    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+    continued = [f"{line} \\" for line in lines[:-1]]
+    return [*continued, lines[-1]]

@@ -1,0 +1,72 @@
+"""A set of digits as a Dataset: kept as bytes, and normalised a whole batch at a time."""
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+MEAN, STD = 0.1307, 0.3081
+
+
+class DigitImages(Dataset):
+    """28×28 grey images and their labels 0–9, held as bytes and handed out normalised.
+
+    One sample is a (1, 28, 28) tensor of `dtype` and an int64 label. `__getitems__`, which DataLoader calls with the
+    indices of a whole batch, returns the batch already collated, images (N, 1, 28, 28) and labels (N,): give the
+    loader `collate_fn=common.data.collate`. The values are those of torchvision's ToTensor and Normalize.
+
+    Args:
+        name: "mnist" or "synthetic"; it is part of every result.
+        images: uint8, (n, 28, 28).
+        labels: uint8, (n,).
+    """
+
+    def __init__(self, name: str, images: Tensor, labels: Tensor, dtype: torch.dtype = torch.float32) -> None:
+        self.name = name
+        self.images = images.unsqueeze(1)
+        self.labels = labels.long()
+        self.dtype = dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the images are, and the batches that are made of them."""
+        return self.images.device
+
+    def move_to(self, device: torch.device) -> None:
+        """Keep the images and labels on `device` from now on: 47 MB for the training set of MNIST."""
+        self.images = self.images.to(device)
+        self.labels = self.labels.to(device)
+
+    @property
+    def description(self) -> str:
+        """What tells this set from another: its name and its size."""
+        return f"{self.name} ({len(self)} samples)"
+
+    def keep_first(self, count: int | None) -> None:
+        """Drop all samples but the first `count`; None keeps all."""
+        self.images = self.images[:count]
+        self.labels = self.labels[:count]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._normalise(self.images[index]), self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        chosen = torch.tensor(indices)
+        if self.device.type == "cuda":
+            # The CPU waits for a copy from memory that is not pinned.
+            chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+        return self._normalise(self.images[chosen]), self.labels[chosen]
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        # In place: the batch was copied out of the dataset by the indexing, or by the change of type.
+        return images.to(self.dtype).div_(255).sub_(MEAN).div_(STD)
+
+
+def collate(batch: tuple[Tensor, Tensor] | list) -> tuple[Tensor, Tensor]:
+    """Pass on a batch that the dataset has already collated; collate a list of samples as DataLoader would."""
+    if isinstance(batch, tuple):
+        return batch
+    images, labels = default_collate(batch)
+    return images, labels

@@ -1,0 +1,48 @@
+"""The ladder as a reader climbs it: which levels there are, how to load them, what changes between them.
+
+`scripts` knows the levels and their files, `diffs` what changes from one to the next. How that is shown is in
+`alignment`, `terminal` and `html_page`; `tour` is what `python -m common.ladder` greets with.
+"""
+
+from common.ladder.diffs import CONTEXT, ChangedLines, Hunk, changed_lines, diff, unified
+from common.ladder.scripts import (
+    DISTRIBUTED,
+    FULL,
+    ROOT,
+    docstring_end,
+    file_name,
+    level_of,
+    levels,
+    load,
+    named,
+    rungs,
+    script,
+    source,
+    steps,
+    story,
+    with_checkpoints,
+)
+
+__all__ = [
+    "CONTEXT",
+    "DISTRIBUTED",
+    "FULL",
+    "ROOT",
+    "ChangedLines",
+    "Hunk",
+    "changed_lines",
+    "diff",
+    "docstring_end",
+    "file_name",
+    "level_of",
+    "levels",
+    "load",
+    "named",
+    "rungs",
+    "script",
+    "source",
+    "steps",
+    "story",
+    "unified",
+    "with_checkpoints",
+]

@@ -1,0 +1,54 @@
+"""BatchNorm's statistics differ per rank: each evaluates another network.
+
+Each rank normalises with the mean and variance of its own shard, and its
+running statistics follow them. DDP copies rank 0's to all ranks, but only at
+the beginning of a forward through the wrapper. After the last one each rank
+has its own again. What rank 0 saves is then not what rank 1 evaluates with
+`model.module`. Broadcast the buffers before an evaluation. In training,
+SyncBatchNorm takes the statistics of the whole batch, on GPUs and with a
+message in each layer.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.pitfalls.stage import from_all_ranks
+
+LEVELS = ("02_ddp_raw", "03_accelerate")
+WORLD_SIZE = 2
+
+
+def train():
+    model = DistributedDataParallel(nn.BatchNorm1d(1))
+    shard = torch.arange(8.0)[:, None] + 10 * dist.get_rank()
+    model(shard)  # the running mean is now of this rank's samples
+    return model.module.eval()
+
+
+def wrong():
+    model = train()
+    return model
+
+
+def right():
+    model = train()
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    return model
+
+
+def detect(model):
+    """To be called before an evaluation, or before rank 0 saves."""
+    for name, buffer in model.named_buffers():
+        first, *others = from_all_ranks(buffer)
+        for rank, other in enumerate(others, 1):
+            if not torch.equal(first, other):
+                return f"{name} on rank {rank} is not that of rank 0"
+    return None
+
+
+def measure(model):
+    output = model(torch.ones(1, 1)).item()
+    return f"gives {output:.2f}"
