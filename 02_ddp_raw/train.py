@@ -1,4 +1,4 @@
-"""Level 02: DistributedDataParallel by hand. One process per device; their gradients meet, nothing else does.
+"""Level 02: DistributedDataParallel by hand. One process per device; a training step exchanges gradients.
 
 Two processes on this machine, or four on two machines (the same command on both, HOST being one of them):
 
@@ -19,16 +19,19 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.state import available_cores
 from common.args import parse_args
-from common.data import collate, load_data
+from common.data import check_same_dataset, collate, load_data
 from common.model import build_model
-from common.report import Run
+from common.run import Run
 
 
 def train(args):
     # torchrun tells each process who it is; without torchrun there is one.
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device, backend = args.device, "gloo"
+    rank = int(os.environ.get("RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device = args.device
+    backend = "gloo"
     if device.type == "cuda":
         # Local rank, not rank: on the second machine rank 2 is the first process and takes the first GPU.
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -46,28 +49,38 @@ def train(args):
 
 def train_rank(args, device, rank, world_size):
     train_set, test_set = load_data(args)
+    found = [None] * world_size
+    dist.all_gather_object(found, train_set.description)
+    check_same_dataset(found)  # each machine has looked for MNIST on its own disk
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # rank r: every world_size-th sample
     eval_sampler = DistributedEvalSampler(test_set)  # the same, but nothing dropped or repeated
-    loading = {"batch_size": args.batch_size // world_size, "collate_fn": collate, "num_workers": args.num_workers}
-    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, sampler=eval_sampler, **loading)
+    # Only from pinned memory can a batch be copied to the GPU while the CPU goes on.
+    pinned = train_set.device.type != device.type
+    loading = {"collate_fn": collate, "num_workers": args.num_workers, "pin_memory": pinned}
+    share = args.batch_size // world_size
+    train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)
+    test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
 
-    # On the device first: DDP registers the gradients of the parameters that it is given.
+    # On the device first: DDP hooks into each parameter's gradient accumulator, which a later .to() may replace.
+    # Without device_ids, which would let DDP copy each batch to the GPU: it is there already.
     model = DistributedDataParallel(build_model(args).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    torch.manual_seed(args.seed + rank)  # for dropout
+    torch.manual_seed(args.seed + rank)  # for dropout, and each rank draws its own
 
     run = Run(args, train_set, test_set, device)
+    if rank == 0:  # once, not once per process
+        print(run.plan, flush=True)
     for epoch in run.epochs():
         sampler.set_epoch(epoch)  # another order for each epoch
         model.train()
         for images, targets in run.batches(train_loader):
-            images, targets = images.to(device), targets.to(device)
+            images = images.to(device, non_blocking=True)
+            targets = targets.to(device, non_blocking=True)
             loss = F.nll_loss(model(images), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            run.count(loss)  # not loss.item(): the CPU would wait for the GPU at every step
+            run.count(loss)  # added up on the device: to read it, the CPU would wait for the GPU at every step
         train_loss = run.mean_loss()
         dist.all_reduce(train_loss)
         train_loss /= world_size
@@ -77,13 +90,19 @@ def train_rank(args, device, rank, world_size):
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         with torch.no_grad():
             for images, targets in test_loader:
-                images, targets = images.to(device), targets.to(device)
+                images = images.to(device, non_blocking=True)
+                targets = targets.to(device, non_blocking=True)
                 log_probs = model.module(images)  # the bare network: shards may differ in length
                 totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
                 totals[1] += (log_probs.argmax(dim=1) == targets).sum()
                 totals[2] += len(targets)
         dist.all_reduce(totals)  # every rank has the sums over all samples, each counted once
-    return run.result(model.module, train_loss, totals)
+    peaks = [None] * world_size
+    dist.all_gather_object(peaks, run.peak_memory_bytes())  # a rank can ask its own GPU only
+    result = run.result(train_loss, totals, peaks)
+    if rank == 0:
+        run.report(result, model.module)
+    return result
 
 
 @record  # torchrun then shows the traceback of the rank that failed first

@@ -1,13 +1,13 @@
 """Level 03: an Accelerator. It knows the ranks, the device, the shards and the collectives; the loop stays ours.
 
-As one process, as several, or as a configuration file says (--mixed-precision, --gradient-accumulation-steps,
---checkpoint-dir do what their names say):
+As one process, as several, or as a configuration file says:
 
     python 03_accelerate/train.py
     torchrun --standalone --nproc-per-node 2 03_accelerate/train.py
     python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 03_accelerate/train.py
 
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
+What a long training adds is in train_full.py.
 """
 
 import torch
@@ -16,20 +16,22 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
+from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, gather_object, set_seed
 from common.args import parse_args
-from common.data import collate, load_data
+from common.data import check_same_dataset, collate, load_data
 from common.model import build_model
-from common.report import Run
+from common.run import Run
 
 
 def train(args):
-    accelerator = Accelerator(  # finds rank, world size, device and backend by itself
+    accelerator = Accelerator(  # finds rank, world size, device, backend and threads by itself
         cpu=args.device.type == "cpu",
-        mixed_precision=args.mixed_precision,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
-        dataloader_config=DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=args.seed),
-        project_config=ProjectConfiguration(args.checkpoint_dir, automatic_checkpoint_naming=True, total_limit=2),
+        dataloader_config=DataLoaderConfiguration(
+            split_batches=True,  # the batch of a loader is the global one
+            use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
+            data_seed=args.seed,
+            non_blocking=True,
+        ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
     try:
@@ -40,33 +42,30 @@ def train(args):
 
 def train_rank(args, accelerator, device):
     train_set, test_set = load_data(args)
-    micro_batch = args.batch_size // args.gradient_accumulation_steps
-    loading = {"batch_size": micro_batch, "collate_fn": collate, "num_workers": args.num_workers}
-    train_loader = DataLoader(train_set, shuffle=True, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, **loading)
+    check_same_dataset(gather_object([train_set.description]))  # each machine has looked for MNIST on its own disk
+    # Only from pinned memory can a batch be copied to the GPU while the CPU goes on.
+    pinned = train_set.device.type != device.type
+    loading = {"collate_fn": collate, "num_workers": args.num_workers, "pin_memory": pinned}
+    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **loading)
+    test_loader = DataLoader(test_set, args.batch_size, **loading)
 
     model = build_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    # The model moves to its device and into DDP, the loaders deal out shards.
+    # The model moves to its device and into DDP, the loaders deal out shards and copy them to the device.
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
-    set_seed(args.seed, device_specific=True)  # for dropout
+    set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
     run = Run(args, train_set, test_set, device)
-    accelerator.register_for_checkpointing(run)
-    if run.can_resume:
-        accelerator.load_state()
+    accelerator.print(run.plan, flush=True)  # once, not once per process
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)  # another order for each epoch
         model.train()
         for images, targets in run.batches(train_loader):
-            with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
-                loss = F.nll_loss(model(images), targets)
-                accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
-                optimizer.step()
-                optimizer.zero_grad()
-            run.count(loss)  # not loss.item(): the CPU would wait for the GPU at every step
-            if run.wants_checkpoint():
-                accelerator.save_state()
+            loss = F.nll_loss(model(images), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            run.count(loss)  # added up on the device: to read it, the CPU would wait for the GPU at every step
         train_loss = accelerator.reduce(run.mean_loss(), reduction="mean")
 
         model.eval()
@@ -74,12 +73,15 @@ def train_rank(args, accelerator, device):
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         with torch.no_grad():
             for images, targets in test_loader:
-                # From all ranks, without the samples that were repeated to make them equally long.
+                # From all ranks, without the samples that were repeated to make the shards equally long.
                 log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
                 totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
                 totals[1] += (log_probs.argmax(dim=1) == targets).sum()
                 totals[2] += len(targets)
-    return run.result(accelerator.unwrap_model(model), train_loss, totals)
+    result = run.result(train_loss, totals, gather_object([run.peak_memory_bytes()]))
+    if accelerator.is_main_process:
+        run.report(result, accelerator.unwrap_model(model))
+    return result
 
 
 @record  # torchrun then shows the traceback of the rank that failed first
