@@ -10,18 +10,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from benchmarks import memory, proof, records, report, throughput
-from benchmarks.networks import NETWORKS
-from benchmarks.paired import measure
-from benchmarks.workers import RankFailed, ranks
+from benchmarks.harness import proof, records
+from benchmarks.harness.networks import NETWORKS
+from benchmarks.harness.paired import measure
+from benchmarks.report.expectation import introduction
+from benchmarks.report.publish import exit_code, publish
+from benchmarks.suites import memory, throughput
 from common import ladder
 from common.accelerator.state import available_cores
+from common.processes import RankFailed, ranks
 
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
@@ -46,12 +50,22 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     if min(number for number in given if number is not None) < 1:
         parser.error("--world-size, --steps and --rounds must be at least 1")
     # The largest batch up to the usual 64, and to 256, that all processes can share.
-    options.batch_sizes = [max(size // options.world_size, 1) * options.world_size for size in (64, 256)]
-    options.batch_sizes = options.batch_sizes if options.full else options.batch_sizes[:1]
+    usual, large = (max(size // options.world_size, 1) * options.world_size for size in (64, 256))
+    options.batch_sizes = [usual, large] if options.full else [usual]
     epoch = 60_000 // options.batch_sizes[0]
     options.steps = options.steps or (epoch if options.full else 60)
     options.rounds = options.rounds or (10 if options.full else 4)
     return options
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a comparison. `share` is how much of the whole time it takes; `level` is None where all take part."""
+
+    title: str
+    level: str | None
+    share: int
+    run: Callable[[], None]
 
 
 class Comparison:
@@ -72,41 +86,49 @@ class Comparison:
             "levels": {level: {} for level in self.levels},
         }
 
-    def parts(self) -> Iterator[tuple[str, str | None, int, Callable]]:
-        """Title, level, the share of the whole time that it takes, and what it does."""
+    def parts(self) -> list[Part]:
+        """What the comparison consists of, in order."""
+        parts = []
         for level in self.levels:
-            yield f"training {level}", level, 8, partial(self.train, level)
+            parts.append(Part(f"training {level}", level, 8, partial(self.train, level)))
         for level in self.levels:
-            yield f"weights and memory of {level}", level, 3, partial(self.prove, level)
+            parts.append(Part(f"weights and memory of {level}", level, 3, partial(self.prove, level)))
         for level in ladder.DISTRIBUTED:
-            yield f"{level} on {EVALUATION_RANKS} ranks", level, 4, partial(self.evaluate, level)
+            title = f"{level} on {EVALUATION_RANKS} ranks"
+            parts.append(Part(title, level, 4, partial(self.evaluate, level)))
         for size in self.options.batch_sizes:
-            yield f"timing all levels in turn, batch {size}", None, 10, partial(self.time, size)
+            parts.append(Part(f"timing all levels in turn, batch {size}", None, 10, partial(self.time, size)))
         for devices in (2, 4, 8):
-            yield f"memory on {devices} devices", None, 3, partial(self.account, devices)
-        yield "overhead of a step", None, 15, self.overhead
+            parts.append(Part(f"memory on {devices} devices", None, 3, partial(self.account, devices)))
+        parts.append(Part("overhead of a step", None, 15, self.overhead))
+        return parts
 
     def run(self) -> None:
         """Run every part, writing `results.json` after each. A part that fails is noted, and the others go on."""
-        parts = list(self.parts())
+        parts = self.parts()
         form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed}"
+        rounds = self.options.rounds * len(self.options.batch_sizes)
+        total = sum(part.share for part in parts) + rounds * ROUND
         # disable=None: silent where stderr is not a terminal.
-        total = sum(share for _, _, share, _ in parts) + self.options.rounds * len(self.options.batch_sizes) * ROUND
         with (
             tempfile.TemporaryDirectory() as name,
             tqdm(total=total, leave=False, disable=None, bar_format=form, ncols=79) as self.bar,
         ):
             self.folder = Path(name)
-            for title, level, share, part in parts:
-                self.bar.set_description_str(title)
-                if level not in self.failed():
-                    try:
-                        part()
-                    except (RankFailed, subprocess.SubprocessError, ValueError) as failure:
-                        self.report["failures"].append({"part": title, "level": level, "message": str(failure)})
+            for part in parts:
+                self.bar.set_description_str(part.title)
+                if part.level not in self.failed():
+                    self.attempt(part)
                 self.write()
-                self.bar.update(share)
+                self.bar.update(part.share)
         self.report["complete"] = not self.report["failures"]
+
+    def attempt(self, part: Part) -> None:
+        try:
+            part.run()
+        except (RankFailed, subprocess.SubprocessError, ValueError) as failure:
+            noted = {"part": part.title, "level": part.level, "message": str(failure)}
+            self.report["failures"].append(noted)
 
     def failed(self) -> set[str]:
         """The levels of which a part failed: of them nothing more is asked."""
@@ -119,10 +141,12 @@ class Comparison:
 
     def prove(self, level: str) -> None:
         """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
-        path, baseline = (self.folder / f"{name}.pt" for name in (level, self.levels[0]))
+        path = self.folder / f"{level}.pt"
+        baseline = self.folder / f"{self.levels[0]}.pt"
         exact = ["--dtype", "float64", "--no-dropout", "--max-steps", str(PROOF_STEPS), "--save", str(path), *proof.FEW]
         self.on_ranks(level, proof.train, [*self.flags(level), *exact])
-        weights, result = torch.load(path, weights_only=True), self.report["levels"][level]
+        weights = torch.load(path, weights_only=True)
+        result = self.report["levels"][level]
         if baseline.exists():
             result["max_weight_difference"] = proof.farthest(weights, torch.load(baseline, weights_only=True))
         result["weight_checksum"] = proof.checksum(weights)
@@ -137,9 +161,13 @@ class Comparison:
 
     def time(self, size: int) -> None:
         """Images per second, the levels taking turns."""
-        n, first = self.options.world_size, self.levels[0]
-        levels = [level for level in self.levels if level not in self.failed()]
-        configurations = [throughput.Configuration(level, 1 if level == first else n, size) for level in levels]
+        first = self.levels[0]
+        failed = self.failed()
+        levels = [level for level in self.levels if level not in failed]
+        configurations = []
+        for level in levels:
+            workers = 1 if level == first else self.options.world_size
+            configurations.append(throughput.Configuration(level, workers, size))
         timed = throughput.Throughput(configurations, 1.0, tuple(self.data_flags()))
         samples = measure(timed.contestants, self.turns())
         one, *others = samples
@@ -160,45 +188,49 @@ class Comparison:
 
     def overhead(self) -> None:
         """In a process of its own: the peers that it imports stay out of this one."""
-        path, rounds = self.folder / "overhead.json", "20" if self.options.full else "8"
-        command = [sys.executable, "-m", "benchmarks.overhead", "--rounds", rounds, "--json", str(path)]
+        path = self.folder / "overhead.json"
+        rounds = "20" if self.options.full else "8"
+        command = [sys.executable, "-m", "benchmarks.suites.overhead", "--rounds", rounds, "--json", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         if done.returncode:
             raise subprocess.SubprocessError(f"{done.stderr[-4000:]}ended with exit code {done.returncode}")
         self.report["overhead"] = json.loads(path.read_text())["groups"]
 
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
-        """A job of `benchmarks.proof` on the processes of this level, which share the cores."""
+        """A job of `benchmarks.harness.proof` on the processes of this level, which share the cores."""
         processes = (processes or self.options.world_size) if level in ladder.DISTRIBUTED else 1
         threads = max(1, available_cores() // processes)
         return ranks(processes).run(job, level, flags, threads, timeout=TIMEOUT)
 
     def flags(self, level: str, batch_size: int | None = None) -> list[str]:
-        replicas = ["--replicas", str(self.options.world_size)] if level == "01_data_parallel" else []
-        return ["--batch-size", str(batch_size or self.options.batch_sizes[0]), *self.data_flags(), *replicas]
+        size = batch_size or self.options.batch_sizes[0]
+        flags = ["--batch-size", str(size), *self.data_flags()]
+        if level == "01_data_parallel":
+            flags += ["--replicas", str(self.options.world_size)]
+        return flags
 
     def data_flags(self) -> list[str]:
-        options = self.options
-        return ["--dataset", options.dataset] + (["--data-dir", options.data_dir] if options.data_dir else [])
+        flags = ["--dataset", self.options.dataset]
+        if self.options.data_dir:
+            flags += ["--data-dir", self.options.data_dir]
+        return flags
 
     def write(self) -> None:
-        draft = self.options.out / ".results.json"
-        draft.write_text(json.dumps(self.report, indent=2) + "\n")
-        draft.replace(self.options.out / "results.json")
+        records.write_json(self.options.out / "results.json", self.report)
 
 
 def main() -> None:
     options = parse_options()
     options.out.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(options)
-    print(f"{report.introduction(comparison.report)}\n", flush=True)
+    print(f"{introduction(comparison.report)}\n", flush=True)
     try:
         comparison.run()
     except KeyboardInterrupt:
         comparison.report["interrupted"] = True
     comparison.write()
-    print(report.publish(comparison.report, options.out))
-    sys.exit(report.exit_code(comparison.report))
+    print(publish(comparison.report, options.out))
+    sys.exit(exit_code(comparison.report))
 
 
 if __name__ == "__main__":

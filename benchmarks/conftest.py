@@ -1,45 +1,78 @@
-"""What the suites share: contestants that take turns as pytest-benchmark's rounds, and the record that remains.
+"""What the suites share: groups that are measured in turns once, and rows that are shown to pytest-benchmark.
 
-One test is one group of rows, and one round of pytest-benchmark is one turn of all its contestants: what takes turns
-can be compared, and the time that pytest-benchmark shows is the time of a whole round. The rows, with their samples,
-are in `extra_info`, in the shape of `benchmarks.records`.
+One test is one row of a group. The first test of a group measures all rows of it that were selected, in turns; each
+test then replays what a step of its row took in every round. So the times in pytest-benchmark's table are seconds per
+step, and its options to sort, group, save and compare work on rows. See `benchmarks.harness.groups`.
 """
 
-import itertools
+import json
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-import torch
 
-from benchmarks import records
-from benchmarks.paired import take_turns
+from benchmarks.harness import records
+from benchmarks.harness.groups import CannotMeasure, Extent, Group, ReplayClock, info, seconds_per_step
+from benchmarks.harness.threads import single_thread
 from common.data import mnist_on_disk
 
-RECORDS = pytest.StashKey[dict[str, list[dict]]]()
-TIMEOUT = 1800  # seconds for any one test: a group takes a minute or two on two quiet cores
+TIMEOUT = 3600  # seconds for any one test: a group takes some minutes on two quiet cores
+FULL_ROUNDS = 10
+QUICK_ROUNDS = 2
+CLOCK = ReplayClock()
+LITTLE = "--quick: a few short rounds show that everything runs; these numbers say little."
+
+
+class Kept(NamedTuple):
+    """What is left of the session, by suite: records of groups, and rows of memory."""
+
+    groups: dict[str, list[dict]]
+    memory: list[dict]
+
+
+KEPT = pytest.StashKey[Kept]()
+BEGAN = pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("ladder", "the ladder's benchmarks")
     group.addoption("--quick", action="store_true", help="a few short rounds: to see that everything runs")
+    group.addoption("--rounds", type=int, metavar="N", help=f"how often the rows of a group take turns ({FULL_ROUNDS})")
     group.addoption("--record", type=Path, metavar="FOLDER", help="write the records there, one file for each suite")
+    group.addoption(
+        "--replay", type=Path, metavar="FOLDER", help="measure nothing: show what --record has written there"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    # Our tables take the place of pytest-benchmark's, which --benchmark-verbose shows.
-    config.option.benchmark_quiet = True
-    config.stash[RECORDS] = {}
+    config.stash[KEPT] = Kept(groups={}, memory=[])
+    config.stash[BEGAN] = records.circumstances()
+    rounds = config.getoption("--rounds", None)
+    if rounds is not None and rounds < 1:
+        raise pytest.UsageError("--rounds must be at least 1")
+    if config.getoption("--replay", None) and config.getoption("--record", None):
+        raise pytest.UsageError("--replay measures nothing that --record could write")
     if config.getoption("--quick", False):
         # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def pytest_generate_tests(metafunc):
+    """A test that asks for a group and a row runs once for every row of the GROUPS of its module."""
+    if {"group_key", "row"} <= set(metafunc.fixturenames):
+        cases = []
+        for group in metafunc.module.GROUPS.values():
+            cases += [pytest.param(group.key, row, id=f"{group.key}-{row}") for row in group.rows]
+        metafunc.parametrize(("group_key", "row"), cases)
+
+
 def pytest_collection_modifyitems(config, items):
-    if config.pluginmanager.hasplugin("timeout"):
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.benchmark(timer=CLOCK.now))
+            if config.pluginmanager.hasplugin("timeout"):
                 item.add_marker(pytest.mark.timeout(TIMEOUT))
 
 
@@ -47,18 +80,39 @@ def pytest_benchmark_update_machine_info(config, machine_info):
     machine_info["ladder"] = records.machine()
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_terminal_summary(terminalreporter, config):
-    missing = [note for suite in config.stash[RECORDS].values() for group in suite for note in group.get("skipped", [])]
-    for note in dict.fromkeys(missing):
+    """Below pytest-benchmark's table: each group in its own unit, with what its rows are to one another."""
+    try:
+        return (yield)
+    finally:
+        _write_summary(terminalreporter, config)
+
+
+def _write_summary(terminalreporter, config) -> None:
+    missing: dict[str, None] = {}
+    for groups in config.stash[KEPT].groups.values():
+        for group in groups:
+            terminalreporter.write_line("")
+            terminalreporter.write_line(records.table(group))
+            missing |= dict.fromkeys(group.get("skipped", []))
+    for note in missing:
         terminalreporter.write_line(f"not measured: {note}")
+    if config.getoption("--quick", False):
+        terminalreporter.write_line(LITTLE)
 
 
 def pytest_sessionfinish(session):
     folder = session.config.getoption("--record", None)
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suite, groups in session.config.stash[RECORDS].items():
-            records.write(folder / f"{suite}.json", suite, groups)
+    if not folder:
+        return
+    kept = session.config.stash[KEPT]
+    folder.mkdir(parents=True, exist_ok=True)
+    for suite, groups in kept.groups.items():
+        records.write(folder / f"{suite}.json", suite, groups, session.config.stash[BEGAN])
+    if kept.memory:
+        memory = {"suite": "memory", "machine": records.machine(), "groups": [], "memory": kept.memory}
+        records.write_json(folder / "memory.json", memory)
 
 
 @pytest.fixture(scope="session")
@@ -73,36 +127,86 @@ def data_flags() -> tuple[str, ...]:
     return ("--dataset", "mnist", "--data-dir", str(root)) if mnist_on_disk(root) else ("--dataset", "synthetic")
 
 
+@pytest.fixture(scope="session")
+def extent(request, quick, data_flags) -> Extent:
+    rounds = request.config.getoption("--rounds") or (QUICK_ROUNDS if quick else FULL_ROUNDS)
+    return Extent(rounds=rounds, seconds=0.2 if quick else 1.0, data_flags=data_flags, quick=quick)
+
+
+@pytest.fixture(scope="session")
+def measured(request, extent):
+    """`measured(suite, group)`: the group's record. It is measured once, with all rows of it that were selected."""
+    replayed = request.config.getoption("--replay")
+    known: dict[str, dict | Exception] = {}
+
+    def measure(suite: str, group: Group) -> dict:
+        if replayed:
+            return _recorded(replayed / f"{suite}.json", group.title)
+        return group.measure(_selected_rows(request.session.items, group), extent)
+
+    def once(suite: str, group: Group) -> dict:
+        if group.key not in known:
+            try:
+                known[group.key] = measure(suite, group)
+                request.config.stash[KEPT].groups.setdefault(suite, []).append(known[group.key])
+            except Exception as error:  # it failed for all of its rows, each of which says so
+                known[group.key] = error
+        if isinstance(known[group.key], Exception):
+            raise known[group.key]
+        return known[group.key]
+
+    return once
+
+
+def _selected_rows(items: list[pytest.Item], group: Group) -> tuple[str, ...]:
+    """The rows of the group whose tests are to run."""
+    keys = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    selected = {params["row"] for params in keys if params.get("group_key") == group.key}
+    return tuple(row for row in group.rows if row in selected)
+
+
+def _recorded(path: Path, title: str) -> dict:
+    """The group called `title` in a suite's file."""
+    if not path.exists():
+        raise CannotMeasure(f"{path} does not exist")
+    for group in json.loads(path.read_text())["groups"]:
+        if group["group"] == title:
+            return group
+    raise CannotMeasure(f"{path} has no group {title!r}")
+
+
 @pytest.fixture
-def in_turns(benchmark):
-    """`in_turns(contestants, rounds)`: their samples, one of each per round of the benchmark."""
+def record_of(request, measured):
+    """`record_of(group_key)`: the record of a group of the test's module."""
+    suite = request.path.stem.removeprefix("test_")
 
-    def run(contestants, rounds):
-        samples = {name: [] for name in contestants}
-        turns = itertools.count()
+    def find(group_key: str) -> dict:
+        try:
+            return measured(suite, request.module.GROUPS[group_key])
+        except CannotMeasure as reason:
+            pytest.skip(str(reason))
 
-        def one_round():
-            for name, sample in take_turns(contestants, next(turns)).items():
-                samples[name].append(sample)
-
-        benchmark.pedantic(one_round, rounds=rounds)
-        return samples
-
-    return run
+    return find
 
 
 @pytest.fixture
-def keep(request, benchmark, capsys):
-    """`keep(record)`: print the group's table and leave its record in `extra_info` and for --record."""
+def replay(benchmark, record_of):
+    """`replay(group_key, row)`: pytest-benchmark's rounds are what a step of the row took. Returns the row's facts."""
 
-    def run(record):
-        if benchmark.stats:  # not with --benchmark-disable
-            benchmark.stats.group = record["group"]
-        benchmark.extra_info.update(record)
-        suite = request.path.stem.removeprefix("test_")
-        request.config.stash[RECORDS].setdefault(suite, []).append(record)
-        with capsys.disabled():
-            print(f"\n{records.table(record)}")
+    def run(group_key: str, row: str) -> dict:
+        record = record_of(group_key)
+        if row not in record["rows"]:
+            pytest.skip(f"{row} was not recorded")
+        durations = iter(seconds_per_step(record, row))
+
+        def next_duration():
+            CLOCK.reset()
+            return (next(durations),), {}
+
+        benchmark.group = record["group"]
+        benchmark.extra_info.update(info(record, row))
+        benchmark.pedantic(CLOCK.advance, setup=next_duration, rounds=len(record["rows"][row]["samples"]))
+        return record["rows"][row]
 
     return run
 
@@ -110,7 +214,11 @@ def keep(request, benchmark, capsys):
 @pytest.fixture
 def one_thread():
     """Torch computes on one thread: several wait for each other where there is little to do, or another job runs."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with single_thread():
+        yield
+
+
+@pytest.fixture
+def keep_memory(request):
+    """`keep_memory(rows)`: leave rows of `benchmarks.suites.memory` for --record."""
+    return request.config.stash[KEPT].memory.extend

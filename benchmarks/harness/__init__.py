@@ -1,0 +1,1 @@
+"""What every measurement needs: turns, statistics, records, ranks, nodes."""

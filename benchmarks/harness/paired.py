@@ -1,0 +1,107 @@
+"""Fair timing: contestants take turns round by round, and what counts is how they differ within a round.
+
+A machine's speed drifts, with its temperature and with its other users. What is timed one after another differs by that
+drift; what takes turns shares it. So every timing of the benchmarks takes one sample of each contestant in every round,
+in an order that is drawn anew for each round, with a seed. Two of them are compared by the median over rounds of their
+ratio, or difference, in the same round. Its interval is a bootstrap's: the rounds are drawn again, with replacement,
+many times, and the interval holds the middle 95 % of the medians. A promise is judged by the interval.
+
+The spread of a row is the width of the middle half of its samples as a share of their median: (upper quartile − lower
+quartile) / median. It says how well the median is known without letting one disturbed round speak for all. A row is
+noisy if its spread is over 15 %.
+"""
+
+import random
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+NOISY = 0.15
+SEED = 42
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+# Of each contestant one number per round: the i-th numbers of all belong to the same round.
+Samples = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The median of some samples and their quartiles `low` and `high`; all three the same if there is one sample."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """(high − low) / median, a share of the median."""
+        return (self.high - self.low) / abs(self.median) if self.median else 0.0
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the spread is over 15 %."""
+        return self.spread > NOISY
+
+
+def take_turns(contestants: Mapping[str, Callable[[], float]], turn: int) -> dict[str, float]:
+    """One round: call every contestant once, in the order of round number `turn`. Returns their samples.
+
+    A contestant does its own timing, so that what it prepares is not counted.
+    """
+    names = order(list(contestants), turn)
+    return {name: contestants[name]() for name in names}
+
+
+def order(names: list[str], turn: int) -> list[str]:
+    """The names in the order of round number `turn`: a random permutation, the same in every run.
+
+    Source: the seed is a text, which Python's `random.Random` hashes in the same way everywhere.
+    """
+    dice = random.Random(f"{SEED} {turn}")
+    return dice.sample(names, len(names))
+
+
+def measure(contestants: Mapping[str, Callable[[], float]], rounds: Iterable[int] | int) -> Samples:
+    """The samples of `rounds` rounds: a number, or an iterable of the rounds' numbers, such as a progress bar."""
+    samples: Samples = {name: [] for name in contestants}
+    turns = range(rounds) if isinstance(rounds, int) else rounds
+    for turn in turns:
+        for name, sample in take_turns(contestants, turn).items():
+            samples[name].append(sample)
+    return samples
+
+
+def summarise(samples: list[float]) -> Summary:
+    """Median and quartiles of at least one sample. Quartiles lie between samples, never outside of them."""
+    if len(samples) == 1:
+        return Summary(median=samples[0], low=samples[0], high=samples[0])
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Summary(median, low, high)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a median lies with CONFIDENCE, by a bootstrap over rounds."""
+
+    low: float
+    high: float
+
+
+def bootstrap(samples: list[float]) -> Interval:
+    """The interval of the median of at least one sample; a point if there is one. Repeats itself: it has a seed."""
+    dice = random.Random(SEED)
+    medians = [statistics.median(dice.choices(samples, k=len(samples))) for _ in range(RESAMPLES)]
+    medians.sort()
+    outside = round((1 - CONFIDENCE) / 2 * RESAMPLES)
+    return Interval(medians[outside], medians[-outside - 1])
+
+
+def ratios(ours: list[float], theirs: list[float]) -> list[float]:
+    """ours / theirs, round by round."""
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+
+
+def differences(ours: list[float], theirs: list[float]) -> list[float]:
+    """ours − theirs, round by round."""
+    return [mine - other for mine, other in zip(ours, theirs, strict=True)]

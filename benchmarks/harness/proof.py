@@ -1,0 +1,63 @@
+"""What makes the levels comparable: runs of their own train.py, and the distance between the weights that they leave.
+
+`train` and `peaks` are jobs for a rank of `common.processes`, and return what this rank has to say.
+"""
+
+import contextlib
+import functools
+import io
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from common import ladder
+from common.args import parse_args
+from common.memory import accounting
+
+ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
+FEW = ["--eval-samples", "100"]
+load = functools.cache(ladder.load)
+
+
+def train(level: str, flags: Sequence[str], threads: int, path: Path | None = None) -> dict:
+    """The result of the level, or of another version of it at `path`; what it prints is left out."""
+    torch.set_num_threads(threads)
+    module = load(level, path)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return module.train(parse_args(module.__file__, flags))
+
+
+def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
+    """The bytes on each device that this process stands for, the rank's or all replicas', at its peak."""
+    with accounting() as ledger:
+        train(level, [*flags, "--max-steps", str(ACCOUNTED_STEPS), *FEW], threads)
+    return list(ledger.peaks().values())
+
+
+def farthest(weights: dict, others: dict) -> float:
+    """The largest absolute difference between two state dicts; infinite where one is not a number.
+
+    ValueError is raised where their keys differ.
+    """
+    different = sorted(weights.keys() ^ others.keys())
+    if different:
+        raise ValueError(f"only one of two networks has {', '.join(different)}")
+    largest = 0.0
+    for name, weight in weights.items():
+        difference = (weight - others[name]).abs().max().item()
+        if math.isnan(difference):
+            return math.inf
+        largest = max(largest, difference)
+    return largest
+
+
+def checksum(weights: dict) -> str:
+    """CRC-32 of the weights rounded to 1e-4, far above the rounding errors of float64: equal runs show equal digits."""
+    crc = 0
+    for name in sorted(weights):
+        rounded = (weights[name] * 1e4).round().long()
+        crc = zlib.crc32(rounded.numpy().tobytes(), crc)
+    return f"{crc:08x}"

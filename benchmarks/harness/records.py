@@ -1,0 +1,268 @@
+"""What a benchmark leaves behind: one dict per group of rows, to write as JSON, to print and to plot.
+
+    {
+      "group": "strong scaling, global batch 64",
+      "unit": "images/s",
+      "rounds": 6,
+      "rows": {
+        "02_ddp_raw, 2 processes": {
+          "median": 719.4, "low": 712.0, "high": 731.9, "spread": 0.0277, "noisy": false,
+          "samples": [719.1, …],              one per round, in the order of the rounds
+          "level": "02_ddp_raw", …            what is known of the row; each group's own keys
+        }, …
+      },
+      "pairs": [
+        {"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio",
+         "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02,
+         "interval": [0.889, 0.914]}, …         of the median, with 95 % confidence
+      ],
+      "notes": ["…", …],
+      "skipped": ["…", …]                     where something could not be measured here: what and why
+    }
+
+`low` and `high` are quartiles (error bars); spread and noisy are defined in `benchmarks.harness.paired`. A pair
+compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference". `rows`
+and `pairs` may be empty.
+
+A file holds one suite: {"suite": "throughput", "machine": {…}, "groups": [group, …]}.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import paired
+from benchmarks.harness.paired import Samples, Summary, summarise
+from common.accelerator.state import available_cores
+from common.accelerator.utils.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = 5  # significant ones: more would be noise
+WIDTH = 80  # columns of a terminal
+
+
+def group(
+    name: str,
+    unit: str,
+    samples: Samples,
+    facts: dict[str, dict] | None = None,
+    ratios: Iterable[tuple[str, str]] = (),
+    differences: Iterable[tuple[str, str]] = (),
+    notes: Iterable[str] = (),
+) -> dict:
+    """The record of one group.
+
+    Args:
+        samples: of `benchmarks.harness.paired.measure`.
+        facts: of each row, what else to keep.
+        ratios, differences: the pairs (of, to) of rows to compare, where both were measured.
+        notes: sentences for the reader.
+
+    Raises:
+        ValueError: if a fact bears the name of one of the measured values.
+    """
+    facts = facts or {}
+    rows = {}
+    for row, own in samples.items():
+        rows[row] = _row(own, facts.get(row, {}))
+    pairs = []
+    for of, to in _measured_pairs(ratios, samples):
+        pairs.append(_pair(of, to, "ratio", paired.ratios(samples[of], samples[to])))
+    for of, to in _measured_pairs(differences, samples):
+        pairs.append(_pair(of, to, "difference", paired.differences(samples[of], samples[to])))
+    return {
+        "group": name,
+        "unit": unit,
+        "rounds": max(map(len, samples.values()), default=0),
+        "rows": rows,
+        "pairs": pairs,
+        "notes": list(notes),
+    }
+
+
+def _measured_pairs(pairs: Iterable[tuple[str, str]], samples: Samples) -> list[tuple[str, str]]:
+    """Those whose rows were both measured: a user may have selected only some rows of a group."""
+    return [(of, to) for of, to in pairs if of in samples and to in samples]
+
+
+def _row(samples: list[float], facts: dict) -> dict:
+    summary = summarise(samples)
+    row = _numbers(summary)
+    row["noisy"] = summary.noisy
+    row["samples"] = [rounded(sample) for sample in samples]
+    taken = sorted(row.keys() & facts.keys())
+    if taken:
+        raise ValueError(f"{', '.join(taken)} of a row cannot be a fact too")
+    return row | facts
+
+
+def _pair(of: str, to: str, kind: str, by_round: list[float]) -> dict:
+    interval = paired.bootstrap(by_round)
+    numbers = _numbers(summarise(by_round))
+    return {"of": of, "to": to, "kind": kind} | numbers | {"interval": [rounded(interval.low), rounded(interval.high)]}
+
+
+def _numbers(summary: Summary) -> dict:
+    return {
+        "median": rounded(summary.median),
+        "low": rounded(summary.low),
+        "high": rounded(summary.high),
+        "spread": rounded(summary.spread),
+    }
+
+
+def rounded(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")
+
+
+def table(record: dict) -> str:
+    """The group in at most 80 columns: rows with median, quartiles and spread, then pairs, then notes, folded."""
+    rows = record["rows"]
+    lines = [record["group"]]
+    if rows:
+        lines.append(_heading(record))
+    for name, row in rows.items():
+        lines.append(_row_line(name, row, several_rounds=record["rounds"] > 1))
+    for pair in record["pairs"]:
+        lines.append(_pair_line(pair))
+    if any(row["noisy"] for row in rows.values()):
+        lines.append("  * noisy: a spread over 15 %")
+    for note in record["notes"]:
+        lines += textwrap.wrap(note, WIDTH, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _heading(record: dict) -> str:
+    rounds = f"medians of {record['rounds']} rounds" if record["rounds"] > 1 else "a single round"
+    unit = f"{record['unit']}, {rounds}"
+    return f"  {unit:<40}{'median':>10}{'quartiles':>17}{'spread':>8}"
+
+
+def _row_line(name: str, row: dict, several_rounds: bool) -> str:
+    line = f"  {name:<40}{number(row['median']):>10}"
+    if not several_rounds:
+        return line
+    quartiles = f"{number(row['low'])} – {number(row['high'])}"
+    mark = " *" if row["noisy"] else ""
+    return f"{line}{quartiles:>17}{row['spread']:>8.1%}{mark}"
+
+
+def _pair_line(pair: dict) -> str:
+    is_ratio = pair["kind"] == "ratio"
+    sign = "/" if is_ratio else "−"
+    form = ".3f" if is_ratio else ".3g"
+    left = f"  {pair['of']} {sign} {pair['to']}"
+    # Records of before have quartiles only.
+    low, high = pair.get("interval", [pair["low"], pair["high"]])
+    right = f"{pair['median']:{form}} ({low:{form}} to {high:{form}})"
+    room = max(0, WIDTH - 1 - len(left))
+    return f"{left} {right:>{room}}"
+
+
+def number(value: float) -> str:
+    """Four digits, three below 1, without an exponent for anything that a table holds."""
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.4g}" if size >= 1 else f"{value:.3g}"
+
+
+def write(path: Path, suite: str, groups: list[dict], began: dict | None = None) -> None:
+    """Write one suite's file, complete or not at all; `began` are the `circumstances` before it was measured."""
+    content: dict = {"suite": suite, "machine": machine()}
+    if began is not None:
+        content["began"] = began
+        content["ended"] = circumstances()
+    write_json(path, content | {"groups": groups})
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write a file for people and programs, complete or not at all."""
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
+def machine() -> dict:
+    """The hardware and the versions that the numbers belong to."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "processor": _processor(),
+        "cores": available_cores(),
+        "gpus": gpus,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "c_library": " ".join(platform.libc_ver()).strip(),
+        "onednn": torch.backends.mkldnn.is_available(),
+        "omp": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "KMP_", "MKL_"))},
+        "cpu_flags": _cpu_flags(),
+        "frequency_governor": _governor(),
+    } | _gpu_software()
+
+
+def circumstances() -> dict:
+    """What a recording happened under: it differs from run to run, and so is no part of the machine."""
+    load = os.getloadavg() if hasattr(os, "getloadavg") else None
+    return {
+        "commit": _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
+        "command": " ".join(sys.argv),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load": [round(value, 2) for value in load] if load else None,
+    }
+
+
+def _output(*command: str) -> str | None:
+    """What the command prints, or None where it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_flags() -> list[str]:
+    """The instruction sets that torch's kernels choose by, of those that this processor has."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return []
+    flags = re.search(r"^(?:flags|Features)\s*: *(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    known = set(flags[1].split()) if flags else set()
+    return sorted(flag for flag in known if flag.startswith(("avx", "amx", "fma", "sve", "asimd", "bf16")))
+
+
+def _governor() -> str | None:
+    """How Linux chooses the frequency of the first core; None where it does not say."""
+    path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    return path.read_text().strip() if path.exists() else None
+
+
+def _gpu_software() -> dict:
+    """On a machine with GPUs: versions, and what nvidia-smi says of clocks, power limits and links."""
+    if not torch.cuda.is_available():
+        return {}
+    asked = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
+    return {
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "nvidia_smi": _output("nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"),
+        "topology": _output("nvidia-smi", "topo", "-m"),
+    }
+
+
+def _processor() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        name = re.search(r"^model name\s*: *(.*)$", cpuinfo.read_text(), re.MULTILINE)
+        if name:
+            return name[1].strip()
+    return platform.machine()

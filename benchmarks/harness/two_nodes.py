@@ -1,0 +1,165 @@
+"""Two nodes on one machine: two network namespaces joined by a cable that can be throttled, cut and mended.
+
+Needs root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf; `why_not` says what is missing.
+"""
+
+import argparse
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from common import ladder
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+INTERFACE = "cable"
+# The namespaces are ours alone, and so are all their ports.
+RENDEZVOUS = f"{ADDRESSES[0]}:29400"
+# A bucket this small lets next to nothing of a gradient of megabytes through at the cable's own speed.
+BURST_BYTES = 256 * 1024
+# More than TCP keeps under way: nothing is dropped, so what is timed is the rate and not TCP's recovery from losses.
+QUEUE_BYTES = 32 * 1024 * 1024
+
+_numbers = itertools.count()
+
+
+class Nodes:
+    """The two nodes of `two_nodes`, 0 and 1, with the addresses `ADDRESSES`."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        self.names = names
+
+    def start(self, node: int, command: list[str], environment: dict[str, str] | None = None, **popen):
+        """A process on `node`, as `subprocess.Popen` starts it, in the repository's root."""
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE} | (environment or {})
+        command = ["ip", "netns", "exec", self.names[node], *command]
+        return subprocess.Popen(command, env=environment, cwd=ladder.ROOT, text=True, **popen)
+
+    def torchrun(self, node: int, arguments: list[str], processes: int = 1, settings: str = "", **options):
+        """torchrun's agent for `node`, of two with `processes` ranks each; `settings` are added to `--rdzv-conf`.
+
+        `arguments` may begin with more flags of torchrun. A namespace has no name of its own: which node hosts the
+        rendezvous, and by which address a node is reached, must be said.
+        """
+        is_host = f"is_host={'true' if node == 0 else 'false'}"
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(processes)]
+        command += ["--rdzv-id", "two-nodes", "--rdzv-backend", "c10d", "--rdzv-endpoint", RENDEZVOUS]
+        command += ["--rdzv-conf", ",".join([is_host, settings] if settings else [is_host])]
+        return self.start(node, [*command, "--local-addr", ADDRESSES[node], *arguments], **options)
+
+    def limit(self, bits_per_second: float | None) -> None:
+        """Throttle the cable in both directions; None lifts the limit."""
+        for name in self.names:
+            if bits_per_second is None:
+                subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root"], capture_output=True)
+            else:
+                rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
+                _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate)
+
+    def cut(self) -> None:
+        """Pull the plug: packets vanish, and neither side is told."""
+        _run("ip", "-n", self.names[1], "link", "set", INTERFACE, "down")
+
+    def mend(self) -> None:
+        _run("ip", "-n", self.names[1], "link", "set", INTERFACE, "up")
+
+    def give_up_after(self, retries: int) -> None:
+        """How often TCP repeats what nobody acknowledges: 5 times take some 13 s, Linux's 15 a quarter of an hour."""
+        for node, _ in enumerate(self.names):
+            setting = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
+            if code := self.start(node, ["sh", "-c", setting]).wait(30):
+                raise RuntimeError(f"{setting}: exit code {code}")
+
+    def kill(self, node: int) -> None:
+        """Switch the node off: SIGKILL to every process on it, until there is none."""
+        deadline = time.monotonic() + 20
+        while pids := _run("ip", "netns", "pids", self.names[node]).split():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes {pids} of {self.names[node]} survive SIGKILL")
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.05)
+
+
+@contextmanager
+def two_nodes() -> Iterator[Nodes]:
+    """Two nodes and the cable between them, both gone afterwards together with every process still on them.
+
+    Raises:
+        RuntimeError: with the words of `ip` where this machine does not allow it.
+    """
+    unique = f"ladder-{os.getpid()}-{next(_numbers)}"
+    names = (f"{unique}-0", f"{unique}-1")
+    nodes = Nodes(names)
+    made = []
+    try:
+        for name in names:
+            _run("ip", "netns", "add", name)
+            made.append(name)
+        _run("ip", "link", "add", INTERFACE, "netns", names[0], "type", "veth", "peer", INTERFACE, "netns", names[1])
+        for name, address in zip(names, ADDRESSES, strict=True):
+            _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
+            for interface in ("lo", INTERFACE):
+                _run("ip", "-n", name, "link", "set", interface, "up")
+        yield nodes
+    finally:
+        for node, _ in enumerate(made):
+            nodes.kill(node)
+        for name in made:
+            _run("ip", "netns", "delete", name)
+
+
+@cache
+def why_not() -> str | None:
+    """Why there can be no two nodes here, or None if there can."""
+    missing = [program for program in ("ip", "tc") if not shutil.which(program)]
+    if missing:
+        return f"iproute2 is not installed ({' and '.join(missing)} not found)"
+    if os.geteuid():
+        return "network namespaces need root"
+    try:
+        with two_nodes() as nodes:
+            nodes.limit(1e9)
+            if nodes.start(0, [sys.executable, "-c", ""]).wait(60):
+                return "a process cannot be started in a network namespace"
+    except (RuntimeError, OSError) as error:
+        return f"no network namespaces here: {error}"
+    return None
+
+
+def options_of_suite(parser: argparse.ArgumentParser, rounds: int, quick_rounds: int) -> argparse.Namespace:
+    """The flags `--json`, `--rounds` and `--quick`; the program ends with one line where there can be no two nodes.
+
+    Args:
+        parser: of a suite that measures on two nodes.
+        rounds, quick_rounds: how often the contestants take turns where `--rounds` does not say it.
+    """
+    flag = parser.add_argument
+    flag("--json", type=Path, metavar="PATH", help="write the record there")
+    flag("--rounds", type=int, metavar="N", help=f"how often the rows take turns ({rounds}; --quick: {quick_rounds})")
+    flag("--quick", action="store_true", help="a few of the rows, a few short rounds")
+    options = parser.parse_args()
+    if options.rounds is None:
+        options.rounds = quick_rounds if options.quick else rounds
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    reason = why_not()
+    if reason:
+        sys.exit(f"error: {reason}")
+    return options
+
+
+def _run(*command: str) -> str:
+    """The command's output; RuntimeError with what it says on stderr if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

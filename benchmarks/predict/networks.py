@@ -1,0 +1,19 @@
+"""The networks that predictions are made for, layer by layer: what `count` has counted and networks.json keeps."""
+
+import functools
+import json
+from pathlib import Path
+
+from benchmarks.predict.step import Layer, Network
+
+PATH = Path(__file__).with_name("networks.json")
+
+
+@functools.cache
+def networks() -> dict[str, Network]:
+    """All networks, by name."""
+    found = {}
+    for name, counted in json.loads(PATH.read_text()).items():
+        layers = [Layer(*numbers) for numbers in counted["layers"]]
+        found[name] = Network(name, tuple(layers), counted["operators"])
+    return found

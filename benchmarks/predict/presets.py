@@ -1,0 +1,102 @@
+"""Links, GPUs and effects with the figures that others have published for them. Nothing here is fitted to a result.
+
+Sources:
+
+- NCCL, src/graph/topo.h: bandwidth of links in GB/s (SM60_NVLINK_BW and so on, PCI_BW, NET_BW).
+- NCCL, src/graph/tuning.cc, version 2.8: latencies of a ring's messages in µs (hwLat, baseLat; protocol Simple).
+- TensorFlow, guide "Benchmarks", May 2017: images per second of one P100 on ResNet-50 with batch 64.
+- NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5: images per second of one V100 and of one A100.
+- Sinha et al., "Not All GPUs Are Created Equal", SC 2022: GPUs of one kind in one cluster differ by 8 % on average
+  and by 22 % at most in how fast they are.
+- Lee et al., arXiv 2507.03114, 2025: compute is 18.9 % slower on average, and 40 % at most, while the same GPU
+  communicates.
+
+Assumptions, each with the range that it leaves:
+
+- An operator takes 10 µs to start from Python (5 to 20).
+- Backward is two thirds of a step (0.6 to 0.7): it computes two products where forward computes one.
+- Sinha's 8 % lies between the whiskers of a box plot, which are 5.4 standard deviations apart for normal samples. That
+  makes 1.5 % (none to 4.1 %, which is 22 %).
+- A network takes as much longer than ResNet-50 as it has more multiply-adds.
+- A gradient is there when its layer's share of the multiply-adds of backward is done.
+"""
+
+from typing import NamedTuple
+
+from benchmarks.predict.all_reduce import Cluster, Link
+from benchmarks.predict.networks import networks
+from benchmarks.predict.step import Network, Training
+
+MICROSECOND = 1e-6
+GIGABYTE = 1e9
+WHISKERS = 5.4  # standard deviations between the whiskers of a box plot of normal samples
+SPEED_SPREAD = 0.08 / WHISKERS
+LARGEST_SPEED_SPREAD = 0.22 / WHISKERS
+CONTENTION = 0.189
+LARGEST_CONTENTION = 0.40
+LAUNCH = 10 * MICROSECOND
+START = 8.4 * MICROSECOND
+NVLINK_LATENCY = 3.4 * MICROSECOND
+PCIE_LATENCY = 5.7 * MICROSECOND
+NETWORK_LATENCY = 9.6 * MICROSECOND
+
+
+class Gpu(NamedTuple):
+    """A kind of GPU by what one alone trains of ResNet-50, which is published."""
+
+    name: str
+    resnet50_per_second: float
+
+
+GPUS = {
+    "p100": Gpu("P100, float32", 219),
+    "v100": Gpu("V100, float32", 367),
+    "a100": Gpu("A100, TF32", 938),
+    "a100-amp": Gpu("A100, mixed precision", 2470),
+}
+# NCCL: links of a GPU times the bandwidth of each; for the A100 the most that tuning.cc expects of an all-reduce.
+INNER = {
+    "nvlink-p100": Link(NVLINK_LATENCY, 4 * 18 * GIGABYTE),
+    "nvlink-v100": Link(NVLINK_LATENCY, 6 * 20 * GIGABYTE),
+    "nvlink-a100": Link(NVLINK_LATENCY, 235 * GIGABYTE),
+    "nvlink-h100": Link(NVLINK_LATENCY, 18 * 20.6 * GIGABYTE),
+    "pcie3": Link(PCIE_LATENCY, 12 * GIGABYTE),
+    "pcie4": Link(PCIE_LATENCY, 24 * GIGABYTE),
+}
+
+
+def ethernet(gigabits: float, cards: int = 1) -> Link:
+    """The network of a node with so many cards of so many Gbit/s: NCCL expects 12 GB/s of 100 Gbit/s."""
+    return Link(NETWORK_LATENCY, cards * gigabits / 100 * 12 * GIGABYTE)
+
+
+NETWORK = {
+    "25g": ethernet(25),
+    "100g": ethernet(100),
+    "200g": ethernet(200),
+    "400g": ethernet(400),
+    "8x200g": ethernet(200, cards=8),
+    "8x400g": ethernet(400, cards=8),
+}
+
+
+def sample_seconds(network: Network, gpu: Gpu) -> float:
+    """Seconds that one GPU computes for one sample of a step, after its published rate for ResNet-50."""
+    of_resnet50 = networks()["ResNet-50"].multiply_adds
+    return network.multiply_adds / of_resnet50 / gpu.resnet50_per_second
+
+
+def training(network: Network, gpu: Gpu) -> Training:
+    """A network on a kind of GPU under DDP, with the effects at their published averages."""
+    return Training(
+        network,
+        sample_seconds(network, gpu),
+        LAUNCH,
+        speed_spread=SPEED_SPREAD,
+        contention=CONTENTION,
+    )
+
+
+def cluster(inner: str, network: str, gpus_per_node: int) -> Cluster:
+    """Nodes with one of INNER's links and one of NETWORK's. KeyError is raised for another name."""
+    return Cluster(gpus_per_node, INNER[inner], NETWORK[network], start=START)

@@ -1,0 +1,221 @@
+"""How long a step of data-parallel training takes: compute, and what of the all-reduces backward does not hide.
+
+    step = forward + max(backward, end of the last all-reduce) + what is left of the step
+
+Three effects are in it besides the all-reduce itself, each with a published size (see `presets`):
+
+- A step is launch-bound where starting its kernels takes longer than running them.
+- All GPUs wait for the slowest of them. Their speeds differ, though they are of one kind.
+- Backward is slower while an all-reduce runs beside it on the same GPU.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from benchmarks.predict.all_reduce import Cluster, all_reduce
+
+GRADIENT_BYTES = 4  # float32
+
+
+class Layer(NamedTuple):
+    """A module with parameters: how many, and the multiply-adds of its forward for one sample."""
+
+    parameters: int
+    multiply_adds: int
+
+
+class Gradient(NamedTuple):
+    """The gradient of a layer: its bytes, and after which share of backward it is there."""
+
+    size: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network: its layers in the order of forward, and how many operators one training step runs."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    operators: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    @functools.cached_property
+    def multiply_adds(self) -> int:
+        return sum(layer.multiply_adds for layer in self.layers)
+
+    @functools.cached_property
+    def gradients(self) -> list[Gradient]:
+        """In the order in which backward computes them, the last layer's first; its time is as the multiply-adds."""
+        done = 0
+        gradients = []
+        for layer in reversed(self.layers):
+            done += layer.multiply_adds
+            gradients.append(Gradient(layer.parameters * GRADIENT_BYTES, done / self.multiply_adds))
+        return gradients
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """When gradients are sent.
+
+    Attributes:
+        size: bytes at which a bucket is full.
+        first: the same for the first bucket.
+        waits_until_full: True is DDP's rule: a bucket is sent when it is full, whole layers at a time. False is
+            Horovod's: as soon as the network is free, all gradients that are there are sent, up to `size`.
+    """
+
+    size: float = 25 * 2**20
+    first: float = 2**20
+    waits_until_full: bool = True
+
+
+DDP = Buckets()
+HOROVOD = Buckets(size=64 * 2**20, first=64 * 2**20, waits_until_full=False)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A network on one kind of GPU.
+
+    Attributes:
+        network: what is trained.
+        sample_seconds: seconds that one GPU computes for one sample of a step, where launches do not bound it.
+        launch_seconds: seconds to start one operator from Python.
+        backward_share: the part of the step that backward takes.
+        buckets: when gradients are sent.
+        speed_spread: standard deviation of the GPUs' times for the same work, as a share of it.
+        contention: by which share backward is slower while an all-reduce runs.
+    """
+
+    network: Network
+    sample_seconds: float
+    launch_seconds: float
+    backward_share: float = 2 / 3
+    buckets: Buckets = DDP
+    speed_spread: float = 0.0
+    contention: float = 0.0
+
+    def compute(self, batch: float) -> float:
+        """Seconds of a step of `batch` samples on one GPU alone."""
+        return max(batch * self.sample_seconds, self.network.operators * self.launch_seconds)
+
+
+class Transfer(NamedTuple):
+    """One all-reduce: seconds since backward began."""
+
+    start: float
+    end: float
+
+
+def step(training: Training, batch: float, gpus: int, cluster: Cluster) -> float:
+    """Seconds of a step on `gpus` GPUs with `batch` samples each.
+
+    Raises:
+        ValueError: as `all_reduce` does.
+    """
+    if gpus == 1:
+        return training.compute(batch)
+    compute = training.compute(batch) * (1 + training.speed_spread * expected_maximum(gpus))
+    backward = compute * training.backward_share
+    # How far backward is slowed down follows from the transfers beside a backward that is not.
+    hidden = 0.0
+    for transfer in transfers(training, backward, gpus, cluster):
+        hidden += min(transfer.end, backward) - min(transfer.start, backward)
+    slowed = backward + training.contention * hidden
+    *_, last = transfers(training, slowed, gpus, cluster)
+    return compute - backward + max(slowed, last.end)
+
+
+def weak_efficiency(training: Training, batch: float, gpus: int, cluster: Cluster) -> float:
+    """Throughput of `gpus` GPUs with `batch` samples each, as a share of as many times that of one."""
+    return training.compute(batch) / step(training, batch, gpus, cluster)
+
+
+def speed_up(training: Training, global_batch: float, gpus: int, cluster: Cluster) -> float:
+    """Strong scaling: how many times faster `gpus` GPUs take a step of `global_batch` samples than one does."""
+    return training.compute(global_batch) / step(training, global_batch / gpus, gpus, cluster)
+
+
+def pays_from(training: Training, gpus: int, cluster: Cluster, efficiency: float, most: int = 2**24) -> int | None:
+    """The smallest global batch, a power of two, on which the speed-up is more than `efficiency` · `gpus`.
+
+    It is None if there is none up to `most` samples. An efficiency of 1 / `gpus` asks where they are faster than one.
+    """
+    global_batch = gpus
+    while global_batch <= most:
+        if speed_up(training, global_batch, gpus, cluster) > efficiency * gpus:
+            return global_batch
+        global_batch *= 2
+    return None
+
+
+def transfers(training: Training, backward: float, gpus: int, cluster: Cluster) -> Iterator[Transfer]:
+    """The all-reduces of a step whose backward takes `backward` seconds, in order; there is at least one."""
+    rule = _when_full if training.buckets.waits_until_full else _when_free
+    return rule(training.network.gradients, training.buckets, backward, gpus, cluster)
+
+
+def _when_full(
+    gradients: list[Gradient], buckets: Buckets, backward: float, gpus: int, cluster: Cluster
+) -> Iterator[Transfer]:
+    end = 0.0
+    size = 0.0
+    limit = buckets.first
+    for number, gradient in enumerate(gradients, start=1):
+        size += gradient.size
+        if size >= limit or number == len(gradients):
+            start = max(gradient.share * backward, end)
+            end = start + all_reduce(size, gpus, cluster)
+            yield Transfer(start, end)
+            size = 0.0
+            limit = buckets.size
+
+
+def _when_free(
+    gradients: list[Gradient], buckets: Buckets, backward: float, gpus: int, cluster: Cluster
+) -> Iterator[Transfer]:
+    end = 0.0
+    sent = 0
+    while sent < len(gradients):
+        start = max(gradients[sent].share * backward, end)
+        size = gradients[sent].size
+        sent += 1
+        # A gradient that is larger than a bucket is sent alone.
+        while sent < len(gradients) and _fits(gradients[sent], size, start, buckets, backward):
+            size += gradients[sent].size
+            sent += 1
+        end = start + all_reduce(size, gpus, cluster)
+        yield Transfer(start, end)
+
+
+def _fits(gradient: Gradient, size: float, now: float, buckets: Buckets, backward: float) -> bool:
+    is_there = gradient.share * backward <= now
+    return is_there and size + gradient.size <= buckets.size
+
+
+def expected_maximum(count: int) -> float:
+    """How many standard deviations the largest of `count` normal samples is above their mean, expected.
+
+    Source: Blom's approximation, with the normal quantile of Abramowitz and Stegun, 26.2.23 (within 0.00045). The page
+    computes it in the same way.
+    """
+    if count == 1:
+        return 0.0
+    above = 1 - (count - 0.375) / (count + 0.25)
+    t = math.sqrt(-2 * math.log(above))
+    numerator = 2.515517 + t * (0.802853 + t * 0.010328)
+    denominator = 1 + t * (1.432788 + t * (0.189269 + t * 0.001308))
+    return t - numerator / denominator
+
+
+def without_effects(training: Training) -> Training:
+    """The same where all GPUs are equally fast and an all-reduce slows nothing down: the network's part alone."""
+    return replace(training, speed_spread=0.0, contention=0.0)

@@ -1,0 +1,1 @@
+"""What becomes of results: tables, verdicts, plots, the page, the numbers in the READMEs."""

@@ -1,0 +1,244 @@
+"""Generated parts of the READMEs that teach: where the collectives are called, what travels, and what memory holds."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+
+from benchmarks.suites.network import Calibration
+from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
+from common.ladder import scripts
+from common.model import BasicNet
+
+RESULTS = Path("benchmarks/results/amd-epyc-2-cores")  # in the repository
+MIB = 2**20
+WORLD_SIZES = (2, 4, 8)
+BATCHES = (64, 256)  # of each process, in the recorded runs on two nodes
+TAIL_SAMPLES = 10_000
+TAIL_RANKS = 7
+TAIL_BATCH = 70
+MICRO_BATCHES = 4  # of the window that `no_sync` is explained with
+
+
+class Call(NamedTuple):
+    """A line of the ladder that calls a collective.
+
+    Attributes:
+        collective: the field's name for it.
+        file: relative to the repository.
+        code: a part of the line, which is in one line of the file only.
+    """
+
+    collective: str
+    file: str
+    code: str
+
+
+CALLS = (
+    Call("broadcast", "common/ddp/replicas.py", "dist.broadcast(tensor"),
+    Call("all-reduce", "02_ddp_raw/train.py", "dist.all_reduce(train_loss)"),
+    Call("all-reduce", "02_ddp_raw/train.py", "dist.all_reduce(totals)"),
+    Call("all-reduce", "common/ddp/naive.py", "dist.all_reduce(parameter.grad)"),
+    Call("all-reduce", "03_accelerate/train.py", "accelerator.reduce("),
+    Call("all-gather", "02_ddp_raw/train.py", "dist.all_gather_object(found"),
+    Call("all-gather", "02_ddp_raw/train.py", "dist.all_gather_object(peaks"),
+    Call("all-gather", "03_accelerate/train.py", "gather_for_metrics("),
+    Call("barrier", "02_ddp_raw/one_step.py", "dist.barrier()  # the next rank's turn"),
+)
+
+
+class Missing(ValueError):
+    """A README names a line that is not there, or is there more than once."""
+
+
+def line_number(call: Call) -> int:
+    """The number of the line that makes `call`, from 1.
+
+    Raises:
+        Missing: if not exactly one line of the file has the code.
+    """
+    lines = (scripts.ROOT / call.file).read_text().splitlines()
+    found = [number for number, line in enumerate(lines, 1) if call.code in line]
+    if len(found) != 1:
+        raise Missing(f"{len(found)} lines of {call.file} contain {call.code!r}, not one")
+    return found[0]
+
+
+def collectives() -> str:
+    """Which line of the ladder calls which collective, as a table."""
+    rows = ["| collective | file | line | call |", "|---|---|--:|---|"]
+    for call in CALLS:
+        code, _, _ = call.code.partition("  #")
+        shown = code if code.endswith(")") else f"{code}…"
+        rows.append(f"| {call.collective} | {call.file} | {line_number(call)} | `{shown}` |")
+    return "\n".join(rows)
+
+
+def ring() -> str:
+    """What each rank sends in one all-reduce of BasicNet's gradients, as a table."""
+    size = _gradient_bytes()
+    rows = ["| ranks | messages | share of the gradients | sent by each rank |", "|--:|--:|--:|--:|"]
+    for ranks in WORLD_SIZES:
+        share = 2 * (ranks - 1) / ranks
+        rows.append(f"| {ranks} | {2 * (ranks - 1)} | {share:.2f} | {share * size / 1e6:.2f} MB |")
+    return "\n".join(rows)
+
+
+def latency() -> str:
+    """What the number of messages costs on the recorded link: all gradients one by one, and in DDP's two buckets."""
+    seconds = _calibration(64).latency
+    tensors = sum(1 for _ in BasicNet().parameters())
+    rows = [f"| ranks | {tensors} all-reduces | 2 all-reduces | saved |", "|--:|--:|--:|--:|"]
+    for ranks in WORLD_SIZES:
+        messages = 2 * (ranks - 1)
+        one_by_one = tensors * messages * seconds * 1e3
+        in_buckets = 2 * messages * seconds * 1e3
+        saved = one_by_one - in_buckets
+        rows.append(f"| {ranks} | {one_by_one:.1f} ms | {in_buckets:.1f} ms | {saved:.1f} ms |")
+    return "\n".join(rows)
+
+
+def overlap() -> str:
+    """Two nodes with a batch of 64 each: images per second measured, and predicted with and without overlap."""
+    rows = ["| link | measured | predicted | predicted without overlap |", "|---|--:|--:|--:|"]
+    for name, row in _links(64).items():
+        without = row["predicted_without_overlap"]
+        rows.append(f"| {name} | {row['median']:.0f} | {row['predicted']:.0f} | {without:.0f} |")
+    return "\n".join(rows)
+
+
+def no_sync() -> str:
+    """What `no_sync` saves in a window of four micro-batches of 64 on two ranks, as a table."""
+    saved_messages = MICRO_BATCHES - 1
+    sent = saved_messages * _gradient_bytes() / 1e6
+    calibration = _calibration(64)
+    rows = ["| link | not sent by each rank | time not waited |", "|---|--:|--:|"]
+    for name, row in _links(64).items():
+        if row["nominal_bits_per_sec"]:
+            waited = calibration.step(row["tcp_bits_per_sec"]) - calibration.compute
+            rows.append(f"| {name} | {sent:.1f} MB | {saved_messages * waited * 1e3:.0f} ms |")
+    return "\n".join(rows)
+
+
+def break_even() -> str:
+    """Two nodes against one: how many times as fast they are, by link and by batch of each process."""
+    by_batch = {batch: _links(batch) for batch in BATCHES}
+    heading = " | ".join(f"batch {batch} each" for batch in BATCHES)
+    rows = [f"| link | {heading} |", "|---|--:|--:|"]
+    for name in by_batch[BATCHES[0]]:
+        speedups = []
+        for batch, links in by_batch.items():
+            alone = batch / _calibration(batch).compute
+            speedups.append(f"{links[name]['median'] / alone:.2f}")
+        rows.append(f"| {name} | {' | '.join(speedups)} |")
+    return "\n".join(rows)
+
+
+def memory_split() -> str:
+    """Where BasicNet's memory is on two devices at the peak of each, in MiB by category, as a table."""
+    columns = {}
+    for wrapper, devices in (("DataParallel", (0, 1)), ("DDP", (0,))):
+        (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == 2]
+        for device in devices:
+            name = "DDP, each" if wrapper == "DDP" else f"DataParallel, device {device}"
+            columns[name] = row["peaks"][device]
+    names = list(columns)
+    rows = [f"| MiB | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
+    for category in columns[names[0]]:
+        cells = [f"{columns[name][category] / MIB:.1f}" for name in names]
+        rows.append(f"| {category} | {' | '.join(cells)} |")
+    sums = [f"{sum(columns[name].values()) / MIB:.1f}" for name in names]
+    rows.append(f"| sum | {' | '.join(sums)} |")
+    return "\n".join(rows)
+
+
+def zero() -> str:
+    """Parameters, gradients and AdamW's state per device under DDP, ZeRO and FSDP, and DDP's accounted peak."""
+    parameters = gradients = _gradient_bytes() / MIB
+    state = 2 * parameters
+    accounted = {}
+    for row in _memory_rows("DDP"):
+        sizes = [sum(split.values()) for split in row["peaks"]]
+        accounted[row["devices"]] = max(sizes)
+    rows = [
+        "| devices | DDP | ZeRO-1 | ZeRO-2 | ZeRO-3, FSDP | DDP's accounted peak |",
+        "|--:|--:|--:|--:|--:|--:|",
+    ]
+    for ranks in WORLD_SIZES:
+        cells = [
+            parameters + gradients + state,
+            parameters + gradients + state / ranks,
+            parameters + (gradients + state) / ranks,
+            (parameters + gradients + state) / ranks,
+            accounted[ranks] / MIB,
+        ]
+        rows.append(f"| {ranks} | {' | '.join(f'{cell:.1f}' for cell in cells)} |")
+    return "\n".join(rows)
+
+
+def _gradient_bytes() -> int:
+    """The bytes of all gradients of BasicNet, which are as many as those of its parameters."""
+    return sum(parameter.nbytes for parameter in BasicNet().parameters())
+
+
+def _recorded(name: str) -> dict:
+    return json.loads((scripts.ROOT / RESULTS / f"{name}.json").read_text())
+
+
+def _network_group() -> dict:
+    (group,) = _recorded("network")["groups"]
+    return group
+
+
+def _calibration(batch: int) -> Calibration:
+    return Calibration(**_network_group()["calibration"][str(batch)])
+
+
+def _links(batch: int) -> dict[str, dict]:
+    """The recorded rows of DDP on two nodes with a batch of `batch` on each, by the name of the link."""
+    links = {}
+    for name, row in _network_group()["rows"].items():
+        if row["batch_per_process"] == batch:
+            link, _, _ = name.partition(",")
+            links[link] = row
+    return links
+
+
+def _memory_rows(wrapper: str) -> list[dict]:
+    rows = [row for row in _recorded("results")["memory"] if row["network"] == "basic_net"]
+    return [row for row in rows if row["wrapper"] == wrapper]
+
+
+def tails() -> str:
+    """What becomes of the last of 10,000 samples on seven ranks with a global batch of 70, as a table."""
+    steps = TAIL_SAMPLES // TAIL_BATCH
+    trained = f"{steps * TAIL_BATCH:,}"
+    exact = f"{_of_all_ranks(DistributedEvalSampler):,}"
+    padded = f"{_of_all_ranks(DistributedSampler):,}"
+    every = f"{TAIL_SAMPLES:,}"
+    rows = [
+        "| level | trained on | evaluated | counted |",
+        "|---|--:|--:|--:|",
+        f"| 00, 01: one process | {trained} | {every} | {every} |",
+        f"| 02: `DistributedEvalSampler` | {trained} | {exact} | {exact} |",
+        f"| 02 with a `DistributedSampler` | – | {padded} | {padded} |",
+        f"| 03: `gather_for_metrics` | {trained} | {_computed(TAIL_BATCH, split=True):,} | {every} |",
+        f"| 04: the Trainer | {trained} | {_computed(TAIL_BATCH // TAIL_RANKS, split=False):,} | {every} |",
+    ]
+    return "\n".join(rows)
+
+
+def _of_all_ranks(sampler: type[DistributedEvalSampler] | type[DistributedSampler]) -> int:
+    """How many samples a sampler gives to seven ranks in all."""
+    shards = [sampler(range(TAIL_SAMPLES), TAIL_RANKS, rank) for rank in range(TAIL_RANKS)]
+    return sum(len(shard) for shard in shards)
+
+
+def _computed(batch_size: int, split: bool) -> int:
+    """How many samples seven ranks together run through the network in an evaluation by the core's loaders."""
+    computed = 0
+    for rank in range(TAIL_RANKS):
+        batches = BatchSampler(SequentialSampler(range(TAIL_SAMPLES)), batch_size, drop_last=False)
+        computed += sum(len(batch) for batch in BatchSamplerShard(batches, TAIL_RANKS, rank, split_batches=split))
+    return computed

@@ -1,0 +1,102 @@
+"""The plots of `benchmarks.suites.network`, drawn from its record alone: measured and predicted are kept apart.
+
+python -m benchmarks.report.network_plot network.json
+"""
+
+from pathlib import Path
+
+from benchmarks.report.plots import BLUE, GREEN, ORANGE, SOFT, STYLE, VERMILION, save, subplots
+from benchmarks.report.recorded import read_record
+from benchmarks.suites.network import Calibration
+
+COLOURS, MARKERS = (BLUE, VERMILION, GREEN, ORANGE), ("o", "s", "^", "D")
+HEIGHT = 4.6  # inches
+NODES = [2**power for power in range(13)]
+
+
+def draw(result: dict, machine: dict, folder: Path) -> list[str]:
+    """Write network.png and network_prediction.png into `folder`, in place of older ones; returns their names.
+
+    Args:
+        result: of `benchmarks.suites.network.record`. KeyError is raised if something in it is missing.
+        machine: of `benchmarks.harness.records.machine`.
+    """
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ["network.png", "network_prediction.png"]
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    models = {int(batch): Calibration(**model) for batch, model in result["calibration"].items()}
+    with matplotlib.rc_context(STYLE):
+        _measured(result, models, machine, folder / names[0])
+        _predicted(result, models, machine, folder / names[1])
+    return names
+
+
+def _measured(result: dict, models: dict[int, Calibration], machine: dict, path: Path) -> None:
+    """Images per second against the TCP rate: medians and quartiles, and the model's two lines."""
+    figure, (panel,) = subplots(1, 1, HEIGHT)
+    rows = list(result["rows"].values())
+    rates = [row["tcp_bits_per_sec"] for row in rows]
+    across = _logarithmic(min(rates) / 1.6, max(rates) * 1.6)
+    for (batch, model), colour, marker in zip(models.items(), COLOURS, MARKERS, strict=False):
+        own = [row for row in rows if row["batch_per_process"] == batch]
+        whiskers = [[row["median"] - row["low"] for row in own], [row["high"] - row["median"] for row in own]]
+        points = {"x": [row["tcp_bits_per_sec"] / 1e9 for row in own], "y": [row["median"] for row in own]}
+        looks = {"color": colour, "marker": marker, "linestyle": "none", "capsize": 5, "markersize": 8}
+        panel.errorbar(**points, yerr=whiskers, **looks, label=f"{batch} per process, measured")
+        for overlap, line, name in ((True, "-", "model"), (False, ":", "model, no overlap")):
+            heights = [2 * batch / model.step(rate, overlap=overlap) for rate in across]
+            panel.plot([rate / 1e9 for rate in across], heights, line, color=colour, label=f"{batch}, {name}")
+    panel.set(xscale="log", xlabel="rate of a plain TCP transfer, Gbit/s", ylabel="images per second, both nodes")
+    panel.set_ylim(bottom=0)
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.set_title("DDP on two nodes against the network between them")
+    panel.grid()
+    panel.legend(fontsize=10)
+    told = f"Measured; the model knows the unlimited runs only. Medians of {result['rounds']} rounds, quartiles"
+    save(figure, path, told, machine)
+
+
+def _predicted(result: dict, models: dict[int, Calibration], machine: dict, path: Path) -> None:
+    """Efficiency against the number of nodes, for the bandwidths that were given as limits."""
+    figure, (panel,) = subplots(1, 1, HEIGHT)
+    batch, model = max(models.items())
+    limits = {name.split(",")[0]: row["nominal_bits_per_sec"] for name, row in result["rows"].items()}
+    limits = {name: limit for name, limit in limits.items() if limit}
+    for (name, limit), colour, line in zip(limits.items(), COLOURS, ("-", "--", "-.", ":"), strict=False):
+        heights = [100 * model.efficiency(limit, nodes) for nodes in NODES]
+        panel.plot(NODES, heights, color=colour, linestyle=line, linewidth=2, label=name)
+    panel.axvspan(1, 2, color=SOFT, alpha=0.15, linewidth=0)
+    panel.text(2.15, 3, "← calibrated here", fontsize=10, color=SOFT)
+    panel.set(xscale="log", xlabel="nodes, one process each", ylabel="efficiency, % of perfect scaling")
+    panel.set_ylim(0, 104)
+    panel.set_xticks([1, 4, 16, 64, 256, 1024, 4096], ["1", "4", "16", "64", "256", "1024", "4096"])
+    panel.minorticks_off()
+    panel.set_title(f"PREDICTION: DDP over a ring, {batch} images per process")
+    panel.grid()
+    panel.legend(fontsize=10)
+    told = f"Predicted by the model calibrated on two nodes: {1000 * model.compute:.0f} ms of compute a step, "
+    told += f"{1e6 * model.latency:.0f} µs a message, 2(n−1) messages in a row"
+    save(figure, path, told, machine)
+
+
+def _logarithmic(low: float, high: float, points: int = 200) -> list[float]:
+    return [low * (high / low) ** (i / (points - 1)) for i in range(points)]
+
+
+def main(argv: list[str] | None = None) -> None:
+    record = read_record(
+        "benchmarks.report.network_plot",
+        __doc__.splitlines()[0],
+        "record of the network",
+        "a network.json of benchmarks.suites.network or pytest benchmarks --record",
+        argv,
+    )
+    group = record.content["groups"][0]
+    print(f"Written to {record.folder}:", *draw(group, record.content["machine"], record.folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The plot of `benchmarks.suites.overlap`, drawn from its record alone.
+
+python -m benchmarks.report.overlap_plot overlap.json
+
+Where `benchmarks.timeline` has left its record in the same folder, it says whether the two measured the same step.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.harness.gradient_averaging import ALONE, BATCH
+from benchmarks.report.plots import BLUE, CLEAR, GREY, INK, ORANGE, STYLE, save, subplots
+from benchmarks.report.recorded import read_record
+
+NAME = "overlap.png"
+FREE = 0.48  # of the width, right of the longest bar, for what is written beside the bars
+HEIGHT_OF_A_ROW = 0.34  # inches
+
+
+def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
+    """Write overlap.png into `folder`, in place of an older one; returns its name.
+
+    Args:
+        groups: one for each link, of `benchmarks.suites.overlap.record`. KeyError is raised if something is missing.
+        machine: of `benchmarks.harness.records.machine`.
+    """
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / NAME).unlink(missing_ok=True)
+    with matplotlib.rc_context(STYLE):
+        _picture(groups, machine, folder / NAME)
+    return [NAME]
+
+
+def _picture(groups: list[dict], machine: dict, path: Path) -> None:
+    rows = max(len(group["rows"]) for group in groups)
+    height_of_a_panel = 0.6 + HEIGHT_OF_A_ROW * rows
+    figure, panels = subplots(len(groups), 1, 1.3 + height_of_a_panel * len(groups))
+    for panel, group in zip(panels, groups, strict=True):
+        _panel(panel, group)
+    panels[-1].set_xlabel("milliseconds of a step for each backward")
+    _legend(figure)
+    rounds = groups[0]["rounds"]
+    source = f"Measured: medians of {rounds} rounds in turn, and quartiles; {BATCH} images a rank and backward"
+    sent = "MB: what a rank sent for it"
+    drift = "Drift: distance of the weights from those of torch's DDP, as a share of how far these went"
+    save(figure, path, f"{source}. {sent}. {drift}", machine, top=0.36)
+
+
+def _panel(panel, group: dict) -> None:
+    """A bar for each way: grey as long as the step without averaging, coloured beyond it."""
+    rows = group["rows"]
+    computing = rows[ALONE]["median"]
+    longest = max(row["high"] for row in rows.values())
+    for y, row in enumerate(rows.values()):
+        panel.barh(y, min(computing, row["median"]), 0.66, color=GREY)
+        panel.barh(y, max(0, row["median"] - computing), 0.66, computing, color=_colour(row))
+        whiskers = [[row["median"] - row["low"]], [row["high"] - row["median"]]]
+        panel.errorbar(row["median"], y, xerr=whiskers, color=INK, capsize=3, linewidth=1.2)
+        panel.text(row["high"] + 0.02 * longest, y, _beside(row), va="center", bbox=CLEAR)
+    panel.set_yticks(range(len(rows)), list(rows))
+    panel.invert_yaxis()
+    panel.set_xlim(0, (1 + FREE) * longest)
+    panel.grid(axis="x")
+    panel.tick_params(axis="y", length=0)
+    panel.set_title(f"Averaging gradients over {group['link']}")
+
+
+def _colour(row: dict) -> str:
+    return ORANGE if row["compresses"] else BLUE
+
+
+def _beside(row: dict) -> str:
+    """'213 ms, 3.8 MB, drift 1.2%'."""
+    text = f"{row['median']:.0f} ms, {row['bytes_per_backward'] / 1e6:.1f} MB"
+    if row["compresses"]:
+        text += f", drift {row['drift']:.1%}"
+    return text
+
+
+class Agreement(NamedTuple):
+    """One way on one link, as the timeline and the suite measured it, in milliseconds a step."""
+
+    link: str
+    way: str
+    in_lanes: float
+    timed: float
+    spread: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the two differ by no more than the quartiles' distances of both together."""
+        return abs(self.in_lanes - self.timed) <= self.spread
+
+    def __str__(self) -> str:
+        verdict = "within the spread" if self.holds else "NOT within the spread"
+        values = f"{self.in_lanes:.0f} ms in the lanes, {self.timed:.0f} ms timed"
+        return f"{self.way} over {self.link}: {values}, {verdict} of {self.spread:.0f} ms"
+
+
+def agreements(timeline: list[dict], overlap: list[dict]) -> list[Agreement]:
+    """Each way that both have recorded on the same link."""
+    lanes = {group["link"]: group["rows"] for group in timeline}
+    found = []
+    for group in overlap:
+        for way, row in group["rows"].items():
+            recorded = lanes.get(group["link"], {}).get(way)
+            if recorded:
+                backwards = row["backwards_per_step"]
+                spread = recorded["high"] - recorded["low"] + backwards * (row["high"] - row["low"])
+                found.append(Agreement(group["link"], way, recorded["median"], backwards * row["median"], spread))
+    return found
+
+
+def _legend(figure) -> None:
+    from matplotlib.patches import Patch
+
+    entries = {"computing": GREY, "averaging adds": BLUE, "in a smaller format": ORANGE}
+    handles = [Patch(color=colour) for colour in entries.values()]
+    figure.legend(handles, list(entries), loc="upper center", ncols=len(entries), handlelength=1.1)
+
+
+def main(argv: list[str] | None = None) -> None:
+    record = read_record(
+        "benchmarks.report.overlap_plot",
+        __doc__.splitlines()[0],
+        "record of the overlap",
+        "an overlap.json of benchmarks.suites.overlap or pytest benchmarks --record",
+        argv,
+    )
+    groups = record.content["groups"]
+    print(f"Written to {record.folder}:", *draw(groups, record.content["machine"], record.folder))
+    timeline = record.path.with_name("timeline.json")
+    if timeline.exists():
+        for agreement in agreements(json.loads(timeline.read_text())["groups"], groups):
+            print(agreement)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The report as one page that loads nothing: verdicts, tables, plots, and the levels' scripts side by side."""
+
+import base64
+import html
+from pathlib import Path
+
+from benchmarks.predict import page as prediction
+from benchmarks.report.plots import place
+from benchmarks.report.verdicts import listed, memory_source, verdicts
+from benchmarks.suites.memory import cells
+from common import ladder
+from common.ladder import html_page
+from common.memory import CATEGORIES
+
+ALT = {
+    "throughput.png": "Images per second of each level, with quartiles",
+    "memory.png": "Peak memory of each device under DataParallel and DDP on 2, 4 and 8 devices, by category",
+    "overhead.png": "Microseconds that each abstraction adds to a step, with quartiles",
+}
+# Drawn by programs of their own, from records of their own: shown where they lie beside the comparison's.
+LANES = {
+    "timeline-threads.png": "Lanes of DataParallel's threads during one step",
+    "timeline-1-gbit.png": "Lanes of two ranks during one step over 1 Gbit/s, for five ways to average gradients",
+    "timeline-100-mbit.png": "The same over 100 Mbit/s",
+    "overlap.png": "What each way of averaging gradients adds to a step, with quartiles, and the bytes it sends",
+}
+
+
+def render(report: dict, folder: Path, drawn: list[str], missing: list[str], expectation: str, table_rows: list) -> str:
+    """The page for a report whose plots `drawn` lie in `folder`; `missing` says of the others why they are not there.
+
+    `table_rows` are the comparison's rows, headings first.
+    """
+    sections = [
+        _header(report),
+        _verdicts(report),
+        "<h2>Levels</h2>",
+        _table(table_rows),
+        f"<p>{html.escape(_what_is_what(report))}</p>",
+        f"<p>{html.escape(expectation)}</p>",
+        _plot("throughput.png", folder, drawn, missing),
+        "<h2>Memory per device</h2>",
+        "<p>DataParallel keeps the master weights, the optimizer's state, the gathered outputs and the summed "
+        "gradients on its first device. Under DDP every device holds the same. It evens the peak; it need not lower "
+        "it: a bucket for the gradients comes on top, under “communication”.</p>",
+        _plot("memory.png", folder, drawn, missing),
+        _memory(report),
+        "<h2>Overhead of a step</h2>",
+        "<p>A model that computes next to nothing, so that what is left is the loop's own cost: what each abstraction "
+        "adds to a hand-written loop that does the same.</p>",
+        _plot("overhead.png", folder, drawn, missing),
+        *_lanes(folder),
+        "<h2>How many GPUs pay? A prediction</h2>",
+        prediction.section(),
+        "<h2>The scripts, each beside the next</h2>",
+        "<p>Orange goes, blue comes; marked words changed within a line. Every line is here, equal ones folded.</p>",
+        html_page.side_by_side(_rungs(report)),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>The parallelism ladder, compared</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{html_page.STYLE}{STYLE}{prediction.STYLE}</style></head>\n<body><main>\n"
+        + "\n".join(sections)
+        + "\n</main></body></html>\n"
+    )
+
+
+def _rungs(report: dict) -> list[str]:
+    """The scripts of the levels that were compared."""
+    return [rung for rung in ladder.rungs() if ladder.level_of(rung) in report["levels"]]
+
+
+def _header(report: dict) -> str:
+    state = ""
+    if report["interrupted"]:
+        state = '<p class="warning">Incomplete: the run was interrupted. What is missing was not run.</p>'
+    for failure in report["failures"]:
+        part = html.escape(failure["part"])
+        message = html.escape(failure["message"])
+        state += f'<details class="warning"><summary>Failed: {part}</summary><pre>{message}</pre></details>'
+    datasets = {result["run"]["dataset"] for result in report["levels"].values() if "run" in result}
+    dataset = listed(sorted(datasets)) if datasets else "no dataset"
+    return (
+        "<h1>The parallelism ladder, compared</h1>"
+        f'<p class="place">{html.escape(place(report["machine"]))}; {dataset}, '
+        f"global batch {report['global_batch_size']}, {report['steps']} steps, "
+        f"{report['world_size']} processes or replicas</p>{state}"
+    )
+
+
+def _verdicts(report: dict) -> str:
+    classes = {True: "kept", False: "broken", None: "open"}
+    signs = {True: "✓", False: "✗", None: "?"}
+    items = "".join(
+        f'<li class="{classes[verdict.kept]}"><b>{signs[verdict.kept]}</b> {html.escape(verdict.line)}</li>'
+        for verdict in verdicts(report)
+    )
+    return f'<ul class="verdicts">{items}</ul>'
+
+
+def _table(rows: list[list[str]]) -> str:
+    head, *body = rows
+    lines = "".join(_table_row(row, "td") for row in body)
+    return f'<div class="wide"><table><thead>{_table_row(head, "th")}</thead><tbody>{lines}</tbody></table></div>'
+
+
+def _table_row(cells: list[str], tag: str) -> str:
+    shown = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+    return f"<tr>{shown}</tr>"
+
+
+def _what_is_what(report: dict) -> str:
+    rounds = (report.get("throughput") or [{"rounds": 0}])[0]["rounds"]
+    return (
+        f"Throughput is measured: the median of {rounds} rounds in which the levels take turns, and the width of their "
+        f"middle half as a share of it. Accuracy and evaluated samples are of one run of {report['steps']} steps. "
+        f"Memory is {memory_source(report['levels'])}. "
+        f"Weights are those after {report['proof_steps']} steps in float64 without dropout: their checksum is taken to "
+        "four decimals, and |Δw| is the largest distance of one from level 00's."
+    )
+
+
+def _plot(name: str, folder: Path, drawn: list[str], missing: list[str]) -> str:
+    if name not in drawn:
+        said = [line for line in missing if line.startswith(name)]
+        return f'<p class="warning">{html.escape(" ".join(said))}</p>'
+    return _figure(folder / name, ALT[name])
+
+
+def _figure(path: Path, alt: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" width="800"></figure>'
+
+
+def _lanes(folder: Path) -> list[str]:
+    """The section on what happens in one step, where `benchmarks.timeline` or the suite `overlap` left pictures."""
+    figures = [_figure(folder / name, alt) for name, alt in LANES.items() if (folder / name).exists()]
+    if not figures:
+        return []
+    return [
+        "<h2>What happens in one step</h2>",
+        "<p>Each bar is recorded. Naive averaging sends when backward has ended, so the times of both add up. "
+        "Overlapped averaging sends a gradient while backward computes the next one. Buckets send many gradients in "
+        "one message, because each message costs time whatever its size.</p>",
+        *figures,
+    ]
+
+
+def _memory(report: dict) -> str:
+    """What the plot shows, as numbers: device 0 by category, then the totals."""
+    rows = [["network", "wrapper", "devices", *CATEGORIES, "device 0", "emptiest", "spread", "source"]]
+    for row in report.get("memory") or []:
+        rows.append([row["title"], row["wrapper"], str(row["devices"]), *cells(row), row["source"]])
+    if len(rows) == 1:
+        return ""
+    summary = "<summary>The same as numbers: MiB on device 0 at its peak, by category</summary>"
+    return f'<details class="numbers">{summary}{_table(rows)}</details>'
+
+
+STYLE = """
+h1 { font-size: 1.7em; line-height: 1.2; margin: .6em 0 .2em; }
+h2 { font-size: 1.3em; margin: 1.8em 0 .4em; padding-top: .5em; border-top: 1px solid var(--line); }
+h3 { font-size: 1.05em; margin: 1.6em 0 .6em; }
+p { max-width: 46em; }
+.place { color: var(--soft); margin-top: 0; }
+.verdicts { list-style: none; padding: 0; display: grid; gap: 8px; }
+.verdicts li { padding: 8px 14px; border-left: 5px solid; border-radius: 4px; background: var(--shade);
+  font-family: ui-monospace, "DejaVu Sans Mono", Consolas, monospace; font-size: .92em; overflow-wrap: anywhere; }
+.verdicts .kept { border-color: #009e73; } .verdicts .kept b { color: #009e73; }
+.verdicts .broken { border-color: #d55e00; } .verdicts .broken b { color: #d55e00; }
+.verdicts .open { border-color: #b0b0b0; }
+.warning { border-left: 5px solid #e69f00; background: var(--shade); padding: 8px 14px; border-radius: 4px; }
+.warning pre { overflow-x: auto; font-size: 12px; }
+.wide { overflow-x: auto; margin: 1em 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92em; }
+th, td { padding: 5px 12px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; }
+th:first-child, td:first-child { position: sticky; left: 0; padding-left: 4px; background: var(--paper);
+  text-align: left; }
+figure { margin: 1em 0; }
+figure img { display: block; height: auto; max-width: 100%; background: #fff; border-radius: 6px; }
+.numbers summary { cursor: pointer; color: var(--soft); }
+"""

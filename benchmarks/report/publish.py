@@ -1,0 +1,63 @@
+"""Everything that a comparison leaves for its readers: the table in the terminal, plots, and a page.
+
+It is drawn again from the results alone:
+
+    python -m benchmarks.report.publish results/results.json
+"""
+
+from pathlib import Path
+
+from benchmarks.report import page, plots
+from benchmarks.report.expectation import expectation
+from benchmarks.report.recorded import read_record
+from benchmarks.report.table import cells, notes, table
+from benchmarks.report.verdicts import verdicts
+from benchmarks.report.wrapping import wrapped
+from common.accelerator.utils.files import write_atomically
+
+PAGE_HEADINGS = [
+    "level",
+    "processes",
+    "accuracy",
+    "evaluated",
+    "images/s",
+    "spread",
+    "peak MiB per device",
+    "weight checksum",
+]
+
+
+def publish(report: dict, folder: Path) -> str:
+    """Draw the plots, write `report.html`, and return what to print: table, notes, errors, and the files' names."""
+    drawn, missing = plots.draw(report, folder)
+    rows = [PAGE_HEADINGS, *cells(report)]
+    text = page.render(report, folder, drawn, missing, expectation(report), rows)
+    write_atomically(folder / "report.html", text)
+    lines = [f"{failure['part']}:\n{failure['message']}\n" for failure in report["failures"]]
+    lines += [table(report), "", notes(report)]
+    lines += [wrapped(line) for line in missing]
+    written = [name for name in ("results.json", *drawn, "report.html") if (folder / name).exists()]
+    lines.append(wrapped(f"Written to {folder}: {', '.join(written)}"))
+    return "\n".join(lines)
+
+
+def exit_code(report: dict) -> int:
+    """130 if the user stopped it, 1 if a level failed or a promise is broken or could not be checked, else 0."""
+    if report["interrupted"]:
+        return 130
+    all_kept = all(verdict.kept for verdict in verdicts(report))
+    return 1 if report["failures"] or not all_kept else 0
+
+
+def main() -> None:
+    record = read_record(
+        "benchmarks.report.publish",
+        __doc__.splitlines()[0],
+        "results of a comparison",
+        "a results.json of benchmarks.compare",
+    )
+    print(publish(record.content, record.folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The generated parts of the READMEs: diffs of levels, line counts, recorded numbers.
+
+python -m benchmarks.report.readmes
+python -m benchmarks.report.readmes --check
+
+Run it after a change of these. A part stands between two comments that no reader sees, `<!-- NAME ARGUMENTS -->` and
+`<!-- /NAME -->`; NAME is "diff" or one of PARTS. What stands around it is written by hand and stays. The parts
+`diff BEFORE AFTER: ANCHOR` of a README divide the diff of two scripts among them, as `divided_diffs` describes.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.report import course, table
+from benchmarks.report.divided_diffs import Drift, divided
+from benchmarks.report.verdicts import peaks
+from benchmarks.suites import memory
+from common import ladder, pitfalls
+from common.ladder import scripts
+from common.run.result import result_line
+
+RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
+PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
+
+
+class DiffArguments(NamedTuple):
+    """What stands behind the name of a part "diff"."""
+
+    before: str
+    after: str
+    anchor: str
+
+
+def readmes() -> list[Path]:
+    """The READMEs that have generated parts."""
+    candidates = [scripts.ROOT / "README.md"]
+    for level in ladder.levels():
+        candidates.append(ladder.script(level).with_name("README.md"))
+    candidates.append(scripts.ROOT / "common" / "ddp" / "README.md")
+    return [path for path in candidates if PART.search(path.read_text())]
+
+
+def renewed(text: str) -> str:
+    """The text of a README with its parts as they should be.
+
+    Raises:
+        Drift: if the README has a part that cannot be written.
+    """
+    blocks = _diff_blocks(text)
+
+    def part(match: re.Match) -> str:
+        name = match[1]
+        arguments = match[2] or ""
+        if name == "diff":
+            content = blocks[diff_arguments(arguments)]
+        elif name in PARTS:
+            content = PARTS[name](*arguments.split())
+        else:
+            raise Drift(f"there is no part {name!r}: one of diff, {', '.join(PARTS)}")
+        return f"<!-- {name}{arguments} -->\n{content}\n<!-- /{name} -->"
+
+    return PART.sub(part, text)
+
+
+def diff_arguments(text: str) -> DiffArguments:
+    """The arguments of a part "diff BEFORE AFTER: ANCHOR".
+
+    Raises:
+        Drift: if there is no such script.
+    """
+    pair, _, anchor = text.strip().partition(": ")
+    names = pair.split()
+    if len(names) != 2:
+        raise Drift(f"a diff is of two scripts, not of {pair!r}")
+    try:
+        return DiffArguments(ladder.named(names[0]), ladder.named(names[1]), anchor)
+    except ValueError as error:
+        raise Drift(str(error)) from error
+
+
+def _diff_blocks(text: str) -> dict[DiffArguments, str]:
+    """What each part "diff" of a README has to contain."""
+    anchors: dict[tuple[str, str], list[str]] = {}
+    for name, arguments, _ in PART.findall(text):
+        if name == "diff":
+            asked = diff_arguments(arguments)
+            anchors.setdefault((asked.before, asked.after), []).append(asked.anchor)
+    blocks = {}
+    for (before, after), of_pair in anchors.items():
+        for anchor, block in divided(before, after, of_pair).items():
+            blocks[DiffArguments(before, after, anchor)] = block
+    return blocks
+
+
+def lines() -> str:
+    """How long each script is and how much of it is new, as a table."""
+    first = ladder.levels()[0]
+    rows = [
+        "| level | lines | new | gone |",
+        "|---|--:|--:|--:|",
+        _line_counts(first, "–", "–"),
+    ]
+    for before, rung in ladder.steps():
+        changed = ladder.changed_lines(before, rung)
+        rows.append(_line_counts(rung, changed.added, changed.removed))
+    return "\n".join(rows)
+
+
+def _line_counts(rung: str, added: int | str, removed: int | str) -> str:
+    name = f"[{rung}]" if rung in ladder.levels() else f"with `{ladder.script(rung).name}`"
+    return f"| {name} | {len(ladder.story(rung))} | {added} | {removed} |"
+
+
+def recorded(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def comparison() -> str:
+    """The table of `python -m benchmarks.compare` as it was recorded."""
+    record = recorded("results")
+    return f"```text\n{table.table(record)}\n\n{table.notes(record)}\n```"
+
+
+def epoch(level: str) -> str:
+    """The result that one epoch at this level printed, folded to the width of a terminal, without its times.
+
+    One run alone says little about speed. The levels' speeds are compared in rounds, and shown by `numbers`.
+    """
+    result = recorded("results")["levels"][ladder.named(level)]
+    accuracy, losses, _, steps_and_seconds = result_line(result["run"]).split(" | ")
+    steps, _, _ = steps_and_seconds.partition(" in ")
+    return f"    {accuracy}\n        {losses} | {steps}"
+
+
+def numbers(level: str) -> str:
+    """What the level gave and what it cost in the recorded comparison, in a line."""
+    record = recorded("results")
+    name = ladder.named(level)
+    result = record["levels"][name]
+    fields = [_speed(record, name)] if name in table.timed(record) else []
+    sizes = [f"{size / 2**20:.0f}" for size in peaks(result)]
+    fields.append(f"peak {' and '.join(sizes)} MiB")
+    for before, after in ladder.steps():
+        if after == name:
+            changed = ladder.changed_lines(before, after)
+            fields.append(f"{changed.added} lines new, {changed.removed} gone")
+    return "    " + " | ".join(fields)
+
+
+def _speed(record: dict, level: str) -> str:
+    median = table.timed(record)[level]["median"]
+    speed = f"{median:.0f} images/s"
+    first = ladder.levels()[0]
+    return speed if level == first else f"{speed}, {paired(record, level):.2f} of level 00"
+
+
+def paired(record: dict, level: str) -> float:
+    """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
+    group = record["throughput"][0]
+    (ratio,) = [pair for pair in group["pairs"] if group["rows"][pair["of"]]["level"] == level]
+    return ratio["median"]
+
+
+def devices() -> str:
+    """Peak MiB of BasicNet's training on several devices, as a table."""
+    lines = ["| devices | first | each other | ratio | DDP, each |", "|--:|--:|--:|--:|--:|"]
+    data_parallel = _basic_net_rows("DataParallel")
+    ddp = _basic_net_rows("DDP")
+    for ours, theirs in zip(data_parallel, ddp, strict=True):
+        first, *others = _mib(ours)
+        fullest = max(others)
+        each = max(_mib(theirs))
+        ratio = first / fullest
+        lines.append(f"| {ours['devices']} | {first:.1f} | {fullest:.1f} | {ratio:.1f} | {each:.1f} |")
+    return "\n".join(lines)
+
+
+def _basic_net_rows(wrapper: str) -> list[dict]:
+    rows = [row for row in recorded("results")["memory"] if row["network"] == "basic_net"]
+    return [row for row in rows if row["wrapper"] == wrapper and row["devices"] > 1]
+
+
+def _mib(row: dict) -> list[float]:
+    return [size / 2**20 for size in memory.totals(row)]
+
+
+def mistakes(level: str) -> str:
+    """The pitfalls that belong to a level, each with what it is."""
+    modules = {name: importlib.import_module(pitfalls.module_name(name)) for name in pitfalls.NAMES}
+    own = [name for name, module in modules.items() if ladder.named(level) in module.LEVELS]
+    items = [f"- [`{name}`](../common/pitfalls/{name}.py): {pitfalls.title(name)}" for name in own]
+    return "\n".join(textwrap.fill(item, 80, subsequent_indent="  ", break_on_hyphens=False) for item in items)
+
+
+PARTS: dict[str, Callable[..., str]] = {
+    "lines": lines,
+    "comparison": comparison,
+    "epoch": epoch,
+    "numbers": numbers,
+    "devices": devices,
+    "collectives": course.collectives,
+    "ring": course.ring,
+    "latency": course.latency,
+    "overlap": course.overlap,
+    "no_sync": course.no_sync,
+    "break_even": course.break_even,
+    "memory_split": course.memory_split,
+    "zero": course.zero,
+    "tails": course.tails,
+    "mistakes": mistakes,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.readmes", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a part has drifted")
+    options = parser.parse_args(argv)
+    drifted = [path for path in readmes() if _has_drifted(path)]
+    for path in drifted:
+        name = path.relative_to(scripts.ROOT)
+        if options.check:
+            print(f"{name} has drifted")
+        else:
+            path.write_text(renewed(path.read_text()))
+            print(f"{name} is written anew")
+    if drifted and options.check:
+        sys.exit("python -m benchmarks.report.readmes writes them anew")
+
+
+def _has_drifted(path: Path) -> bool:
+    """Whether a README's parts are not what they should be; the program ends where one cannot be written."""
+    text = path.read_text()
+    try:
+        return renewed(text) != text
+    except Drift as error:
+        sys.exit(f"error: {path.relative_to(scripts.ROOT)}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The lanes of `benchmarks.timeline` as pictures and as traces, drawn from its record alone.
+
+python -m benchmarks.report.timeline_plot timeline.json
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.harness.records import write_json
+from benchmarks.harness.spans import (
+    ALL_REDUCE,
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    WAITING,
+    Process,
+    Span,
+    chrome_trace,
+    hidden_share,
+)
+from benchmarks.report.plots import BLUE, GREEN, GREY, INK, ORANGE, SKY, STYLE, VERMILION, save, subplots
+from benchmarks.report.recorded import read_record
+
+COLOURS = {
+    FORWARD: SKY,
+    BACKWARD: BLUE,
+    ALL_REDUCE: ORANGE,
+    OPTIMIZER: GREEN,
+    WAITING: GREY,
+    "replicate": VERMILION,
+    "scatter": VERMILION,
+    "gather": VERMILION,
+}
+# What shares a colour shares an entry.
+LEGEND = {"replicate": "copies", "scatter": "copies", "gather": "copies"}
+HIGH = 0.86  # of a lane that computes; one unit is HEIGHT_OF_A_UNIT
+LOW = 0.46  # of a lane that sends
+NARROW = 0.08  # between the lanes of a rank
+WIDE = 0.35  # between lanes that have a name each
+GAP = 0.5  # between two ranks
+HEIGHT_OF_A_UNIT = 0.22  # inches
+
+
+# The spans of each rank, in milliseconds.
+OfRanks = list[list[Span]]
+
+
+class Row(NamedTuple):
+    """Where a lane is drawn: `bottom` and `height` in units, counted downwards."""
+
+    bottom: float
+    height: float
+
+
+def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
+    """Write a picture and a trace for each group into `folder`; returns their names.
+
+    Args:
+        groups: of `benchmarks.timeline.record_all`. KeyError is raised if something in one is missing.
+        machine: of `benchmarks.harness.records.machine`.
+    """
+    import matplotlib
+
+    names = []
+    for group in groups:
+        stem = f"timeline-{file_name(group['link'])}"
+        with matplotlib.rc_context(STYLE):
+            _picture(group, machine, folder / f"{stem}.png")
+        write_json(folder / f"{stem}.trace.json", chrome_trace(_processes(_lanes(group))))
+        names += [f"{stem}.png", f"{stem}.trace.json"]
+    return names
+
+
+def file_name(link: str) -> str:
+    """'1 Gbit/s' as '1-gbit'."""
+    return re.sub(r"\W+", "-", link.lower().removesuffix("/s"))
+
+
+def _lanes(group: dict) -> dict[str, OfRanks]:
+    """Of each way the spans of its ranks, from the lists that JSON has made of them."""
+    lanes: dict[str, OfRanks] = {}
+    for way, of_ranks in group["lanes"].items():
+        lanes[way] = []
+        for spans in of_ranks:
+            lanes[way].append([Span(*span) for span in spans])
+    return lanes
+
+
+def _processes(lanes: dict[str, OfRanks]) -> list[Process]:
+    """What a trace shows one below the other: each rank of each way, in seconds."""
+    processes = []
+    for way, of_ranks in lanes.items():
+        for rank, spans in enumerate(of_ranks):
+            title = f"{way}, rank {rank}" if len(of_ranks) > 1 else way
+            seconds = [Span(name, lane, start / 1000, end / 1000) for name, lane, start, end in spans]
+            processes.append(Process(title, seconds))
+    return processes
+
+
+def _all_spans(lanes: dict[str, OfRanks]) -> Iterator[Span]:
+    for of_ranks in lanes.values():
+        for spans in of_ranks:
+            yield from spans
+
+
+def _picture(group: dict, machine: dict, path: Path) -> None:
+    """One panel for each way, all on one scale of time."""
+    ways = _lanes(group)
+    heights = [_height(of_ranks) for of_ranks in ways.values()]
+    inches = 1.2 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
+    figure, panels = subplots(len(ways), 1, inches, height_ratios=heights)
+    end = max(span.end for span in _all_spans(ways))
+    for panel, (way, of_ranks) in zip(panels, ways.items(), strict=True):
+        _panel(panel, of_ranks)
+        panel.set_title(_title(way, of_ranks, group["rows"][way]["median"]))
+        panel.set_xlim(0, 1.01 * end)
+    for panel in panels[:-1]:
+        panel.tick_params(axis="x", labelbottom=False)
+    panels[-1].set_xlabel("milliseconds since the step began")
+    _legend(figure, ways)
+    steps = next(iter(group["rows"].values()))["samples"]
+    source = f"Recorded: the step nearest to the median of {len(steps)}. {_what_lanes_are(group['link'])}"
+    save(figure, path, source, machine, top=0.36)
+
+
+def _title(way: str, of_ranks: OfRanks, median: float) -> str:
+    """The way, the time of its step, and how much of its sending rank 0's backward hides."""
+    title = f"{way}: {median:.0f} ms"
+    spans = of_ranks[0]
+    messages = sum(span.name == ALL_REDUCE for span in spans)
+    if messages:
+        title += f", {messages} all-reduces, {hidden_share(spans):.0%} hidden"
+    return title
+
+
+def _what_lanes_are(link: str) -> str:
+    if link == "threads":
+        return "One process; the lanes are its threads"
+    lanes = f"Two ranks over {link}: above the thread that computes, below gloo's two threads"
+    return f"{lanes}. Hidden: the share of the all-reduces' time that lies within backward"
+
+
+def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
+    """Where the lanes of each rank are drawn; those of gloo are lower ones."""
+    rows = {}
+    between = NARROW if len(of_ranks) > 1 else WIDE
+    bottom = 0.0
+    for rank, spans in enumerate(of_ranks):
+        for lane in sorted({span.lane for span in spans}, key=_order):
+            height = LOW if lane.startswith("gloo") else HIGH
+            rows[rank, lane] = Row(bottom, height)
+            bottom += height + between
+        bottom += GAP
+    return rows
+
+
+def _order(lane: str) -> tuple[bool, str]:
+    """The main thread first."""
+    return (lane != "main thread", lane)
+
+
+def _height(of_ranks: OfRanks) -> float:
+    """Of all lanes of a panel, in units."""
+    last = list(_rows(of_ranks).values())[-1]
+    return last.bottom + last.height
+
+
+def _panel(panel, of_ranks: OfRanks) -> None:
+    rows = _rows(of_ranks)
+    for rank, spans in enumerate(of_ranks):
+        for span in spans:
+            row = rows[rank, span.lane]
+            bar = [(span.start, span.end - span.start)]
+            # The white edge separates messages that follow one another at once.
+            panel.broken_barh(bar, row, color=COLOURS[span.name], edgecolor="white", linewidth=0.3)
+    labels = _labels(rows, several_ranks=len(of_ranks) > 1)
+    panel.set_yticks(list(labels), list(labels.values()))
+    panel.set_ylim(_height(of_ranks) + 0.1, -0.1)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(axis="x")
+    panel.spines["left"].set_visible(False)
+
+
+def _labels(rows: dict[tuple[int, str], Row], several_ranks: bool) -> dict[float, str]:
+    """What stands beside the lanes, by height: the rank's name beside its main thread, or each thread's."""
+    labels = {}
+    for (rank, lane), row in rows.items():
+        middle = row.bottom + row.height / 2
+        if not several_ranks:
+            labels[middle] = lane
+        elif lane == "main thread":
+            labels[middle] = f"rank {rank}"
+    return labels
+
+
+def _legend(figure, lanes: dict[str, OfRanks]) -> None:
+    from matplotlib.patches import Patch
+
+    names = {span.name for span in _all_spans(lanes)}
+    entries = {}
+    for name, colour in COLOURS.items():
+        if name in names:
+            entries[LEGEND.get(name, name)] = colour
+    handles = [Patch(color=colour) for colour in entries.values()]
+    figure.legend(
+        handles,
+        list(entries),
+        loc="upper center",
+        ncols=len(entries),
+        columnspacing=1.2,
+        handlelength=1.1,
+        labelcolor=INK,
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    record = read_record(
+        "benchmarks.report.timeline_plot",
+        __doc__.splitlines()[0],
+        "record of a timeline",
+        "a timeline.json of benchmarks.timeline",
+        argv,
+    )
+    drawn = draw(record.content["groups"], record.content["machine"], record.folder)
+    print(f"Written to {record.folder}:", *drawn)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The measurements, each as a module to call and a test for pytest-benchmark."""

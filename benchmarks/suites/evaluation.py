@@ -1,0 +1,160 @@
+"""Three ways to evaluate on several ranks: what they count, how long they take and how often the ranks must meet.
+
+The network is one linear layer, so that the time is that of dealing out samples, loading and meeting. Where a sampler
+pads, some samples are counted twice, and the accuracy is not the test set's.
+"""
+
+import contextlib
+import io
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from benchmarks.harness import records
+from benchmarks.harness.groups import Extent, Group, chosen
+from benchmarks.harness.paired import Samples, measure
+from common.accelerator import Accelerator
+from common.accelerator.sampler import DistributedEvalSampler
+from common.accelerator.state import available_cores
+from common.args import parse_args
+from common.data import collate, load_data
+from common.ladder import script
+from common.processes import ranks
+
+RANKS = 3
+BATCH_SIZE = 64
+TIMEOUT = 900  # seconds, for any one evaluation
+PADDED = "DistributedSampler (padded)"
+EXACT = "DistributedEvalSampler"
+GATHERED = "gather_for_metrics"
+WAYS = (PADDED, EXACT, GATHERED)
+TITLE = f"evaluating on {RANKS} ranks"
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives that this process takes part in; each passes the dispatcher as an operation of c10d."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.namespace == "c10d"
+        return func(*args, **(kwargs or {}))
+
+
+def evaluate(way: str, flags: tuple[str, ...], counting: bool = False) -> dict:
+    """On one of the ranks: samples "counted" and "correct" over all ranks; "collectives" if `counting`, else "seconds".
+
+    Counting slows the operations down, so a timed run does without.
+    """
+    torch.set_num_threads(max(1, available_cores() // RANKS))
+    test_set = _test_set(flags)
+    accelerator = Accelerator(cpu=True)
+    try:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(784, 10)
+        loader = _loader(way, test_set)
+        if way == GATHERED:
+            loader = accelerator.prepare(loader)
+        dist.barrier()
+        counter = Collectives() if counting else contextlib.nullcontext()
+        began = time.perf_counter()
+        with counter, torch.no_grad():
+            totals = _gathered(model, loader, accelerator) if way == GATHERED else _summed(model, loader)
+        seconds = time.perf_counter() - began
+    finally:
+        accelerator.end_training()
+    result = {"counted": int(totals[1]), "correct": int(totals[0])}
+    if counting:
+        return result | {"collectives": counter.count}
+    return result | {"seconds": seconds}
+
+
+def _test_set(flags: tuple[str, ...]) -> Dataset:
+    argv = ["--batch-size", str(BATCH_SIZE * RANKS), *flags]
+    with contextlib.redirect_stdout(io.StringIO()):
+        args = parse_args(str(script("02_ddp_raw")), argv)
+        _, test_set = load_data(args)
+    return test_set
+
+
+def _loader(way: str, test_set: Dataset) -> DataLoader:
+    """This rank's batches; what `gather_for_metrics` gathers is dealt out by `prepare`."""
+    sampler = None
+    if way == EXACT:
+        sampler = DistributedEvalSampler(test_set)
+    elif way == PADDED:
+        sampler = DistributedSampler(test_set, shuffle=False)
+    return DataLoader(test_set, sampler=sampler, batch_size=BATCH_SIZE, collate_fn=collate)
+
+
+def _summed(model: torch.nn.Module, loader: DataLoader) -> list[float]:
+    """[correct, samples]: summed on each rank, then over the ranks, once."""
+    totals = torch.zeros(2, dtype=torch.float64)
+    for images, targets in loader:
+        logits = model(images.flatten(1))
+        totals += _counts(logits, targets)
+    dist.all_reduce(totals)
+    return totals.tolist()
+
+
+def _gathered(model: torch.nn.Module, loader: DataLoader, accelerator: Accelerator) -> list[float]:
+    """[correct, samples]: every batch from all ranks, summed on each of them."""
+    totals = torch.zeros(2, dtype=torch.float64)
+    for images, targets in loader:
+        logits = model(images.flatten(1))
+        gathered_logits, gathered_targets = accelerator.gather_for_metrics((logits, targets))
+        totals += _counts(gathered_logits, gathered_targets)
+    return totals.tolist()
+
+
+def _counts(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    predictions = F.log_softmax(logits, dim=1).argmax(dim=1)
+    correct = (predictions == targets).sum()
+    return torch.tensor([correct, len(targets)], dtype=torch.float64)
+
+
+def contestants(flags: tuple[str, ...]) -> dict[str, Callable[[], float]]:
+    """Each way, in ms; the slowest rank counts."""
+    return {way: partial(milliseconds, way, flags) for way in WAYS}
+
+
+def groups() -> list[Group]:
+    return [Group("evaluation", TITLE, WAYS, measured)]
+
+
+def measured(rows: tuple[str, ...], extent: Extent) -> dict:
+    counted = facts(extent.data_flags, rows)
+    samples = measure(chosen(contestants(extent.data_flags), rows), extent.rounds)
+    return record(samples, counted)
+
+
+def milliseconds(way: str, flags: tuple[str, ...]) -> float:
+    """Of one evaluation, by the slowest rank's clock."""
+    results = ranks(RANKS).run(evaluate, way, flags, timeout=TIMEOUT)
+    return 1000 * max(result["seconds"] for result in results)
+
+
+def facts(flags: tuple[str, ...], ways: tuple[str, ...] = WAYS) -> dict[str, dict]:
+    """What each way counts, from a run apart from the timed ones: "counted", "correct", "collectives"."""
+    found = {}
+    for way in ways:
+        results = ranks(RANKS).run(evaluate, way, flags, counting=True, timeout=TIMEOUT)
+        found[way] = results[0]  # all ranks know the totals
+    return found
+
+
+def record(samples: Samples, counted: dict[str, dict]) -> dict:
+    notes = [
+        f"{way}: samples counted {row['counted']}, correct {row['correct']}, collectives {row['collectives']}"
+        for way, row in counted.items()
+    ]
+    ratios = [(PADDED, EXACT), (GATHERED, EXACT)]
+    return records.group(TITLE, "ms", samples, counted, ratios, notes=notes)

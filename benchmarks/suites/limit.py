@@ -1,0 +1,400 @@
+"""A staircase from what level 00 does to what the hardware can do: each stair changes one thing about the step.
+
+It stands beside the ladder, not on it. A level of the ladder shows an idea, and keeps the step plain. Here the idea
+stays the same, one process that trains BasicNet, and the step is made faster, one change at a time. Each stair keeps
+the changes of those below it, and each is checked to be the same training: after CHECKED_STEPS steps without dropout
+its weights are those of the first stair, within the tolerance that the stair states.
+
+On a CPU there are the stairs that mean something there. A stair that a machine cannot climb is named, with the reason.
+"""
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader
+
+from benchmarks.harness import records
+from benchmarks.harness.groups import Extent, Group, chosen
+from benchmarks.harness.paired import Samples, measure
+from common.allocator import keep_large_blocks, minor_faults
+from common.args import parse_args
+from common.data import load_data
+from common.data.digits import MEAN, STD, DigitImages, collate
+from common.ladder import script
+from common.model import BasicNet
+
+BATCH_SIZE = 64
+CHECKED_STEPS = 10
+PROFILED_STEPS = 5
+WARM_UP_STEPS = 5
+SEED = 42
+LEARNING_RATE = 1e-3
+# Rounding alone, in float64.
+EXACT = 1e-9
+# bf16 keeps 8 bits of a number: after ten steps of AdamW at 1e-3 no weight can be farther away than twice their sum.
+ROUNDED = 2 * CHECKED_STEPS * LEARNING_RATE
+# What a CUDA program calls to wait for the GPU.
+WAITING = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one optimizer step is made.
+
+    Attributes:
+        pinned: a batch is copied from page-locked memory, without waiting for the copy.
+        resident: the images lie on the GPU as bytes; a batch is chosen there.
+        fused: AdamW updates all parameters in one kernel.
+        channels_last: images and filters lie in memory pixel by pixel, not colour by colour.
+        bf16: the forward computes in bfloat16; the weights stay float32.
+        compiled: torch.compile fuses what forward and backward compute.
+        graphed: the GPU replays a recorded step; Python no longer launches its kernels.
+    """
+
+    pinned: bool = False
+    resident: bool = False
+    fused: bool = False
+    channels_last: bool = False
+    bf16: bool = False
+    compiled: bool = False
+    graphed: bool = False
+
+
+@dataclass(frozen=True)
+class Stair:
+    """A way to make the step, and why this machine cannot (`obstacle`), if it cannot."""
+
+    name: str
+    step: Step
+    obstacle: str | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """How far its weights may be from the first stair's."""
+        return ROUNDED if self.step.bf16 else EXACT
+
+
+def stairs(device: torch.device) -> list[Stair]:
+    """The staircase for `device`, from the bottom up."""
+    step = Step()
+    found = [Stair("as level 00", step)]
+
+    def add(name: str, change: str, obstacle: str | None = None) -> None:
+        nonlocal step
+        higher = replace(step, **{change: True})
+        found.append(Stair(name, higher, obstacle))
+        if obstacle is None:
+            step = higher
+
+    if device.type == "cuda":
+        add("+ pinned memory", "pinned")
+        add("+ data on the GPU", "resident")
+    add("+ fused AdamW", "fused")
+    add("+ channels_last", "channels_last")
+    add("+ bf16", "bf16", why_no_bf16(device))
+    add("+ torch.compile", "compiled", why_no_compiler(device))
+    if device.type == "cuda":
+        add("+ one CUDA graph for a step", "graphed")
+    return found
+
+
+def why_no_bf16(device: torch.device) -> str | None:
+    """Why bfloat16 would be slow on `device`, or None."""
+    if device.type == "cuda":
+        return None if torch.cuda.is_bf16_supported(including_emulation=False) else "the GPU has no bf16 instructions"
+    return None if torch.backends.mkldnn.is_available() and _cpu_has_bf16() else "the CPU has no bf16 instructions"
+
+
+def _cpu_has_bf16() -> bool:
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def why_no_compiler(device: torch.device) -> str | None:
+    """Why torch.compile cannot run on `device`, or None."""
+    if device.type == "cuda":
+        return None
+    return None if shutil.which("c++") or shutil.which("g++") else "torch.compile needs a C++ compiler"
+
+
+class Training:
+    """BasicNet in training on a set of digits, the step made as `step` says.
+
+    Args:
+        dataset: the images and labels, on the CPU.
+        dtype: of the weights and images; float64 to compare stairs.
+        dropout: off to compare stairs.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        dataset: DigitImages,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        dropout: bool = True,
+    ) -> None:
+        self.how = step
+        self.device = device
+        self.dtype = dtype
+        self.dataset = dataset
+        torch.manual_seed(SEED)
+        self.model = BasicNet(dropout).to(device=device, dtype=dtype)
+        if step.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=LEARNING_RATE, fused=step.fused, capturable=step.graphed
+        )
+        self.forward = torch.compile(self.model) if step.compiled else self.model
+        if step.resident:
+            self.images = dataset.images.to(device)
+            self.labels = dataset.labels.to(device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._next_indices: Tensor | None = None
+
+    def train(self, steps: int) -> None:
+        """Take `steps` optimizer steps, over the same batches for every stair, and wait until the last is done."""
+        if self.how.graphed:
+            self._train_by_graph(steps)
+        else:
+            for images, labels in self._batches(steps):
+                self._step(images, labels)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _step(self, images: Tensor, labels: Tensor) -> None:
+        if self.how.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        # A recorded step must cast the weights each time, not take over what an earlier step has cast.
+        cache = not self.how.graphed
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.how.bf16, cache_enabled=cache):
+            log_probs = self.forward(images)
+        loss = F.nll_loss(log_probs.to(self.dtype), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _batches(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.how.resident:
+            for indices in self._indices(steps):
+                yield self._chosen(indices.pin_memory().to(self.device, non_blocking=True))
+            return
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=[indices.tolist() for indices in self._indices(steps)],
+            collate_fn=collate,
+            pin_memory=self.how.pinned,
+        )
+        for images, labels in loader:
+            images = images.to(self.device, self.dtype, non_blocking=self.how.pinned)
+            labels = labels.to(self.device, non_blocking=self.how.pinned)
+            yield images, labels
+
+    def _indices(self, steps: int) -> Iterator[Tensor]:
+        """The samples of each batch: int64, (BATCH_SIZE,)."""
+        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(SEED))
+        batches = order[: len(order) // BATCH_SIZE * BATCH_SIZE].split(BATCH_SIZE)
+        for step in range(steps):
+            yield batches[step % len(batches)]
+
+    def _chosen(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images = self.images[indices].to(self.dtype).div_(255).sub_(MEAN).div_(STD)
+        return images, self.labels[indices]
+
+    def _train_by_graph(self, steps: int) -> None:
+        for indices in self._indices(steps):
+            if self._graph is None:
+                self._record(indices)
+            self._next_indices.copy_(indices.pin_memory(), non_blocking=True)
+            self._graph.replay()
+
+    def _record(self, indices: Tensor) -> None:
+        """Record one step as a CUDA graph, which trains on the samples that `_next_indices` then holds.
+
+        A step must have run before it is recorded, on a stream of its own, because the first one allocates the
+        optimizer's state. The training that this needs is undone. Source: torch's notes on CUDA graphs.
+        """
+        self._next_indices = indices.to(self.device)
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                self._step(*self._chosen(self._next_indices))
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._step(*self._chosen(self._next_indices))
+        self.model.load_state_dict(weights)
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+    def weights(self) -> Tensor:
+        """All parameters as one vector, float64, on the CPU."""
+        flat = [parameter.detach().flatten() for parameter in self.model.parameters()]
+        return torch.cat(flat).double().cpu()
+
+
+def distance(stair: Stair, dataset: DigitImages, device: torch.device) -> float:
+    """The largest difference between the weights of `stair` and of the first stair after CHECKED_STEPS steps."""
+    dtype = torch.float32 if stair.step.bf16 else torch.float64
+    ends = []
+    for step in (Step(), stair.step):
+        training = Training(step, dataset, device, dtype, dropout=False)
+        training.train(CHECKED_STEPS)
+        ends.append(training.weights())
+    return (ends[0] - ends[1]).abs().max().item()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one step asks of the device.
+
+    Attributes:
+        launches: kernels on a GPU; operations of torch on a CPU.
+        waiting: milliseconds in which Python waits for the GPU; None on a CPU.
+    """
+
+    launches: float
+    waiting: float | None
+
+
+def profiled(training: Training) -> Profile:
+    """A step's profile: the mean over PROFILED_STEPS steps. Warm `training` up first."""
+    on_gpu = training.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as recorded:
+        training.train(PROFILED_STEPS)
+    events = recorded.events()
+    if not on_gpu:
+        operations = [event for event in events if event.name.startswith("aten::") and event.cpu_parent is None]
+        return Profile(len(operations) / PROFILED_STEPS, None)
+    kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    waits = [event.cpu_time_total for event in events if event.name in WAITING]
+    return Profile(len(kernels) / PROFILED_STEPS, sum(waits) / 1000 / PROFILED_STEPS)
+
+
+class Staircase:
+    """The stairs that this machine can climb, to be measured in turns, and what is known of each.
+
+    Making one builds and warms up every stair, or those with these `names`, and checks that each is the same training.
+
+    Raises:
+        ValueError: naming a stair whose weights are farther from the first stair's than its tolerance.
+    """
+
+    def __init__(
+        self, dataset: DigitImages, device: torch.device, steps: int, names: Sequence[str] | None = None
+    ) -> None:
+        self.steps = steps
+        self.facts: dict[str, dict] = {}
+        self.contestants: dict[str, Callable[[], float]] = {}
+        self.skipped: list[str] = []
+        for stair in stairs(device):
+            if names is not None and stair.name not in names:
+                continue
+            if stair.obstacle is None:
+                self._add(stair, dataset, device)
+            else:
+                self.skipped.append(f"{stair.name}: {stair.obstacle}")
+
+    def _add(self, stair: Stair, dataset: DigitImages, device: torch.device) -> None:
+        far = distance(stair, dataset, device)
+        if not far <= stair.tolerance:
+            raise ValueError(f"{stair.name} is another training: |Δw| is {far:.1e}, not below {stair.tolerance:.0e}")
+        training = Training(stair.step, dataset, device)
+        training.train(WARM_UP_STEPS)
+        seen = profiled(training)
+        self.facts[stair.name] = {
+            "device": device.type,
+            "global_batch_size": BATCH_SIZE,
+            "steps": self.steps,
+            "max_weight_difference": far,
+            "tolerance": stair.tolerance,
+            "launches_per_step": seen.launches,
+            "waiting_ms_per_step": seen.waiting,
+        }
+        self.contestants[stair.name] = partial(self._sample, stair.name, training)
+
+    def _sample(self, name: str, training: Training) -> float:
+        before = minor_faults()
+        rate = images_per_sec(training, self.steps)
+        if before is not None:
+            self.facts[name]["minor_faults_per_step"] = (minor_faults() - before) / self.steps
+        return rate
+
+
+TITLE = f"from level 00's step to the hardware's limit: batch {BATCH_SIZE}"
+
+
+def groups() -> list[Group]:
+    """The stairs that this machine can climb."""
+    possible = [stair.name for stair in stairs(_device()) if stair.obstacle is None]
+    return [Group("limit", TITLE, tuple(possible), measured)]
+
+
+def measured(rows: tuple[str, ...], extent: Extent) -> dict:
+    keep_large_blocks()  # as the levels do
+    args = parse_args(str(script("00_single_gpu")), [*extent.data_flags, "--train-samples", "6400"])
+    train_set, _ = load_data(args)
+    staircase = Staircase(train_set, _device(), steps=5 if extent.quick else 40, names=rows)
+    samples = measure(chosen(staircase.contestants, rows), extent.rounds)
+    found = record(samples, staircase)
+    obstacles = [f"{stair.name}: {stair.obstacle}" for stair in stairs(_device()) if stair.obstacle]
+    return found | {"skipped": obstacles}
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def images_per_sec(training: Training, steps: int) -> float:
+    """The rate of `steps` steps of a training that is warm."""
+    began = time.perf_counter()
+    training.train(steps)
+    return steps * BATCH_SIZE / (time.perf_counter() - began)
+
+
+def record(samples: Samples, staircase: Staircase) -> dict:
+    """With the ratio of each stair to the one below, and of the last to the first."""
+    names = list(samples)
+    ratios = [(above, below) for below, above in pairwise(names)]
+    if len(names) > 2:
+        ratios.append((names[-1], names[0]))
+    found = records.group(TITLE, "images/s", samples, staircase.facts, ratios)
+    found["notes"] = [_launches(staircase), *_waits(staircase)]
+    found["skipped"] = staircase.skipped
+    return found
+
+
+def _launches(staircase: Staircase) -> str:
+    counts = [f"{name} {facts['launches_per_step']:.0f}" for name, facts in staircase.facts.items()]
+    what = "Kernels" if next(iter(staircase.facts.values()))["device"] == "cuda" else "Operations"
+    return f"{what} per step: {', '.join(counts)}."
+
+
+def _waits(staircase: Staircase) -> list[str]:
+    waits = {name: facts["waiting_ms_per_step"] for name, facts in staircase.facts.items()}
+    if None in waits.values():
+        return []
+    rows = [f"{name} {wait:.2f}" for name, wait in waits.items()]
+    return [f"Milliseconds of waiting for the GPU per step: {', '.join(rows)}."]
+
+
+def steps_for(seconds: float, training: Training) -> int:
+    """How many steps take about `seconds`, by the median of three."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        training.train(1)
+        times.append(time.perf_counter() - began)
+    return max(1, round(seconds / statistics.median(times)))

@@ -1,0 +1,265 @@
+"""What an abstraction adds to a training step: a raw loop, the core, the Trainer and their peers, in one process.
+
+The model is Linear(16, 10), the batch 64 samples, in memory, on the CPU with one thread: next to nothing to compute, so
+that what is left is the loop's own cost. Each round runs every contestant once over the same batches, in an order that
+rotates; what counts is the difference to a raw loop of the same round that does the same work. The Trainers' raw loop
+also steps a schedule and sums the losses, as they do; nobody clips gradients, logs or saves.
+
+    python -m benchmarks.suites.overhead
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from benchmarks.harness import records
+from benchmarks.harness.groups import Extent, Group, chosen
+from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.threads import single_thread
+
+STEPS = 400
+WARM_UP = 100
+BATCH = 64
+RAW = "raw loop"
+RAW_LIKE_TRAINER = "raw loop like a Trainer's"
+
+
+class Batches(TensorDataset):
+    """Hands out whole batches, so that loading costs next to nothing."""
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, ...]:
+        return self[indices]
+
+
+def data() -> Batches:
+    samples = STEPS * BATCH
+    return Batches(torch.randn(samples, 16), torch.randint(10, (samples,)))
+
+
+class Stopwatch:
+    """Seconds per step from the end of the warm-up to the end of the last step."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+
+    def step(self, number: int) -> None:
+        """Step `number`, from 1, has ended."""
+        if number == WARM_UP:
+            self.began = self.clock()
+        elif number == STEPS:
+            self.seconds_per_step = (self.clock() - self.began) / (STEPS - WARM_UP)
+
+
+def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
+    """A model, its optimizer and its loader: the same for every contestant with a loop of its own."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 10)
+    loader = DataLoader(data(), BATCH, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
+
+
+def timed(model, optimizer, loader, backward: Callable, accumulate: Callable) -> float:
+    """Seconds per step after the warm-up."""
+    stopwatch = Stopwatch()
+    for step, (inputs, targets) in enumerate(loader, start=1):
+        with accumulate(model):
+            loss = F.cross_entropy(model(inputs), targets)
+            backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        stopwatch.step(step)
+    return stopwatch.seconds_per_step
+
+
+def no_accumulation(model: torch.nn.Module) -> AbstractContextManager:
+    """Stands where `Accelerator.accumulate` would."""
+    return nullcontext()
+
+
+def raw() -> float:
+    model, optimizer, loader = pieces()
+    return timed(model, optimizer, loader, torch.Tensor.backward, no_accumulation)
+
+
+def accelerated(library: str, accumulating: bool) -> Callable[[], float]:
+    def run() -> float:
+        module = importlib.import_module(library)
+        accelerator = module.Accelerator(cpu=True)
+        model, optimizer, loader = accelerator.prepare(*pieces())
+        accumulate = accelerator.accumulate if accumulating else no_accumulation
+        seconds = timed(model, optimizer, loader, accelerator.backward, accumulate)
+        accelerator.free_memory()
+        return seconds
+
+    return run
+
+
+def fabric() -> float:
+    from lightning.fabric import Fabric
+
+    engine = Fabric(accelerator="cpu", devices=1)
+    model, optimizer, loader = pieces()
+    model, optimizer = engine.setup(model, optimizer)
+    loader = engine.setup_dataloaders(loader)
+    return timed(model, optimizer, loader, engine.backward, no_accumulation)
+
+
+def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    return {"x": batch[0], "y": batch[1]}
+
+
+def optimizer_and_schedule(model: torch.nn.Module):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+
+def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds per step of a loop that does what a Trainer does: clipping if `clip`, schedule, sum of the losses."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 10)
+    optimizer, schedule = optimizer_and_schedule(model)
+    loss_sum = torch.zeros((), dtype=torch.float64)
+    stopwatch = Stopwatch(clock)
+    loader = DataLoader(data(), BATCH, shuffle=True, collate_fn=to_dict)
+    for step, batch in enumerate(loader, start=1):
+        loss = F.cross_entropy(model(batch["x"]), batch["y"])
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        loss_sum += loss.detach()
+        stopwatch.step(step)
+    return stopwatch.seconds_per_step
+
+
+def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds per step of the Trainer of `library`, "common.trainer" or "transformers"."""
+    module = importlib.import_module(library)
+    stopwatch = Stopwatch(clock)
+
+    class LossTrainer(module.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return F.cross_entropy(model(inputs["x"]), inputs["y"])
+
+    class Watching(module.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            stopwatch.step(state.global_step)
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 10)
+    # The summary that a Trainer prints at its end belongs to no table.
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        arguments = module.TrainingArguments(
+            folder,
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=1,
+            max_grad_norm=clip,
+            use_cpu=True,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        more = {"callbacks": [Watching()], "optimizers": optimizer_and_schedule(model)}
+        LossTrainer(model, arguments, to_dict, data(), **more).train()
+    return stopwatch.seconds_per_step
+
+
+def contestants() -> dict[str, Callable[[], float]]:
+    """Those that can run here, each returning µs per step; the first is the raw loop."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    found = {
+        RAW: raw,
+        "common.accelerator": accelerated("common.accelerator", False),
+        "common.accelerator, accumulate()": accelerated("common.accelerator", True),
+    }
+    if not missing("accelerate"):
+        found["accelerate"] = accelerated("accelerate", False)
+        found["accelerate, accumulate()"] = accelerated("accelerate", True)
+    if not missing("lightning"):
+        found["lightning.fabric"] = fabric
+    found[RAW_LIKE_TRAINER] = by_hand
+    found["common.trainer"] = partial(by_trainer, "common.trainer")
+    if not missing("accelerate", "transformers"):
+        found["transformers.Trainer"] = partial(by_trainer, "transformers")
+    return {name: partial(_microseconds, run) for name, run in found.items()}
+
+
+def _microseconds(run: Callable[[], float]) -> float:
+    return run() * 1e6
+
+
+TITLE = "overhead per step"
+
+
+def groups() -> list[Group]:
+    return [Group("overhead", TITLE, tuple(contestants()), measured)]
+
+
+def measured(rows: tuple[str, ...], extent: Extent) -> dict:
+    """The record of these rows. What an abstraction adds is known where its raw loop is one of them."""
+    with single_thread():
+        samples = measure(chosen(contestants(), rows), extent.rounds)
+    return summary(samples) | {"skipped": skipped()}
+
+
+def missing(*names: str) -> list[str]:
+    """Which of these packages are not installed."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
+    """The record of `records.group`: steps in µs, and what each adds to its raw loop as a "difference".
+
+    In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
+    Trainers RAW_LIKE_TRAINER.
+    """
+    added = []
+    for name in samples:
+        if name not in (RAW, RAW_LIKE_TRAINER):
+            is_trainer = name.lower().endswith("trainer")
+            added.append((name, RAW_LIKE_TRAINER if is_trainer else RAW))
+    return records.group(TITLE, "µs", samples, differences=added, notes=notes)
+
+
+def skipped() -> list[str]:
+    """A sentence for each peer that is not here."""
+    peers = missing("accelerate", "lightning", "transformers")
+    return [f"Without {', '.join(peers)}: not installed (pip install -e '.[peers]')."] if peers else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.overhead", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="how often the loops take turns (20)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the record there")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    torch.set_num_threads(1)
+    turns = tqdm(range(options.rounds), leave=False, disable=None)
+    samples = measure(contestants(), turns)
+    record = summary(samples, skipped())
+    print(records.table(record))
+    if options.json:
+        records.write(options.json, "overhead", [record])
+
+
+if __name__ == "__main__":
+    main()

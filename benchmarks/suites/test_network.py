@@ -1,0 +1,14 @@
+"""DDP's step between two real nodes, against the bandwidth of the link."""
+
+from benchmarks.harness.groups import keyed
+from benchmarks.suites import network
+
+GROUPS = keyed(network.groups())
+
+
+def test_step(group_key, row, replay):
+    facts = replay(group_key, row)
+    limit = facts["nominal_bits_per_sec"]
+    if limit:
+        # Headers take some 5 %; the first burst and what waits in the buffers are not throttled.
+        assert facts["tcp_bits_per_sec"] < 1.3 * limit
