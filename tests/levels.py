@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.proof import farthest
+from benchmarks.harness.proof import farthest
 from common import ladder
 from common.args import parse_args
-from tests.workers import ranks
+from common.processes import ranks
 
 __all__ = ["EXACT", "SHORT", "farthest", "run_level", "run_on_ranks", "run_script"]
 

@@ -11,17 +11,17 @@ import sys
 import pytest
 
 from common import ladder
-from common.accelerator.commands import accelerate_cli, launch
+from common.accelerator.commands import launch
 from common.accelerator.commands.config.config_args import load_config_from_file
 from common.args import parse_args
+from common.processes import ranks
 from tests.docs.pages import MODULES, READMES, commands, name
 from tests.levels import run_level
-from tests.workers import ranks
 
 # Modules are run that other tests have imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 PAGES = [path for path in [*READMES, *MODULES] if commands(path)]
-LEVEL = re.compile(r"0\d_\w+/train\.py$")
+LEVEL = re.compile(r"0\d_\w+/train(_full)?\.py$")
 # A little of everything: what a command says about the rest stays.
 LITTLE = ["--dataset", "synthetic", "--train-samples", "600", "--eval-samples", "101", "--max-steps", "2"]
 
@@ -41,9 +41,7 @@ def under_torchrun(words: list[str]) -> tuple[str, list[str], int, int]:
 
 def launched(words: list[str]) -> tuple[str, list[str], int, int]:
     """The same for our launcher; a flag or the configuration file says how many processes there are."""
-    parser = accelerate_cli.CommandParser(prog="launch")
-    launch.add_arguments(parser)
-    options = parser.parse_args(words)
+    options = launch.launch_command_parser().parse_args(words)
     processes = options.num_processes
     if processes is None:
         processes = load_config_from_file(options.config_file).num_processes
@@ -101,9 +99,9 @@ def test_commands_start_what_exists_with_flags_that_it_takes(path, monkeypatch):
             assert flag in shown, words
 
 
-def in_folder(folder: str, level: str, flags: list[str]) -> dict:
+def in_folder(folder: str, rung: str, flags: list[str]) -> dict:
     os.chdir(folder)
-    return run_level(level, flags)[0]
+    return run_level(rung, flags)[0]
 
 
 def level_commands() -> dict[str, list[str]]:
@@ -126,7 +124,8 @@ def test_the_commands_of_the_levels_train_and_evaluate(text, tmp_path, monkeypat
     """With as many processes as they say, on a few samples; those of the launcher through the launcher."""
     words = level_commands()[text]
     script, flags, processes, nodes = script_and_world(words)
-    level = script.split("/")[-2]
+    rung = script.removesuffix("/train.py").removesuffix(".py")
+    level = ladder.level_of(rung)
     flags = [*flags, *LITTLE]
     if "launch" in words:
         command = [sys.executable, "-m", *words[2:], *LITTLE]
@@ -136,9 +135,9 @@ def test_the_commands_of_the_levels_train_and_evaluate(text, tmp_path, monkeypat
         return
     if words[0] == "python":
         monkeypatch.chdir(tmp_path)
-        results = [run_level(level, flags)[0]]
+        results = [run_level(rung, flags)[0]]
     else:
-        results = ranks(processes * nodes).run(in_folder, str(tmp_path), level, flags)
+        results = ranks(processes * nodes).run(in_folder, str(tmp_path), rung, flags)
     for result in results:
         assert (result["level"], result["steps"], result["evaluated"]) == (level, 2, 101)
         assert level == "01_data_parallel" or result["world_size"] == processes * nodes
@@ -147,7 +146,7 @@ def test_the_commands_of_the_levels_train_and_evaluate(text, tmp_path, monkeypat
 def test_there_are_commands():
     assert len(level_commands()) > 20
     modules = {words[2] for path in PAGES for words in commands(path) if words[1] == "-m"}
-    assert {"common.ladder", "benchmarks.compare", "benchmarks.overhead", "benchmarks.readmes"} <= modules
+    assert {"common.ladder", "benchmarks.compare", "benchmarks.suites.overhead", "benchmarks.report.readmes"} <= modules
 
 
 def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
@@ -155,6 +154,6 @@ def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
     page.write_text("    python 00_single_gpu/train.py --replicas 4\n")
     with pytest.raises(SystemExit):
         test_commands_start_what_exists_with_flags_that_it_takes(page, monkeypatch)
-    page.write_text("    python -m benchmarks.overhead --no-such-flag\n")
+    page.write_text("    python -m benchmarks.suites.overhead --no-such-flag\n")
     with pytest.raises(AssertionError):
         test_commands_start_what_exists_with_flags_that_it_takes(page, monkeypatch)

@@ -38,5 +38,7 @@ def test_it_runs_and_shows_what_it_says(monkeypatch):
     for level in ladder.levels():
         assert f"{level}: " in shown and "of 2000 |" in shown.partition(f"\n{level}: ")[2]
         assert f"{level:<18} max |Δw| to level 00: " in shown
+    assert "divides by the number of ranks: the gradient is 3" in shown
+    assert "rank 0 has the sum of the gradients: divide by the world size" in shown
     assert shown.count("2 × gloo on cpu") == 2 * len(ladder.DISTRIBUTED)
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 3

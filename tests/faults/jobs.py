@@ -10,7 +10,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,6 +142,15 @@ def run_to_end(command: list[str], seconds: float = PATIENCE, **environment: str
     with job(command, **environment) as started:
         code = started.end(seconds)
         return subprocess.CompletedProcess(command, code, started.out, started.err)
+
+
+def run_all_to_end(
+    commands: dict[Hashable, list[str]], at_once: int = 4, **environment: str
+) -> dict[Hashable, subprocess.CompletedProcess]:
+    """`run_to_end` of each command, some of them at once: what waits for a time-out leaves the cores to the others."""
+    with ThreadPoolExecutor(at_once) as pool:
+        endings = {key: pool.submit(run_to_end, command, **environment) for key, command in commands.items()}
+        return {key: ending.result() for key, ending in endings.items()}
 
 
 def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:

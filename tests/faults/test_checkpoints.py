@@ -14,15 +14,16 @@ from unittest import mock
 import pytest
 import torch
 
+from common import ladder
 from common.accelerator import Accelerator, checkpointing
-from common.accelerator.checkpointing import CheckpointError
-from common.claim import explain_errors
+from common.accelerator.state import PartialState
 from common.errors import UserError
+from common.processes import ranks
+from common.run.checkpoint_folder import file_errors_in_one_line
 from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, run_to_end, script, torchrun
 from tests.levels import SHORT, run_level
-from tests.workers import ranks
 
-LEVELS = ["03_accelerate", "04_trainer"]
+LEVELS = ladder.with_checkpoints()
 # One step an epoch is one checkpoint of 14 MB.
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
 
@@ -49,8 +50,9 @@ def plain(level: str, *argv: str) -> list[str]:
 
 
 @ON_LINUX
-@pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level", [pytest.param(ladder.FULL, marks=pytest.mark.long), pytest.param("04_trainer", marks=pytest.mark.long)]
+)
 def test_killed_again_and_again_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     training = [*SMALL, "--epochs", "30", "--seed", "7"]
     command = plain(level, *training, *saving(tmp_path / "c"), "--save", str(tmp_path / "w.pt"))
@@ -131,7 +133,7 @@ def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_tou
     for each in complete(tmp_path):
         damage(each)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(CheckpointError, match=f"there is no complete checkpoint in {tmp_path}"):
+    with pytest.raises(UserError, match=f"there is no complete checkpoint in {tmp_path}"):
         run_level(level, [*SHORT, *saving(tmp_path)])
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -147,16 +149,19 @@ def errors(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("error: ")]
 
 
+# Each level once in each way would be twice the launches, and prove nothing more.
+WAY_OF_LEVEL = [(ladder.FULL, "torchrun"), ("04_trainer", "plain")]
+
+
 @ON_LINUX
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level, way", WAY_OF_LEVEL)
 def test_that_no_checkpoint_is_whole_is_one_line(level, way, tmp_path):
     run_level(level, [*SHORT, *saving(tmp_path)])
     for each in complete(tmp_path):
         cut_short(each)
     done = run_to_end(WAYS[way](level, *SHORT, *saving(tmp_path)))
-    place = tmp_path / "checkpoints" if level == "03_accelerate" else tmp_path
+    place = tmp_path / "checkpoints" if level == ladder.FULL else tmp_path
     assert errors(done.stderr) == [f"error: there is no complete checkpoint in {place}"]
     assert done.stderr.count("skipping a checkpoint: ") == 2
     if way == "plain":
@@ -166,8 +171,7 @@ def test_that_no_checkpoint_is_whole_is_one_line(level, way, tmp_path):
 
 @MOUNTED
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level, way", WAY_OF_LEVEL)
 def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_from_the_old_checkpoint(level, way, tmp_path):
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""
     argv = [level, *SMALL, "--epochs", "5"]
@@ -201,18 +205,17 @@ def words_for(folder: str, action: str) -> str:
     accelerator.register_for_checkpointing(Thing(action))
     with (
         contextlib.redirect_stderr(io.StringIO()) as said,
-        mock.patch("common.errors.time.sleep"),
-        mock.patch("sys.excepthook", lambda kind, *_: print(kind.__name__, file=sys.stderr)),
+        mock.patch("common.errors.time"),
         contextlib.suppress(UserError),
     ):
-        explain_errors(folder)
         try:
-            if action == "elsewhere":
-                Path(folder, "nowhere").read_text()
-            elif action != "leave" or accelerator.process_index == 1:
-                accelerator.save_state(f"{folder}/file/c" if action == "save" else f"{folder}/c")
+            with file_errors_in_one_line(Path(folder)):
+                if action == "elsewhere":
+                    Path("nowhere", "at all").read_text()
+                elif action != "leave" or accelerator.process_index == 1:
+                    accelerator.save_state(f"{folder}/file/c" if action == "save" else f"{folder}/c")
         except Exception as error:
-            sys.excepthook(type(error), error, error.__traceback__)
+            print(type(error).__name__, file=sys.stderr)
         finally:
             accelerator.end_training()
     return said.getvalue()
@@ -223,7 +226,8 @@ class Thing:
     action: str
 
     def state_dict(self) -> dict:
-        return {"number": 1 + "1"} if self.action == "mistake" else {}
+        is_mistaken = self.action == "mistake" and PartialState().is_main_process
+        return {"number": 1 + "1"} if is_mistaken else {}
 
     def load_state_dict(self, state: dict) -> None: ...
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torchvision.datasets import MNIST
 
-from common.data import MNIST_FILES, load_data
+from common.data import load_data
+from common.data.mnist import MNIST_FILES
 from common.errors import UserError
 from tests.faults.jobs import ON_LINUX, job, run_to_end, torchrun
 
@@ -19,7 +20,7 @@ DRAWS = """
 import os, pathlib, sys, time
 from argparse import Namespace
 import torch
-from common import synthetic
+from common.data import synthetic
 from common.data import load_data
 folder, slowly = sys.argv[1:]
 honest, synthetic.SIZES = synthetic.write_idx, {"train": 300, "t10k": 50}
@@ -30,13 +31,13 @@ def write_idx(path, values):
     honest(path, values)
 synthetic.write_idx = write_idx
 settings = {"dataset": "synthetic", "data_dir": "none", "dtype": torch.float32}
-train_set, test_set = load_data(Namespace(**settings, train_samples=None, eval_samples=None))
+train_set, test_set = load_data(Namespace(**settings, train_samples=None, eval_samples=None, data="host"))
 os.write(1, f"{len(train_set)} + {len(test_set)}: {int(train_set.images.sum())}\\n".encode())
 """
 
 
 @ON_LINUX
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_ranks_draw_once_also_after_a_kill_in_the_middle_of_drawing(tmp_path):
     program, cache = tmp_path / "draws.py", {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     program.write_text(DRAWS)
@@ -62,5 +63,5 @@ def test_a_download_that_was_interrupted_is_not_taken_for_mnist(missing, tmp_pat
         (raw / "download-1a2b" / "MNIST" / "raw" / name if name == missing else raw / name).write_bytes(b"half")
     settings = {"dataset": "mnist", "data_dir": tmp_path, "dtype": torch.float32}
     with pytest.raises(UserError, match=r"MNIST is not in .* and cannot be downloaded"):
-        load_data(Namespace(**settings, train_samples=None, eval_samples=None))
+        load_data(Namespace(**settings, train_samples=None, eval_samples=None, data="host"))
     shutil.rmtree(tmp_path / "MNIST")

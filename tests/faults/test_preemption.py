@@ -14,7 +14,7 @@ import torch
 
 from common import ladder
 from common.args import parse_args
-from common.stopping import PATIENCE
+from common.run.preemption import PATIENCE
 from tests.levels import farthest, run_level
 
 SETTINGS = ["--dataset", "synthetic", "--train-samples", "320", "--eval-samples", "100", "--batch-size", "16"]
@@ -72,9 +72,10 @@ def assert_it_stopped_and_continues(level: str, folder: Path, said: str, process
     assert farthest(*weights) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "number"),
-    [("03_accelerate", signal.SIGTERM), pytest.param("04_trainer", signal.SIGINT, marks=pytest.mark.slow)],
+    [(ladder.FULL, signal.SIGTERM), ("04_trainer", signal.SIGINT)],
 )
 def test_a_process_that_is_told_to_stop_saves_and_continued_it_ends_with_the_same_bits(level, number, tmp_path):
     job = in_the_middle(level, tmp_path / "stopped")
@@ -90,10 +91,18 @@ def ranks_of(launcher: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
 
 
-@pytest.mark.slow
+SIGNALLED = [
+    pytest.param(ladder.FULL, "torchrun", marks=pytest.mark.long),
+    pytest.param(ladder.FULL, "one rank", marks=pytest.mark.long),
+    pytest.param(ladder.FULL, "the whole group", marks=pytest.mark.slow),
+    pytest.param("04_trainer", "torchrun", marks=pytest.mark.long),
+    pytest.param("04_trainer", "one rank", marks=pytest.mark.long),
+    pytest.param("04_trainer", "the whole group", marks=pytest.mark.long),
+]
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the ranks of a launcher in /proc")
-@pytest.mark.parametrize("told", ["torchrun", "one rank", "the whole group"])
-@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+@pytest.mark.parametrize("level, told", SIGNALLED)
 def test_ranks_agree_on_the_step_whoever_is_told(level, told, tmp_path):
     job = in_the_middle(level, tmp_path / "stopped", processes=2)
     ranks = ranks_of(job.pid)
@@ -110,9 +119,9 @@ def test_ranks_agree_on_the_step_whoever_is_told(level, told, tmp_path):
     assert_it_stopped_and_continues(level, tmp_path / "stopped", said, processes=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_waits_for_a_dead_one_does_not_wait_for_ever_when_it_is_told_to_stop(tmp_path):
-    job = in_the_middle("03_accelerate", tmp_path / "stopped", processes=2)
+    job = in_the_middle(ladder.FULL, tmp_path / "stopped", processes=2)
     ranks = ranks_of(job.pid)
     os.kill(ranks[0], signal.SIGSTOP)  # neither dead nor alive: its peer waits in a collective
     try:
@@ -131,7 +140,7 @@ def test_a_rank_that_waits_for_a_dead_one_does_not_wait_for_ever_when_it_is_told
 
 @pytest.mark.slow
 def test_without_checkpoints_a_signal_ends_the_run_as_ever():
-    job = start("03_accelerate")
+    job = start(ladder.FULL)
     assert job.stdout.readline()  # the plan: it is about to train
     job.terminate()
     code, said = finish(job, 60)
@@ -140,7 +149,7 @@ def test_without_checkpoints_a_signal_ends_the_run_as_ever():
 
 def test_signals_mean_what_they_meant_before_when_a_run_is_over(tmp_path):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    for level in ("03_accelerate", "04_trainer"):
+    for level in ladder.with_checkpoints():
         flags = [*SETTINGS, "--max-steps", "2", "--checkpoint-dir", str(tmp_path / level)]
         module = ladder.load(level)
         module.train(parse_args(module.__file__, flags))

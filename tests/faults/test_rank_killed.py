@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.jobs import ON_LINUX, job, launcher, run_to_end, script, torchrun
+from common import ladder
+from common.processes import free_port
+from tests.faults.jobs import ON_LINUX, job, launcher, run_all_to_end, run_to_end, script, torchrun
 from tests.levels import farthest
-from tests.workers import free_port
 
 pytestmark = ON_LINUX
 
@@ -24,7 +25,7 @@ SABOTEUR = str(Path(__file__).parent / "saboteur.py")
 @cache
 def undisturbed(level: str) -> dict:
     """The weights of the same training without a kill, and without checkpoints."""
-    path = Path(os.environ["LADDER_TEST_FOLDER"], f"{level}.pt")
+    path = Path(os.environ["LADDER_TEST_FOLDER"], f"{ladder.level_of(level)}.pt")
     done = run_to_end(torchrun(script(level), *TWO_EPOCHS, "--save", str(path)))
     assert done.returncode == 0, done.stderr
     return torch.load(path, weights_only=True)
@@ -56,14 +57,13 @@ def assert_same_bits(weights: dict, others: dict) -> None:
 
 
 RESTARTS = [
-    pytest.param("03_accelerate", torchrun, 1),
-    pytest.param("04_trainer", torchrun, 0),
-    pytest.param("03_accelerate", launcher, 0),
-    pytest.param("04_trainer", launcher, 1),
+    pytest.param(ladder.FULL, torchrun, 1, marks=pytest.mark.slow),
+    pytest.param("04_trainer", torchrun, 0, marks=pytest.mark.long),
+    pytest.param(ladder.FULL, launcher, 0, marks=pytest.mark.long),
+    pytest.param("04_trainer", launcher, 1, marks=pytest.mark.long),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("level, start, rank", RESTARTS)
 def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, start, rank, tmp_path):
     weights = tmp_path / "w.pt"
@@ -72,14 +72,14 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
         run.wait_for(lambda: newest_step(tmp_path) >= 40)
         os.kill(run.rank(rank), signal.SIGKILL)
         assert run.end() == 0, run.err
-        plans = [line for line in run.out.splitlines() if line.startswith(f"{level}: 2 × gloo")]
+        plans = [line for line in run.out.splitlines() if line.startswith(f"{ladder.level_of(level)}: 2 × gloo")]
         assert len(plans) == 2, "the second attempt is a start of its own"
         resumed = [int(step) for step in re.findall(r"[Rr]esumed at step (?:= )?(\d+)", run.out)]
         assert len(resumed) == 1 and 40 <= resumed[0] < 200 and resumed[0] % 20 == 0, run.out
     assert_same_bits(torch.load(weights, weights_only=True), undisturbed(level))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(tmp_path):
     """A change of membership: torchrun stops the healthy ranks and starts them anew, more of them this time.
 
@@ -91,7 +91,7 @@ def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(t
     where = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "grows"]
     where += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
     where += ["--rdzv-conf", "last_call_timeout=1"]
-    command = [*torchrun()[:3], *where, script("03_accelerate"), *flags]
+    command = [*torchrun()[:3], *where, script(ladder.FULL), *flags]
     with job(command, **renewed) as first:
         first.wait_for(lambda: newest_step(tmp_path) >= 40)
         with job(command, **renewed) as second:
@@ -105,20 +105,42 @@ def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(t
     assert 0 < farthest(*ends) <= 1e-9
 
 
+# Every level, and both ways to start it with both faults.
+FAULTS = [
+    ("02_ddp_raw", torchrun, "raises"),
+    ("02_ddp_raw", launcher, "is_killed"),
+    (ladder.FULL, torchrun, "is_killed"),
+    (ladder.FULL, launcher, "raises"),
+    ("04_trainer", torchrun, "raises"),
+    ("04_trainer", launcher, "is_killed"),
+]
+
+
+@pytest.fixture(scope="module")
+def faulty_jobs(tmp_path_factory) -> dict:
+    """How each job without restarts ended, by (level, start, fault): some run at the same time."""
+    commands = {}
+    for level, start, fault in FAULTS:
+        flags = [*TRAINING, "--epochs", "90"]
+        if level != "02_ddp_raw":
+            flags += checkpointing(tmp_path_factory.mktemp("saved"))
+        commands[level, start, fault] = start(SABOTEUR, fault, "5", level, *flags)
+    return run_all_to_end(commands)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [torchrun, launcher])
-@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate", "04_trainer"])
-@pytest.mark.parametrize("fault", ["raises", "is_killed"])
-def test_without_restarts_the_job_ends_soon_and_says_which_rank_and_why(level, start, fault, tmp_path):
-    flags = [*TRAINING, "--epochs", "90", *(checkpointing(tmp_path) if level != "02_ddp_raw" else [])]
-    with job(start(SABOTEUR, fault, "5", level, *flags)) as run:
-        run.wait_for(lambda: f"{level}: 2 × gloo" in run.out)
-        # 30 seconds would do on a machine that has nothing else to do.
-        assert run.end(60) != 0
-        assert f"{level}: synthetic accuracy" not in run.out
-        if fault == "raises":
-            assert "[rank1]: ArithmeticError: the reason" in run.err and "in nll_loss" in run.err
-        elif start is torchrun:
-            assert re.search(r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 \(pid: \d+\) +\(SIGKILL\)", run.err)
-        else:
-            assert "launch: rank 1 failed: ended by SIGKILL (local rank 1" in run.err
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("level, start, fault", FAULTS)
+def test_without_restarts_the_job_ends_soon_and_says_which_rank_and_why(level, start, fault, faulty_jobs):
+    """Soon: `run_to_end` waits three minutes, and 90 epochs take longer."""
+    done = faulty_jobs[level, start, fault]
+    assert done.returncode != 0
+    assert f"{ladder.level_of(level)}: 2 × gloo" in done.stdout
+    assert f"{ladder.level_of(level)}: synthetic accuracy" not in done.stdout
+    if fault == "raises":
+        assert "[rank1]: ArithmeticError: the reason" in done.stderr
+        assert "in nll_loss" in done.stderr
+    elif start is torchrun:
+        assert re.search(r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 \(pid: \d+\) +\(SIGKILL\)", done.stderr)
+    else:
+        assert "launch: rank 1 failed: ended by SIGKILL (local rank 1" in done.stderr

@@ -8,10 +8,11 @@ import shutil
 import pytest
 import torch
 
+from common import ladder
+from common.processes import ranks
 from tests.levels import EXACT, SHORT, farthest, run_level
-from tests.workers import ranks
 
-CHECKPOINTING = ["03_accelerate", "04_trainer"]
+CHECKPOINTING = ladder.with_checkpoints()
 SLOW = pytest.mark.slow
 
 
@@ -26,7 +27,7 @@ def run(level: str, processes: int, argv: list[str]) -> tuple[str, dict]:
     return heard(level, argv) if processes == 1 else ranks(processes).run(heard, level, argv)[0]
 
 
-@pytest.mark.parametrize("level", CHECKPOINTING)
+@pytest.mark.parametrize("level", [ladder.FULL, pytest.param("04_trainer", marks=SLOW)])
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=SLOW), 2])
 def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, processes, tmp_path):
     training = [*SHORT, "--epochs", "2"]  # with dropout: an extra draw would be seen

@@ -19,12 +19,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.two_nodes import ADDRESSES, RENDEZVOUS, Nodes, two_nodes, why_not
+from benchmarks.harness.two_nodes import ADDRESSES, RENDEZVOUS, Nodes, two_nodes, why_not
 from common import ladder
 from tests.levels import farthest, run_level
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}"),
 ]
@@ -115,14 +114,21 @@ def slowly(start, tmp_path):
 
     def run(restarts: int, **more) -> Job:
         flags = ["--eval-samples", "96", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "3"]
-        job = start("03_accelerate", flags, restarts=restarts, **more)
+        job = start(ladder.FULL, flags, restarts=restarts, **more)
         job.nodes.limit(200e6)  # 9.6 MB of gradients, 1.5 times from node to node in a ring of four: 0.6 s a step
         return job
 
     return run
 
 
-@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
+LEVELS = [
+    pytest.param("02_ddp_raw", marks=pytest.mark.long),
+    pytest.param("03_accelerate", marks=pytest.mark.slow),
+    pytest.param("04_trainer", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_two_machines_train_the_weights_of_one_process(level, start, tmp_path):
     job = start(level, ["--json", str(tmp_path / "result.json")])
     job.assert_finished_as_on_one_machine()
@@ -131,6 +137,7 @@ def test_two_machines_train_the_weights_of_one_process(level, start, tmp_path):
     assert f"{level}: 4 × gloo" in job.said(0) + job.said(1)
 
 
+@pytest.mark.long
 def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(slowly):
     job = slowly(restarts=0)
     job.nodes.give_up_after(5)  # 13 s
@@ -142,6 +149,7 @@ def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(slowly):
     assert not job.weights.exists()
 
 
+@pytest.mark.slow
 def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(slowly):
     job = slowly(restarts=3)
     job.wait_for_a_checkpoint()
@@ -156,6 +164,7 @@ def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(slowly):
 AGENTS = {"torchrun": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "launcher": {"agent": launcher}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(slowly, agent, monkeypatch):
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)

@@ -5,8 +5,8 @@ import torch
 
 from common import ladder
 from common.args import parse_args
-from common.report import Run
-from tests.workers import ranks
+from common.processes import ranks
+from common.run.run import Run
 
 N, BATCH, EPOCHS, SEED = 250, 24, 2, 5
 ARGV = f"--dataset synthetic --train-samples {N} --eval-samples 10 --batch-size {BATCH} --epochs {EPOCHS} --seed {SEED}"
@@ -54,7 +54,9 @@ def test_one_process_sees_the_seeded_permutation(level):
     assert [set(batch) for batch in seen] == _expected()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_the_ranks_together_see_the_seeded_permutation(world_size):
     by_rank = ranks(world_size).run(_seen, "02_ddp_raw")
     for step, expected in enumerate(_expected()):

@@ -15,33 +15,32 @@ def baseline() -> tuple[dict, dict]:
     return run_level("00_single_gpu", EXACT)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("replicas", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))])
 def test_data_parallel_trains_the_weights_of_one_device(replicas):
     result, weights = run_level("01_data_parallel", [*EXACT, "--replicas", str(replicas)])
     assert farthest(weights, baseline()[1]) <= TOLERANCE
     _assert_same_numbers(result, baseline()[0])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4)), 2])
 def test_distributed_levels_train_the_weights_of_one_device(world_size):
     for level in ladder.DISTRIBUTED:
-        if level in ladder.levels():
-            results, weights = run_on_ranks(level, world_size, EXACT)
-            assert farthest(weights, baseline()[1]) <= TOLERANCE, level
-            for result in results:
-                _assert_same_numbers(result, baseline()[0])
+        results, weights = run_on_ranks(level, world_size, EXACT)
+        assert farthest(weights, baseline()[1]) <= TOLERANCE, level
+        for result in results:
+            _assert_same_numbers(result, baseline()[0])
 
 
-@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4)), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size):
     """144 samples a step in three micro-batches on every rank; 250 samples are one step and a tail."""
     larger = [*EXACT[: EXACT.index("96")], "144", *EXACT[EXACT.index("96") + 1 :]]
     whole, expected = run_level("00_single_gpu", larger)
-    for level in ladder.DISTRIBUTED[1:]:
-        if level in ladder.levels():
-            results, weights = run_on_ranks(level, world_size, [*larger, "--gradient-accumulation-steps", "3"])
-            assert farthest(weights, expected) <= TOLERANCE, level
-            assert results[0]["steps"] == whole["steps"] == 2
+    for level in ladder.with_checkpoints():
+        results, weights = run_on_ranks(level, world_size, [*larger, "--gradient-accumulation-steps", "3"])
+        assert farthest(weights, expected) <= TOLERANCE, level
+        assert results[0]["steps"] == whole["steps"] == 2
 
 
 def test_the_weights_have_moved_and_hang_on_every_sample(monkeypatch):
@@ -75,5 +74,7 @@ def _run_with_one_sample_swapped(monkeypatch) -> tuple[dict, dict]:
 def _assert_same_numbers(result: dict, expected: dict) -> None:
     for key in ("steps", "evaluated", "accuracy", "dataset", "global_batch_size"):
         assert result[key] == expected[key], key
-    for key in ("loss", "eval_loss"):
-        assert result[key] == pytest.approx(expected[key], abs=1e-9), key
+    # A Trainer adds up the losses that it logs in float32.
+    tolerance = {"loss": 1e-6 if result["level"] == "04_trainer" else 1e-9, "eval_loss": 1e-9}
+    for key, most in tolerance.items():
+        assert result[key] == pytest.approx(expected[key], abs=most), key

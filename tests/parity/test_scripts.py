@@ -9,9 +9,15 @@ from common import ladder
 from tests.levels import run_on_ranks, run_script
 
 QUICK = ["--max-steps", "3", "--eval-samples", "500"]
-QUICKLY = {("00_single_gpu", None), ("01_data_parallel", None), ("02_ddp_raw", 2), ("04_trainer", 2)}
+MARKS = {
+    ("00_single_gpu", None): pytest.mark.slow,
+    ("02_ddp_raw", 2): pytest.mark.slow,
+    ("01_data_parallel", None): pytest.mark.slow,
+    ("03_accelerate", 2): pytest.mark.slow,
+    ("04_trainer", 2): pytest.mark.slow,
+}
 HOW = [
-    pytest.param(level, processes, marks=[] if (level, processes) in QUICKLY else pytest.mark.slow)
+    pytest.param(level, processes, marks=MARKS.get((level, processes), pytest.mark.long))
     for level in ladder.levels()
     for processes in ((None, 2) if level in ladder.DISTRIBUTED else (None,))
 ]
@@ -34,7 +40,11 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "level", ["00_single_gpu", *(pytest.param(level, marks=pytest.mark.slow) for level in ladder.levels()[1:])]
+    "level",
+    [
+        pytest.param(level, marks=pytest.mark.slow if level in ("00_single_gpu", "04_trainer") else pytest.mark.long)
+        for level in ladder.levels()
+    ],
 )
 def test_real_mnist_is_said_to_be_mnist(level, mnist, tmp_path):
     done = run_script(level, [*QUICK, "--data-dir", mnist, "--json", str(tmp_path / "r.json")])
@@ -43,7 +53,10 @@ def test_real_mnist_is_said_to_be_mnist(level, mnist, tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["dataset"] == "mnist"
 
 
-@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 7)), 3])
+@pytest.mark.parametrize(
+    "world_size",
+    [*(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 7)), pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_exactly_the_test_set_is_evaluated_on_any_number_of_ranks(world_size):
     batch = str(world_size * 32)
     for level in ladder.levels():
@@ -54,6 +67,7 @@ def test_exactly_the_test_set_is_evaluated_on_any_number_of_ranks(world_size):
             assert len({result["accuracy"] for result in results}) == 1
 
 
+@pytest.mark.slow
 def test_a_batch_that_three_processes_cannot_share_is_one_line():
     done = run_script("02_ddp_raw", ["--batch-size", "64"], processes=3)
     assert done.returncode != 0 and done.stdout == ""
@@ -61,8 +75,13 @@ def test_a_batch_that_three_processes_cannot_share_is_one_line():
     assert said == ["error: --batch-size 64 does not divide by 3 (3 processes): use 63 or 66"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ladder.levels())
+FULL_EPOCHS = [
+    pytest.param(level, marks=pytest.mark.slow if level == "02_ddp_raw" else pytest.mark.long)
+    for level in ladder.levels()
+]
+
+
+@pytest.mark.parametrize("level", FULL_EPOCHS)
 def test_a_full_epoch_of_mnist_is_98_percent_accurate(level, mnist, tmp_path):
     processes = 2 if level in ladder.DISTRIBUTED else None
     done = run_script(level, ["--data-dir", mnist, "--json", str(tmp_path / "r.json")], processes, timeout=500)

@@ -1,12 +1,16 @@
 """Flags: defaults, and every wrong one answered by a single line."""
 
+import os
+from unittest import mock
+
 import pytest
 import torch
 
-from common.args import parse_args
+from common.args import CheckpointInterval, parse_args
 from common.errors import UserError
 
-LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer"]
+LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "03_accelerate/train_full", "04_trainer"]
+FULL = "03_accelerate/train_full"
 RANKED = {
     "RANK": "0",
     "LOCAL_RANK": "0",
@@ -18,7 +22,8 @@ RANKED = {
 
 
 def parse(level: str, *argv: str):
-    return parse_args(f"/anywhere/{level}/train.py", list(argv))
+    path = level if "/" in level else f"{level}/train"
+    return parse_args(f"/anywhere/{path}.py", list(argv))
 
 
 def refusal(capsys, level: str, *argv: str) -> str:
@@ -38,7 +43,7 @@ def test_defaults_are_the_contract(level, monkeypatch):
     assert (args.epochs, args.batch_size, args.lr, args.seed) == (1, 64, 1e-3, 42)
     assert (args.dataset, args.data_dir, args.num_workers) == ("auto", "data", 0)
     assert (args.max_steps, args.no_dropout, args.dtype) == (None, False, torch.float32)
-    assert args.level == level
+    assert args.level == level.partition("/")[0]
 
 
 def test_mnist_root_changes_the_default_folder(monkeypatch):
@@ -59,7 +64,7 @@ def test_mnist_root_changes_the_default_folder(monkeypatch):
         (["--seed", "-1"], "argument --seed: must be a whole number from 0 to 4000000000"),
         (["--dataset", "cifar"], "invalid choice: 'cifar'"),
         (["--dtype", "float16"], "invalid choice: 'float16'"),
-        (["--device", "abacus"], "argument --device: 'abacus' cannot be used here"),
+        (["--device", "abacus"], "argument --device: 'abacus' is not auto, cpu or cuda"),
         (["--save", "/no/such/folder/w.pt"], "it must be a file in a folder that exists"),
         (["--json", "/tmp"], "argument --json: '/tmp' cannot be written"),
         (["--batchsize", "64"], "unknown argument --batchsize"),
@@ -79,19 +84,69 @@ def test_a_timeout_is_whole_seconds_that_a_backend_can_count(seconds, capsys):
         capsys, "02_ddp_raw", "--timeout", seconds
     )
     assert parse("04_trainer").timeout.total_seconds() == 300
-    assert "--timeout belongs to level 02_ddp_raw and 03" in refusal(capsys, "00_single_gpu", "--timeout", "5")
+    assert "--timeout belongs to 02_ddp_raw and 03" in refusal(capsys, "00_single_gpu", "--timeout", "5")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_an_absent_gpu_is_said(capsys):
-    assert "try --device cpu" in refusal(capsys, "00_single_gpu", "--device", "cuda")
+@pytest.fixture
+def gpus(monkeypatch):
+    """`gpus(n)`: the driver says that there are n. Whoever asks the CUDA runtime, and so starts it, fails."""
+
+    def runtime():
+        raise AssertionError("the CUDA runtime has been asked")
+
+    def pretend(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+        monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: count)
+        monkeypatch.setattr(torch.cuda, "_cached_device_count", None)
+        monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", runtime, raising=False)
+
+    return pretend
 
 
-@pytest.mark.parametrize("level", ["00_single_gpu", "02_ddp_raw"])
+@pytest.mark.parametrize("level", ["00_single_gpu", "04_trainer"])
+def test_an_absent_gpu_is_said(level, gpus, capsys):
+    gpus(0)
+    assert parse(level).device == torch.device("cpu")
+    assert "(torch finds no GPU); try --device cpu" in refusal(capsys, level, "--device", "cuda")
+
+
+def test_the_device_of_one_process_has_its_number_and_that_of_a_rank_has_none(gpus, capsys):
+    gpus(2)
+    for level in ("00_single_gpu", "01_data_parallel"):
+        assert parse(level).device == parse(level, "--device", "cuda").device == torch.device("cuda", 0)
+        assert parse(level, "--device", "cuda:1").device == torch.device("cuda", 1)
+        assert "'cuda:2' cannot be used here (GPUs 0 to 1 are visible)" in refusal(capsys, level, "--device", "cuda:2")
+    for level in ("02_ddp_raw", "03_accelerate", "04_trainer"):
+        assert parse(level).device == torch.device("cuda")
+        said = refusal(capsys, level, "--device", "cuda:1")
+        assert "each process takes the GPU of its local rank; to choose among them set CUDA_VISIBLE_DEVICES=1" in said
+
+
+def test_looking_for_gpus_leaves_the_process_able_to_fork(gpus, monkeypatch):
+    """The CUDA runtime, once asked, cannot be used in forked processes, as a notebook's are."""
+    for before in (None, "0"):
+        gpus(2)
+        if before is None:
+            monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+        else:
+            monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", before)
+        assert parse("01_data_parallel").replicas == 2 and parse("04_trainer").device.type == "cuda"
+        assert os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == before
+    with pytest.raises(AssertionError, match="has been asked"):
+        torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "", "CUDA"])
+def test_other_devices_are_refused_with_a_hint(device, capsys):
+    said = refusal(capsys, "00_single_gpu", f"--device={device}")
+    assert f"argument --device: {device!r} is not auto, cpu or cuda; CUDA_VISIBLE_DEVICES says which GPUs" in said
+
+
+@pytest.mark.parametrize("level", ["00_single_gpu", "02_ddp_raw", "03_accelerate"])
 def test_a_flag_of_another_level_is_refused_by_name(level, capsys):
-    assert f"--replicas belongs to level 01_data_parallel, not to {level}" in refusal(capsys, level, "--replicas", "2")
+    assert f"--replicas belongs to 01_data_parallel, not to {level}" in refusal(capsys, level, "--replicas", "2")
     message = refusal(capsys, level, "--mixed-precision=bf16")
-    assert f"--mixed-precision belongs to level 03_accelerate and 04_trainer, not to {level}" in message
+    assert f"--mixed-precision belongs to 03_accelerate/train_full and 04_trainer, not to {level}\n" in message
 
 
 def test_replicas_default_to_two_without_gpus():
@@ -106,7 +161,7 @@ def test_a_batch_that_processes_cannot_share_names_the_nearest_that_they_can(cap
     message = refusal(capsys, "02_ddp_raw", "--batch-size", "64")
     assert message == "error: --batch-size 64 does not divide by 3 (3 processes): use 63 or 66\n"
     assert refusal(capsys, "02_ddp_raw", "--batch-size", "2").endswith("use 3\n")
-    message = refusal(capsys, "03_accelerate", "--gradient-accumulation-steps", "2")
+    message = refusal(capsys, FULL, "--gradient-accumulation-steps", "2")
     assert "does not divide by 6 (3 processes × 2 accumulation steps): use 60 or 66" in message
     assert parse("02_ddp_raw", "--batch-size", "66").batch_size == 66
 
@@ -131,7 +186,7 @@ def test_half_an_environment_says_what_is_missing(missing, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name, value", [("RANK", "3"), ("RANK", "-1"), ("LOCAL_RANK", "3"), ("WORLD_SIZE", "two")])
 def test_an_impossible_environment_is_one_line(name, value, capsys, monkeypatch):
-    monkeypatch.setattr("common.errors.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("common.errors.time", mock.Mock())
     for each, usual in (RANKED | {name: value}).items():
         monkeypatch.setenv(each, usual)
     assert f"{name}={value}" in refusal(capsys, "02_ddp_raw", "--batch-size", "66")
@@ -151,17 +206,15 @@ def test_the_second_local_rank_leaves_the_word_to_the_first(capsys, monkeypatch)
 def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch, capsys):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
-    args = parse("03_accelerate")
+    args = parse(FULL)
     assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 2)
-    assert parse("03_accelerate", "--mixed-precision", "no").mixed_precision == "no"
+    assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "none")
-    assert "argument --gradient-accumulation-steps: must be a whole number" in refusal(capsys, "03_accelerate")
+    assert "argument --gradient-accumulation-steps: must be a whole number" in refusal(capsys, FULL)
 
 
-@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+@pytest.mark.parametrize("level", [FULL, "04_trainer"])
 def test_fp16_on_a_cpu_is_warned_of_once(level, monkeypatch, capsys):
-    parse(level, "--mixed-precision", "bf16", "--device", "cpu")
-    assert capsys.readouterr().err == ""
     for name, value in RANKED.items():
         monkeypatch.setenv(name, value)
     for rank, times in (("0", 1), ("1", 0)):
@@ -177,6 +230,66 @@ def test_a_checkpoint_dir_is_one_place_wherever_it_is_looked_for(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/somebody")
     for given, meant in (("a/../b", f"{tmp_path}/b"), ("~/c", "/home/somebody/c"), ("/d", "/d")):
-        assert parse("03_accelerate", f"--checkpoint-dir={given}").checkpoint_dir == meant
+        assert parse(FULL, f"--checkpoint-dir={given}").checkpoint_dir == meant
     assert parse("04_trainer").checkpoint_dir is None
     assert "argument --checkpoint-dir: must name a folder" in refusal(capsys, "04_trainer", "--checkpoint-dir", "")
+
+
+@pytest.mark.parametrize("level", [FULL, "04_trainer"])
+@pytest.mark.parametrize("instructions, times", [(True, 0), (False, 1)])
+def test_bf16_on_a_cpu_without_instructions_for_it_is_warned_of_once(level, instructions, times, monkeypatch, capsys):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    for rank, said in (("0", times), ("1", 0)):
+        for name, value in (RANKED | {"RANK": rank}).items():
+            monkeypatch.setenv(name, value)
+        parse(level, "--mixed-precision", "bf16", "--device", "cpu", "--batch-size", "66")
+        err = capsys.readouterr().err
+        assert err.count("\n") == err.count("this CPU has no instructions for bf16") == said
+    parse(level, "--device", "cpu", "--batch-size", "66")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("level", [FULL, "04_trainer"])
+def test_a_flag_that_contradicts_the_launcher_is_refused_with_both_values(level, monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    said = refusal(capsys, level, "--gradient-accumulation-steps", "2")
+    assert "--gradient-accumulation-steps 2 contradicts the launcher's --gradient_accumulation_steps 4" in said
+    assert parse(level, "--gradient-accumulation-steps", "4").gradient_accumulation_steps == 4
+    monkeypatch.delenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+    assert parse(level, "--gradient-accumulation-steps", "2").gradient_accumulation_steps == 2
+    assert parse(level).gradient_accumulation_steps == 1
+
+
+@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate"])
+def test_what_the_launcher_asks_for_and_the_script_does_not_do_is_refused(level, monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    parse(level)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    said = refusal(capsys, level)
+    assert f"asks for mixed precision (ACCELERATE_MIXED_PRECISION=bf16), which {level}/train.py does not do" in said
+    assert "03_accelerate/train_full.py" in said
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
+    assert "asks for gradient accumulation (ACCELERATE_GRADIENT_ACCUMULATION_STEPS=2)" in refusal(capsys, level)
+
+
+@pytest.mark.parametrize(
+    "text, interval", [("50", CheckpointInterval(steps=50)), ("60s", CheckpointInterval(seconds=60))]
+)
+def test_checkpoints_are_made_every_so_many_steps_or_seconds(text, interval):
+    assert parse(FULL, "--checkpoint-every", text).checkpoint_every == interval
+    assert parse("04_trainer").checkpoint_every == CheckpointInterval(steps=100)
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "s", "-1s", "1.5s", "1m", "60 seconds"])
+def test_another_interval_is_one_line(text, capsys):
+    assert "argument --checkpoint-every: must be a whole number" in refusal(capsys, FULL, f"--checkpoint-every={text}")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_images_on_the_device_leave_nothing_to_workers(level, capsys):
+    assert parse(level, "--data", "device").data == "device"
+    assert "--num-workers" in refusal(capsys, level, "--data", "device", "--num-workers", "1")

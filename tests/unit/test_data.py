@@ -22,17 +22,18 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
-from common.data import MNIST_FILES, collate, load_data
+from common.data import collate, load_data, loading
+from common.data.mnist import MNIST_FILES
+from common.data.synthetic import synthetic_folder
 from common.errors import UserError
-from common.synthetic import synthetic_folder
-from tests.workers import ranks
+from common.processes import ranks
 
 # A mirror that refuses the connection: no network, without taking the machine's away.
 NO_MIRROR = ["http://127.0.0.1:9/"]
 
 
 def flags(**changes) -> Namespace:
-    defaults = {"dataset": "synthetic", "data_dir": "data", "dtype": torch.float32}
+    defaults = {"dataset": "synthetic", "data_dir": "data", "dtype": torch.float32, "data": "host"}
     return Namespace(**(defaults | {"train_samples": None, "eval_samples": None} | changes))
 
 
@@ -192,7 +193,7 @@ def test_a_read_only_data_folder_is_an_error_or_synthetic(tmp_path):
     program = (
         "from argparse import Namespace\nimport torch, sys\nfrom common.data import load_data\n"
         f"args = Namespace(dataset=sys.argv[1], data_dir={str(tmp_path)!r}, dtype=torch.float32,"
-        " train_samples=1, eval_samples=1)\nprint(load_data(args)[0].name)"
+        " train_samples=1, eval_samples=1, data='host')\nprint(load_data(args)[0].name)"
     )
     mounted = f'mount -t tmpfs -o ro none {tmp_path} && exec {sys.executable} -c "$0" "$1"'
     for dataset, code, said in (("mnist", 2, "error: "), ("auto", 0, "NOT MNIST: ")):
@@ -233,6 +234,7 @@ def _load_from(port: int, checksums: dict[str, str], data_dir: str) -> str:
     return load_data(flags(dataset="mnist", data_dir=data_dir))[0].name
 
 
+@pytest.mark.slow
 def test_ranks_that_start_at_once_download_once(tmp_path, mnist):
     server = _CountingServer(Path(mnist) / "MNIST" / "raw")
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -254,6 +256,7 @@ def _fail_to_load(data_dir: str) -> tuple[str, float]:
     return load_data(flags(dataset="auto", data_dir=data_dir))[0].name, time.perf_counter() - began
 
 
+@pytest.mark.slow
 def test_ranks_without_a_network_all_take_the_synthetic_digits(tmp_path):
     names = [name for name, _ in ranks(4).run(_fail_to_load, str(tmp_path))]
     ranks(4).stop()
@@ -269,3 +272,31 @@ def test_the_synthetic_cache_is_verified(tmp_path, monkeypatch):
     _flip_a_bit(cached / "MNIST" / "raw" / "t10k-images-idx3-ubyte")
     with pytest.raises(UserError, match="is not the one of synthetic"):
         load_data(flags())
+
+
+def test_images_that_are_kept_on_the_device_make_the_same_batches():
+    host, _ = load_data(flags(train_samples=100))
+    there, _ = load_data(flags(train_samples=100, data="device", device=torch.device("cpu")))
+    indices = [99, 0, 41]
+    for ours, theirs in zip(there.__getitems__(indices), host.__getitems__(indices), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: images cannot be kept on one")
+def test_images_that_are_kept_on_a_gpu_make_the_same_batches_up_to_rounding():
+    host, _ = load_data(flags(train_samples=100))
+    there, _ = load_data(flags(train_samples=100, data="device", device=torch.device("cuda", 0)))
+    images, labels = there.__getitems__([99, 0, 41])
+    expected, expected_labels = host.__getitems__([99, 0, 41])
+    assert images.device.type == "cuda" and torch.equal(labels.cpu(), expected_labels)
+    assert (images.cpu() - expected).abs().max() <= 1e-6  # a division may be rounded in another way
+
+
+@pytest.mark.parametrize(
+    ("device", "local_rank", "expected"),
+    [("cuda", "3", "cuda:1"), ("cuda:0", "1", "cuda:0"), ("cpu", "1", "cpu")],
+)
+def test_each_rank_keeps_the_images_on_its_own_gpu(device, local_rank, expected, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert loading.device_of_this_process(torch.device(device)) == torch.device(expected)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.data_parallel import EmulatedDataParallel, data_parallel, gather, replicate, scatter
+from common.data_parallel import EmulatedDataParallel, gather, replica_devices, replicate, scatter, seed_replicas
 from common.model import BasicNet
+from common.run.result import peak_memory_bytes, reset_peak_memory
 from tests.levels import SHORT, farthest, run_level
 
 
@@ -106,11 +107,54 @@ def test_an_error_in_a_replica_reaches_the_caller():
         EmulatedDataParallel(_Fails(), 2)(torch.ones(4))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="with two GPUs it is nn.DataParallel")
-def test_the_emulation_stands_in_where_there_are_no_two_gpus():
-    assert isinstance(data_parallel(nn.Linear(1, 1), 2), EmulatedDataParallel)
+CPU, FIRST, SECOND, THIRD = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1", "cuda:2"))
+
+
+@pytest.mark.parametrize(
+    "gpus, first, replicas, devices",
+    [
+        (0, CPU, 2, [CPU]),
+        (1, FIRST, 2, [FIRST]),  # emulated on one GPU: nn.DataParallel would run the bare module
+        (1, FIRST, 4, [FIRST]),
+        (2, FIRST, 1, [FIRST]),
+        (2, FIRST, 2, [FIRST, SECOND]),
+        (3, FIRST, 2, [FIRST, SECOND]),
+        (3, THIRD, 2, [THIRD, FIRST]),
+        (3, SECOND, 3, [SECOND, THIRD, FIRST]),
+        (8, CPU, 4, [CPU]),
+    ],
+)
+def test_each_replica_has_a_gpu_or_they_are_emulated(gpus, first, replicas, devices, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert replica_devices(first, replicas) == devices
+
+
+def test_what_is_reset_and_reported_is_the_memory_of_the_gpus_that_ran(monkeypatch):
+    reset = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 + device.index)
+    devices = replica_devices(THIRD, 2)
+    reset_peak_memory(devices)
+    assert reset == devices and peak_memory_bytes(devices) == [102, 100]
+    assert peak_memory_bytes([CPU]) == []
+
+
+def test_the_generator_of_each_replicas_gpu_has_a_seed_of_its_own(monkeypatch):
+    generators = [torch.Generator() for _ in range(3)]  # of the CPU, in place of the GPUs'
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    seed_replicas(7, [THIRD, FIRST])
+    assert [generators[index].initial_seed() for index in (2, 0)] == [7, 8]
+    assert torch.initial_seed() == 7
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(torch.rand(3), expected)
+    assert not torch.equal(torch.rand(3, generator=generators[2]), torch.rand(3, generator=generators[0]))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus_get_the_real_one():
-    assert isinstance(data_parallel(nn.Linear(1, 1).cuda(), 2), nn.DataParallel)
+def test_on_two_gpus_the_replicas_of_the_real_one_drop_different_units():
+    devices = replica_devices(FIRST, 2)
+    model = nn.DataParallel(nn.Dropout(0.5), device_ids=devices)
+    seed_replicas(7, devices)
+    shards = model(torch.ones(2, 1000, device=FIRST)).chunk(2)
+    assert not torch.equal(*shards)

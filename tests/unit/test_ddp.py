@@ -1,57 +1,121 @@
-"""The readable DistributedDataParallel trains what torch's trains."""
+"""The three readable steps to DistributedDataParallel train what torch's trains."""
+
+import contextlib
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from common.ddp import DistributedDataParallel
+from common.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 from common.model import BasicNet
+from common.processes import process_group, ranks
 from tests.levels import farthest
-from tests.workers import ranks
 
 
-def _train(ours: bool) -> dict:
-    dist.init_process_group("gloo")
-    try:
+def in_one_bucket(module: nn.Module) -> BucketedDDP:
+    return BucketedDDP(module, bucket_mib=1000)
+
+
+def in_small_buckets(module: nn.Module) -> BucketedDDP:
+    return BucketedDDP(module, bucket_mib=0.25)
+
+
+OURS = [NaiveDDP, OverlappedDDP, BucketedDDP, in_one_bucket, in_small_buckets]
+
+
+def backward(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, is_last: bool) -> None:
+    """The backward of one micro-batch; gradients are averaged after the last one of a step."""
+    unsynchronised = contextlib.nullcontext() if is_last or isinstance(model, NaiveDDP) else model.no_sync()
+    with unsynchronised:
+        F.nll_loss(model(images), targets).backward()
+    if is_last and isinstance(model, NaiveDDP):
+        model.average_gradients()
+
+
+def train(wrap: Callable[[nn.Module], nn.Module]) -> dict:
+    """Three steps, of which the second has two micro-batches."""
+    with process_group():
         rank = dist.get_rank()
         torch.manual_seed(rank)  # each rank starts with weights of its own
         bare = BasicNet(dropout=False).double()
         before = bare.fc2.weight.detach().clone()
-        model = (DistributedDataParallel if ours else TorchDDP)(bare)
+        model = wrap(bare)
         built = bare.fc2.weight.detach().clone()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         generator = torch.Generator().manual_seed(100 + rank)
         gradients = []
-        for step in range(4):
+        for is_last in (True, False, True, True):
             images = torch.randn(6, 1, 28, 28, dtype=torch.float64, generator=generator)
             targets = torch.randint(10, (6,), generator=generator)
-            if step == 1:  # accumulate: this rank's own gradient, added to by the next step
-                with model.no_sync():
-                    F.nll_loss(model(images), targets).backward()
-                gradients.append(bare.fc2.weight.grad.clone())
-                continue
-            F.nll_loss(model(images), targets).backward()
+            backward(model, images, targets, is_last)
             gradients.append(bare.fc2.weight.grad.clone())
-            optimizer.step()
-            optimizer.zero_grad()
+            if is_last:
+                optimizer.step()
+                optimizer.zero_grad()
         return {"before": before, "built": built, "gradients": gradients, "weights": bare.state_dict()}
-    finally:
-        dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ours_and_torchs_end_with_the_same_weights(world_size):
-    mine, theirs = ranks(world_size).run(_train, True), ranks(world_size).run(_train, False)
-    for our, their in zip(mine, theirs, strict=True):
-        assert farthest(our["weights"], their["weights"]) <= 1e-12
-    assert farthest(mine[0]["weights"], mine[1]["weights"]) == 0.0
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_all_steps_end_with_torchs_weights(world_size):
+    theirs = ranks(world_size).run(train, TorchDDP)
+    for wrap in OURS:
+        mine = ranks(world_size).run(train, wrap)
+        for our, their in zip(mine, theirs, strict=True):
+            assert farthest(our["weights"], their["weights"]) <= 1e-12, wrap
+        assert farthest(mine[0]["weights"], mine[1]["weights"]) == 0.0, wrap
 
 
-def test_ranks_differ_before_and_agree_after():
-    first, second = ranks(2).run(_train, True)
+@pytest.mark.parametrize("wrap", OURS)
+def test_ranks_differ_before_and_agree_after(wrap):
+    first, second = ranks(2).run(train, wrap)
     assert not torch.equal(first["before"], second["before"])
-    assert torch.equal(first["built"], second["built"]) and torch.equal(first["built"], first["before"])
-    for step, (one, other) in enumerate(zip(first["gradients"], second["gradients"], strict=True)):
-        assert torch.equal(one, other) == (step != 1)  # step 1 ran under no_sync
+    assert torch.equal(first["built"], second["built"])
+    assert torch.equal(first["built"], first["before"])
+    agree = [torch.equal(one, other) for one, other in zip(first["gradients"], second["gradients"], strict=True)]
+    assert agree == [True, False, True, True]  # the second backward was not averaged
+
+
+def bucket_sizes() -> list[list[int]]:
+    with process_group():
+        counted = []
+        for mib in (0.0, 0.25, 25.0):
+            buckets = BucketedDDP(BasicNet(), bucket_mib=mib).buckets
+            counted.append([len(bucket.parameters) for bucket in buckets])
+        return counted
+
+
+def test_buckets_are_filled_from_the_last_layer_on():
+    """fc1's weight has 4.5 MiB, all the others less than a tenth of one."""
+    (per_parameter, small, one) = ranks(1).run(bucket_sizes)[0]
+    assert per_parameter == [1] * 8
+    assert small == [4, 4]  # fc2 and fc1, then the convolutions
+    assert one == [8]
+
+
+class Forgetful(nn.Module):
+    """A network that does not use one of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(2, 1)
+        self.unused = nn.Linear(2, 1)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.used(values)
+
+
+def error_of_an_unused_layer() -> str:
+    with process_group(), pytest.raises(RuntimeError) as error:
+        BucketedDDP(Forgetful())(torch.ones(1, 2)).sum().backward()
+    return str(error.value)
+
+
+def test_a_parameter_without_a_gradient_is_named():
+    for message in ranks(2).run(error_of_an_unused_layer):
+        assert "no gradient" in message
+        assert "unused.weight, unused.bias" in message
+        assert "used.weight, used.bias, unused" not in message

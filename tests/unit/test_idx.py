@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.idx import IdxError, read_idx, write_idx
+from common.data.idx import IdxError, read_idx, write_idx
 
 
 @pytest.mark.parametrize("shape", [(3, 28, 28), (5,), (0,), (0, 28, 28), (1, 1, 1)])

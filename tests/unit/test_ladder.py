@@ -1,43 +1,63 @@
-"""The levels are short, and each differs from the one before it by little."""
+"""Which levels there are, what changes between them, and how that is shown."""
 
-import difflib
 import html
 import io
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 
 import pytest
 
-from common import diffs, ladder
+from common import ladder
+from common.ladder import alignment, html_page, scripts, terminal
+from common.ladder.__main__ import main
+
+LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer"]
 
 
-def test_levels_stand_in_order():
-    assert ladder.levels()[:3] == ["00_single_gpu", "01_data_parallel", "02_ddp_raw"]
+@pytest.fixture(params=[False, True], ids=["without train_full.py", "with train_full.py"])
+def with_train_full(request, tmp_path, monkeypatch):
+    """A copy of the levels in which level 03 has a second script, or has none."""
+    for level in LEVELS:
+        (tmp_path / level).mkdir()
+        shutil.copy(ladder.script(level), tmp_path / level)
+    if request.param:
+        lines = ladder.source("03_accelerate")
+        longer = [*lines[:-2], "    print('resumed')", *lines[-2:]]
+        (tmp_path / "03_accelerate" / "train_full.py").write_text("\n".join(longer) + "\n")
+    monkeypatch.setattr(scripts, "ROOT", tmp_path)
+    return request.param
 
 
-@pytest.mark.parametrize("before, after, most", [("00", "01", 10), ("01", "02", 60)])
-def test_a_step_of_the_ladder_is_small(before, after, most):
-    names = {level[:2]: level for level in ladder.levels()}
-    assert 0 < sum(ladder.changed_lines(names[before], names[after])) <= most
+def test_levels_and_rungs_stand_in_order(with_train_full):
+    full = [ladder.FULL] if with_train_full else []
+    assert ladder.levels() == LEVELS
+    assert ladder.rungs() == [*LEVELS[:4], *full, "04_trainer"]
+    assert ladder.steps()[2:] == list(pairwise(["02_ddp_raw", "03_accelerate", *full, "04_trainer"]))
+    assert ladder.with_checkpoints() == [*(full or ["03_accelerate"]), "04_trainer"]
+    assert [ladder.level_of(rung) for rung in ladder.with_checkpoints()] == ["03_accelerate", "04_trainer"]
 
 
-def test_level_03_replaces_at_most_60_lines_of_level_02():
-    """A line that takes another's place counts once."""
-    matcher = difflib.SequenceMatcher(None, ladder.story("02_ddp_raw"), ladder.story("03_accelerate"), autojunk=False)
-    replaced = [max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in matcher.get_opcodes() if kind != "equal"]
-    assert 0 < sum(replaced) <= 60
-    assert len(ladder.story("03_accelerate")) <= 85
+def test_rungs_are_named_by_numbers_folders_and_paths(with_train_full):
+    for text in ("03", "03_accelerate", "03/", "03_accelerate/train.py", "03/train"):
+        assert ladder.named(text) == "03_accelerate"
+    if not with_train_full:
+        with pytest.raises(ValueError, match="'03/train_full' names no level"):
+            ladder.named("03/train_full")
+        return
+    for text in ("03/train_full", "03_accelerate/train_full.py"):
+        assert ladder.named(text) == ladder.FULL
+    assert ladder.file_name(ladder.FULL) == "03_accelerate/train_full.py"
+    assert ladder.changed_lines("03_accelerate", ladder.FULL) == (1, 0)
+    assert "\n+ " + "    print('resumed')" in terminal.diff_text("03_accelerate", ladder.FULL, colour=False)
+    assert "+++ 03_accelerate/train_full.py" in ladder.unified("03_accelerate", ladder.FULL)
+    assert "<code>03_accelerate/train_full.py</code>" in html_page.side_by_side(["03_accelerate", ladder.FULL])
 
 
-def test_no_train_py_is_over_110_lines():
-    for level in ladder.levels():
-        assert len(ladder.script(level).read_text().splitlines()) <= 110, level
-
-
-def test_loading_a_level_runs_nothing(capsys):
-    for level in ladder.levels():
-        module = ladder.load(level)
+def test_loading_a_script_runs_nothing(capsys):
+    for rung in ladder.rungs():
+        module = ladder.load(rung)
         assert callable(module.train) and callable(module.main)
     assert capsys.readouterr().out == ""
 
@@ -47,15 +67,7 @@ def test_the_story_leaves_out_the_docstring_and_blank_lines():
     assert story[0] == "import torch" and "" not in story
 
 
-NEIGHBOURS = [
-    ("00_single_gpu", "01_data_parallel"),
-    ("01_data_parallel", "02_ddp_raw"),
-    ("02_ddp_raw", "03_accelerate"),
-]
-NEIGHBOURS.append(("03_accelerate", "04_trainer"))
-
-
-@pytest.mark.parametrize("before, after", NEIGHBOURS)
+@pytest.mark.parametrize("before, after", ladder.steps())
 @pytest.mark.parametrize("docstring", [False, True])
 def test_the_hunks_of_a_diff_make_up_both_files_and_know_their_lines_numbers(before, after, docstring):
     hunks = ladder.diff(before, after, docstring)
@@ -69,11 +81,11 @@ def test_the_hunks_of_a_diff_make_up_both_files_and_know_their_lines_numbers(bef
         assert theirs[hunk.after_number - 1 :][: len(hunk.after)] == list(hunk.after)
 
 
-@pytest.mark.parametrize("before, after", NEIGHBOURS)
+@pytest.mark.parametrize("before, after", ladder.steps())
 def test_rows_keep_every_line_in_order_and_put_alike_ones_side_by_side(before, after):
     paired = 0
     for hunk in ladder.diff(before, after):
-        rows = diffs.rows(hunk)
+        rows = alignment.rows(hunk)
         assert tuple(row.before for row in rows if row.before is not None) == hunk.before
         assert tuple(row.after for row in rows if row.after is not None) == hunk.after
         paired += sum(hunk.kind == "replace" and None not in (row.before, row.after) for row in rows)
@@ -81,7 +93,8 @@ def test_rows_keep_every_line_in_order_and_put_alike_ones_side_by_side(before, a
 
 
 def test_the_words_that_changed_are_marked_and_make_up_the_line():
-    left, right = diffs.words(diffs.Row("return run.result(model, totals)", "return run.result(model.module, totals)"))
+    row = alignment.Row("return run.result(model, totals)", "return run.result(model.module, totals)")
+    left, right = alignment.marked(row)
     assert "".join(text for text, _ in left) == "return run.result(model, totals)"
     assert [text for text, changed in left if changed] == []
     assert [text for text, changed in right if changed] == [".module"]
@@ -101,10 +114,10 @@ def test_a_unified_diff_applies_to_the_file(tmp_path):
     assert patched[ladder.docstring_end(before) :] == ladder.source(after)[ladder.docstring_end(after) :]
 
 
-@pytest.mark.parametrize("before, after", NEIGHBOURS)
+@pytest.mark.parametrize("before, after", ladder.steps())
 @pytest.mark.parametrize("colour", [False, True])
 def test_the_terminal_shows_every_changed_line_in_80_columns(before, after, colour):
-    shown = diffs.terminal(before, after, colour)
+    shown = terminal.diff_text(before, after, colour)
     plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
     assert (plain != shown) == colour
     assert max(map(len, plain.splitlines())) <= 80
@@ -119,34 +132,34 @@ def test_colour_is_for_terminals_and_for_those_who_want_it(monkeypatch):
             return True
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert diffs.wants_colour(Terminal()) and not diffs.wants_colour(io.StringIO())
+    assert terminal.wants_colour(Terminal()) and not terminal.wants_colour(io.StringIO())
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not diffs.wants_colour(Terminal())
+    assert not terminal.wants_colour(Terminal())
 
 
 def test_the_side_by_side_view_holds_every_line_of_every_level_and_marks_the_changed_ones():
-    fragment = diffs.side_by_side_html(ladder.levels())
+    fragment = html_page.side_by_side(ladder.rungs())
     sections = fragment.split("<section")[1:]
-    assert len(sections) == 4
-    for section, (before, after) in zip(sections, NEIGHBOURS, strict=True):
+    assert len(sections) == len(ladder.steps())
+    for section, (before, after) in zip(sections, ladder.steps(), strict=True):
         for side, level in (("before", before), ("after", after)):
             cells = re.findall(rf'<div class="{side}"><i>(\d+)</i><code[^>]*>(.*?)</code></div>', section)
             assert [int(number) for number, _ in cells] == list(range(1, len(ladder.source(level)) + 1))
             assert [html.unescape(re.sub("<[^>]*>", "", code)) for _, code in cells] == ladder.source(level)
     assert "<ins>.module</ins>" in sections[0]
-    changed = re.findall(r'<div class="row changed">(?:(?!<div class="row).)*data_parallel\(model, args', sections[0])
+    changed = re.findall(r'<div class="row changed">(?:(?!<div class="row).)*nn.DataParallel\(model', sections[0])
     assert len(changed) == 1
 
 
 def test_the_command_line_names_levels_by_their_number(capsys, tmp_path, monkeypatch):
-    ladder.main(["diff", "00", "01"])
+    main(["diff", "00", "01"])
     printed = capsys.readouterr().out
     assert printed.startswith("00_single_gpu → 01_data_parallel: ") and "\x1b" not in printed
-    ladder.main(["diff", "00", "01_data_parallel/"])
+    main(["diff", "00", "01_data_parallel/"])
     assert capsys.readouterr().out == printed
     monkeypatch.chdir(tmp_path)
-    ladder.main(["diff", "03", "04", "--html"])
+    main(["diff", "03", "04", "--html"])
     assert "04_trainer/train.py" in (tmp_path / "diff.html").read_text()
     with pytest.raises(SystemExit) as stopped:
-        ladder.main(["diff", "0", "7"])
+        main(["diff", "0", "7"])
     assert stopped.value.code == 2 and "'0' names no level" in capsys.readouterr().err

@@ -13,23 +13,17 @@ from pathlib import Path
 import pytest
 
 from common import ladder, pitfalls
-from common.pitfalls.__main__ import Verdict, examine, main, run_all
-from common.pitfalls.ranks import Ranks
+from common.pitfalls.__main__ import main, question, run_all
+from common.pitfalls.examine import Verdict, examine, reports
 
 FOLDER = Path(pitfalls.__file__).parent
 COLUMNS = 80
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    with Ranks() as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def verdict(ranks):
+def verdict():
     """The Verdict on a pitfall, by name; each is run once."""
-    return functools.cache(lambda name: examine(pitfalls.module_name(name), ranks))
+    return functools.cache(lambda name: examine(pitfalls.module_name(name)))
 
 
 @pytest.mark.parametrize("name", pitfalls.NAMES)
@@ -60,28 +54,17 @@ def test_a_hang_is_told_rank_by_rank(verdict):
     assert verdict("uneven_inputs").finding == "no end: rank 0 in step 4, rank 1 in the barrier after the loop"
 
 
-class Exchanged(Ranks):
-    """Runs one version of a pitfall in place of both."""
-
-    def __init__(self, ranks: Ranks, version: str) -> None:
-        self.ranks, self.version = ranks, version
-
-    def play(self, module, version, world_size):
-        return self.ranks.play(module, self.version, world_size)
-
-
 @pytest.mark.parametrize(
-    ("version", "complaint"),
+    ("name", "complaint"),
     [
-        ("right", "MISSED: the detector is silent about the mistake"),
-        ("wrong", "FALSE ALARM about the correction: epoch 1 has the order of epoch 0"),
+        ("without_a_mistake", "MISSED: the detector is silent about the mistake"),
+        ("without_a_correction", "FALSE ALARM about the correction: epoch 1 has the order of epoch 0"),
     ],
 )
-def test_a_mistake_that_was_removed_and_one_in_the_correction_are_complaints(ranks, capsys, version, complaint):
-    modules = [pitfalls.module_name("set_epoch_forgotten")]
-    assert run_all(modules, ranks) is True
+def test_a_mistake_that_was_removed_and_one_in_the_correction_are_complaints(capsys, name, complaint):
+    assert run_all([pitfalls.module_name("set_epoch_forgotten")]) is True
     assert "\nCAUGHT: 1 of 1 mistakes" in capsys.readouterr().out
-    assert run_all(modules, Exchanged(ranks, version)) is False
+    assert run_all([f"tests.unit.broken_pitfalls.{name}"]) is False
     printed = capsys.readouterr().out
     assert complaint in printed and "\nNOT ALL CAUGHT: 0 of 1 mistakes" in printed
 
@@ -99,22 +82,22 @@ def right():
 
 
 @pytest.mark.parametrize(
-    ("version", "reason"), [("wrong", "has ended with exit code 7"), ("right", "ValueError: a bug in the pitfall")]
+    ("version", "reason"), [("wrong", "process ended with exit code 7"), ("right", "ValueError: a bug in the pitfall")]
 )
-def test_ranks_that_die_or_raise_are_an_error_and_the_next_pitfall_gets_new_ones(ranks, version, reason):
+def test_ranks_that_die_or_raise_are_an_error_and_the_next_pitfall_gets_new_ones(version, reason):
     with pytest.raises(RuntimeError, match=f"(?s)test_pitfalls has failed.*rank 0.*{reason}.*rank 1.*{reason}"):
-        ranks.play(__name__, version, WORLD_SIZE)
-    assert examine(pitfalls.module_name("batch_size_per_process"), ranks).caught
+        reports(__name__, version)
+    assert examine(pitfalls.module_name("batch_size_per_process")).caught
 
 
 def test_ranks_that_fail_end_the_run_with_their_traceback(monkeypatch, capsys):
     monkeypatch.setattr("common.pitfalls.__main__.module_name", lambda name: __name__)
     assert main([]) == 2
-    assert re.search(r"^error: .*test_pitfalls has failed\n.*exit code 7", capsys.readouterr().err)
+    assert re.search(r"^error: .*test_pitfalls has failed in its wrong version\n.*exit code 7", capsys.readouterr().err)
 
 
 def test_the_list_has_every_file():
-    tools = {"__init__", "__main__", "ranks", "stage"}
+    tools = {"__init__", "__main__", "examine", "stage"}
     assert {path.stem for path in FOLDER.glob("*.py")} == {*pitfalls.NAMES, *tools}
 
 
@@ -145,6 +128,40 @@ def test_one_pitfall_is_shown_with_its_explanation_its_source_and_its_numbers(ca
     assert "wrong:  10002 of 10000\n    right:  10000 of 10000\n" in printed
     assert "caught: 2 samples count more than once [0, 1], 0 never" in printed
     assert max(map(len, printed.splitlines())) <= COLUMNS
+
+
+def test_the_quiz_asks_before_it_shows(capsys, monkeypatch):
+    before = []
+
+    def guess(prompt: str) -> str:
+        before.append(capsys.readouterr().out)
+        return "q" if len(before) == 2 else "too many samples?"
+
+    monkeypatch.setattr("builtins.input", guess)
+    monkeypatch.setattr("common.pitfalls.__main__.NAMES", ("padded_evaluation", "prefixed_keys"))
+    assert main(["--quiz"]) == 0
+    asked, answered = before
+    assert asked.startswith("Question 1 of 2, on 3 processes:") and "def wrong():" in asked
+    assert "10002" not in asked and pitfalls.title("padded_evaluation") not in asked
+    assert f"padded_evaluation: {pitfalls.title('padded_evaluation')}" in answered
+    assert "wrong:  10002 of 10000\n    right:  10000 of 10000" in answered
+    assert "Question 2 of 2" in answered and pitfalls.title("prefixed_keys") not in answered
+
+
+@pytest.mark.parametrize("name", pitfalls.NAMES)
+def test_a_question_shows_the_mistake_and_not_the_correction(name):
+    asked = question(name)
+    assert "def wrong(" in asked
+    assert "def right(" not in asked and "def detect(" not in asked and pitfalls.title(name) not in asked
+
+
+def test_the_quiz_ends_where_nobody_answers(capsys, monkeypatch):
+    def end_of_input(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end_of_input)
+    assert main(["--quiz", "prefixed_keys"]) == 0
+    assert "Question 1 of 1" in capsys.readouterr().out
 
 
 def test_a_name_that_does_not_exist_is_an_error(capsys):

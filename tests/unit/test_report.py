@@ -4,26 +4,30 @@ import contextlib
 import io
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from common import ladder, report
+from common import ladder
 from common.accelerator import PartialState
-from common.args import parse_args
+from common.args import CheckpointInterval, parse_args
 from common.errors import UserError
 from common.model import BasicNet
-from common.report import WARM_UP_STEPS, Meter, Run
-from tests.workers import ranks
+from common.processes import leave_process_group, process_group, ranks
+from common.run import Run, checkpointing
+from common.run import meter as meters
+from common.run.checkpointing import Checkpointing
+from common.run.meter import WARM_UP_STEPS, Meter
+from tests.levels import SHORT, farthest, run_level
 
 CPU = torch.device("cpu")
 
 
 def a_run(argv=(), level="00_single_gpu", train=640, **keywords) -> Run:
-    args = parse_args(f"/anywhere/{level}/train.py", list(argv))
+    args = parse_args(str(ladder.script(level)), list(argv))
     train_set = type("Set", (), {"name": "synthetic", "__len__": lambda self: train})()
     return Run(args, train_set, range(100), CPU, **keywords)
 
@@ -40,14 +44,14 @@ def train_all(run: Run) -> list[int]:
 
 
 def finish(run: Run) -> dict:
-    return run.result(BasicNet(), torch.tensor(0.5), torch.tensor([10.0, 90.0, 100.0], dtype=torch.float64))
+    return run.result(torch.tensor(0.5), torch.tensor([10.0, 90.0, 100.0], dtype=torch.float64))
 
 
 @pytest.fixture
 def let_pass(monkeypatch):
     """`let_pass(seconds)` on a clock that nothing else moves."""
     now = [0.0]
-    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(meters, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def let_pass(seconds: float) -> None:
         now[0] += seconds
@@ -99,7 +103,7 @@ def test_epochs_and_steps_end_where_the_flags_say():
 
 
 def test_accumulation_counts_steps_not_micro_batches():
-    run = a_run(["--gradient-accumulation-steps", "4", "--max-steps", "3"], level="03_accelerate")
+    run = a_run(["--gradient-accumulation-steps", "4", "--max-steps", "3"], level=ladder.FULL)
     counts = train_all(run)
     assert counts == [12] and finish(run)["steps"] == 3
 
@@ -126,37 +130,44 @@ def test_a_training_set_smaller_than_a_batch_is_an_error():
         ([], "01_data_parallel", {"world_size": 3, "backend": "EmulatedDataParallel"}, "64 = 22 + 22 + 20 |"),
         (
             ["--batch-size", "48", "--gradient-accumulation-steps", "2"],
-            "03_accelerate",
+            ladder.FULL,
             {"world_size": 2, "backend": "gloo"},
             "48 = 2 × 12 × 2 micro-batches |",
         ),
     ],
 )
 def test_the_plan_says_how_the_batch_is_shared(argv, level, keywords, said, capsys):
-    a_run(argv, level, **keywords)
-    plan = capsys.readouterr().out
-    assert plan.count("\n") == 1 and said in plan and "synthetic 640 + 100" in plan
+    plan = str(a_run(argv, level, **keywords).plan)
+    assert "\n" not in plan and said in plan and "synthetic 640 + 100" in plan
+    assert capsys.readouterr().out == ""  # whoever makes a Run decides who prints
 
 
-def _run_on_a_rank(folder: str) -> str:
-    dist.init_process_group("gloo")
-    try:
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            run = a_run(["--json", f"{folder}/r.json", "--save", f"{folder}/w.pt"], level="02_ddp_raw")
-            list(run.batches(range(1)))
-            assert finish(run)["world_size"] == 2
-        return printed.getvalue()
-    finally:
-        dist.destroy_process_group()
+def _what_a_rank_says(level: str, folder: str) -> str:
+    flags = ["--dataset", "synthetic", "--max-steps", "1", "--train-samples", "64", "--eval-samples", "100"]
+    module = ladder.load(level)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        module.train(parse_args(module.__file__, [*flags, "--json", f"{folder}/r.json", "--save", f"{folder}/w.pt"]))
+    return printed.getvalue()
 
 
-def test_only_rank_0_prints_and_writes(tmp_path):
-    first, second = ranks(2).run(_run_on_a_rank, str(tmp_path))
+@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate"])
+def test_only_rank_0_prints_and_writes(level, tmp_path):
+    first, second = ranks(2).run(_what_a_rank_says, level, str(tmp_path))
     assert first.count("\n") == 2 and "2 × gloo on cpu" in first and "batch 64 = 32 + 32 |" in first
     assert second == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "w.pt"]
     assert json.loads((tmp_path / "r.json").read_text())["evaluated"] == 100
     assert torch.load(tmp_path / "w.pt", weights_only=True).keys() == BasicNet().state_dict().keys()
+
+
+def test_what_cannot_be_written_is_one_line_that_names_it(tmp_path):
+    run = a_run(["--json", str(tmp_path / "r.json")])
+    list(run.batches(range(10)))
+    (tmp_path / "r.json").mkdir()
+    (tmp_path / "r.json" / "in the way").touch()
+    result = finish(run)
+    with pytest.raises(UserError, match=f"{tmp_path}/r.json cannot be written: "):
+        run.report(result, BasicNet())
 
 
 def test_the_result_has_the_keys_of_the_contract():
@@ -176,15 +187,75 @@ def test_the_result_has_the_keys_of_the_contract():
         ("checkpoint_0/.6f@7@host.tmp/model.safetensors", False),  # by a save that never ended
         ("checkpoint_0/.complete/manifest.json", True),
         ("checkpoint_0/model.safetensors", True),  # without a manifest: whoever put it there may want it
+        ("checkpoint_0.damaged-1a2b3c4d/model.safetensors", False),  # set aside by a run that resumed before it
     ],
 )
 def test_whatever_is_held_under_a_checkpoints_name_but_a_draft_is_to_be_resumed(left, held, tmp_path):
-    run = a_run(["--checkpoint-dir", str(tmp_path)], level="03_accelerate")
-    assert not run.can_resume
+    checkpoints = Checkpointing(tmp_path, CheckpointInterval(steps=5), CPU)
+    assert not checkpoints.can_resume("checkpoint_", "checkpoints")
     path = tmp_path / "checkpoints" / left
     path.parent.mkdir(parents=True)
     path.touch()
-    assert run.can_resume == held
+    assert checkpoints.can_resume("checkpoint_", "checkpoints") == held
+    assert not checkpoints.can_resume("checkpoint-")
+
+
+def _as_rank_0_finds(folder: str) -> bool:
+    """Each rank has a disk of its own, and only rank 1's has a checkpoint; then only rank 0's."""
+    with process_group():
+        checkpoints = Checkpointing(Path(folder, os.environ["RANK"]), CheckpointInterval(), CPU)
+        return checkpoints.can_resume("checkpoint-")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_decides_for_all_whether_to_resume(rank, tmp_path):
+    held = tmp_path / str(rank) / "checkpoint-5"
+    held.mkdir(parents=True)
+    (held / "model.safetensors").touch()
+    assert ranks(2).run(_as_rank_0_finds, str(tmp_path)) == [rank == 0] * 2
+
+
+@pytest.fixture
+def seconds_pass(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpointing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def pass_seconds(seconds: float) -> None:
+        now[0] += seconds
+
+    return pass_seconds
+
+
+def test_checkpoints_are_due_by_steps_or_by_time(tmp_path, seconds_pass):
+    by_steps = Checkpointing(tmp_path, CheckpointInterval(steps=3), CPU)
+    by_time = Checkpointing(tmp_path, CheckpointInterval(seconds=60), CPU)
+    due = {"steps": [], "time": []}
+    for step in range(1, 13):
+        seconds_pass(25)
+        for name, checkpoints in (("steps", by_steps), ("time", by_time)):
+            checkpoints.ask_all_ranks(step)
+            if checkpoints.is_due(step):
+                due[name].append(step)
+    assert due == {"steps": [3, 6, 9, 12], "time": [3, 6, 9, 12]}
+    nowhere = Checkpointing(None, CheckpointInterval(steps=1), CPU)
+    nowhere.ask_all_ranks(1)
+    assert not nowhere.is_due(1)
+
+
+def _due_by_the_clock_of_rank_1(folder: str) -> list[int]:
+    with process_group():
+        seconds = 1e-9 if os.environ["RANK"] == "1" else 1e9
+        checkpoints = Checkpointing(Path(folder), CheckpointInterval(seconds=seconds), CPU)
+        due = []
+        for step in range(1, 31):
+            checkpoints.ask_all_ranks(step)
+            if checkpoints.is_due(step):
+                due.append(step)
+        return due
+
+
+def test_where_one_rank_says_that_the_time_is_up_all_save_at_the_same_step(tmp_path):
+    assert ranks(2).run(_due_by_the_clock_of_rank_1, str(tmp_path)) == [[10, 20, 30]] * 2
 
 
 def test_a_level_whose_ranks_meet_after_loading_compares_their_data_too():
@@ -197,12 +268,55 @@ def train_on_other_data() -> str:
     module = ladder.load("04_trainer")
     samples = ["--train-samples", str(320 + 16 * int(os.environ["RANK"]))]
     try:
-        with mock.patch("common.errors.time.sleep"):
+        with mock.patch("common.errors.time"):
             module.train(parse_args(module.__file__, ["--dataset", "synthetic", "--max-steps", "1", *samples]))
     except UserError as error:
         return str(error)
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_process_group()
         PartialState._reset_state()
     return "trained"
+
+
+@pytest.mark.parametrize("level", ladder.with_checkpoints())
+@pytest.mark.parametrize(
+    "flags, difference",
+    [
+        (["--lr", "0.5"], "learning rate 0.001, not 0.5"),
+        (["--seed", "43"], "seed 42, not 43"),
+        (["--train-samples", "100"], "training samples 96, not 100"),
+        (["--batch-size", "16"], "batch size 32, not 16"),
+    ],
+)
+def test_a_run_that_was_asked_for_something_else_is_not_resumed(level, flags, difference, tmp_path, capsys):
+    module = ladder.load(level)
+    argv = ["--dataset", "synthetic", "--eval-samples", "32", "--batch-size", "32", "--train-samples", "96"]
+    argv += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1", "--max-steps", "2"]
+    module.train(parse_args(module.__file__, argv))
+    capsys.readouterr()
+    with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} is of a run with {difference}"):
+        module.train(parse_args(module.__file__, [*argv, *flags]))
+    assert "Resumed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("level", ladder.with_checkpoints())
+def test_a_run_on_another_dataset_is_not_resumed(level, tmp_path, mnist):
+    module = ladder.load(level)
+    argv = ["--dataset", "synthetic", "--eval-samples", "32", "--batch-size", "32", "--train-samples", "96"]
+    argv += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1", "--max-steps", "2"]
+    module.train(parse_args(module.__file__, argv))
+    with pytest.raises(UserError, match="is of a run with dataset synthetic, not mnist"):
+        module.train(parse_args(module.__file__, [*argv, "--dataset", "mnist", "--data-dir", mnist]))
+
+
+def test_the_flag_decides_on_the_precision_also_against_the_launcher(monkeypatch):
+    weights = []
+    for launchers in (None, "bf16"):
+        if launchers:
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launchers)
+        for level in ladder.with_checkpoints():
+            _, trained = run_level(level, [*SHORT, "--max-steps", "1", "--mixed-precision", "no"])
+            weights.append(trained)
+            if launchers:
+                monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launchers)
+    assert [farthest(weights[0], weights[2]), farthest(weights[1], weights[3])] == [0, 0]

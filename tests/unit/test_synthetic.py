@@ -11,7 +11,7 @@ import torch
 from torchvision.datasets import MNIST
 
 from common import ladder
-from common.synthetic import SIZES, draw_sets, synthetic_folder
+from common.data.synthetic import SIZES, draw_sets, synthetic_folder
 from tests.levels import run_script
 
 
@@ -38,7 +38,7 @@ def test_torchvision_reads_the_cache():
 
 
 def test_a_draft_that_was_abandoned_is_not_taken_for_the_cache(tmp_path, monkeypatch):
-    import common.synthetic as synthetic
+    import common.data.synthetic as synthetic
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(synthetic, "SIZES", {"train": 20, "t10k": 10})
@@ -59,7 +59,7 @@ def test_a_draft_that_was_abandoned_is_not_taken_for_the_cache(tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_what_a_killed_drawing_left_is_swept_and_what_a_living_one_draws_is_not(tmp_path, monkeypatch):
-    import common.synthetic as synthetic
+    import common.data.synthetic as synthetic
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(synthetic, "SIZES", {"train": 20, "t10k": 10})
@@ -86,7 +86,7 @@ def test_what_a_killed_drawing_left_is_swept_and_what_a_living_one_draws_is_not(
 
 DRAWS_FOR_EVER = """
 import time
-from common import synthetic
+from common.data import synthetic
 
 def write_idx(path, values):
     path.touch()
@@ -108,7 +108,7 @@ def test_drawing_all_takes_less_than_10_seconds():
     assert min(seconds() for _ in range(3)) < 10  # the least disturbed of three
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [42, 43, 44])
 def test_one_epoch_ends_between_97_and_99_5_percent(tmp_path, seed):
     done = run_script(

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from common import ladder, tour
+from common import ladder
 from common.args import parse_args
-from common.data import MNIST_FILES
+from common.data.mnist import MNIST_FILES
+from common.ladder import tour
+from common.ladder.__main__ import main
 from tests.levels import SHORT, run_level, run_on_ranks
 
 LAPTOP = tour.Machine(cores=2, threads=2, gpus=(), gloo=True, nccl=False, data_dir="data", mnist=False)
@@ -52,7 +54,7 @@ def test_it_finds_this_machine(monkeypatch, tmp_path, capsys):
         (raw / name).touch()
     found = tour.look()
     assert found.mnist and found.cores >= 1 and found.gloo
-    ladder.main([])
+    main([])
     assert capsys.readouterr().out == tour.text(found)
 
 

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 
-from benchmarks import plots, records
+from benchmarks.harness import records
+from benchmarks.report import plots
 from common import ladder
-from common.accounting import CATEGORIES
+from common.memory import CATEGORIES
 
 MIB = 2**20
 TURNS = {
@@ -20,7 +21,7 @@ def _split(*mib: float) -> dict[str, int]:
     return {name: int(size * MIB) for name, size in zip(CATEGORIES, mib, strict=True)}
 
 
-EVEN, FULL, LIGHT = _split(5, 5, 10, 8, 12), _split(5, 9, 10, 8, 8), _split(5, 5, 0, 8, 2)
+EVEN, FULL, LIGHT = _split(5, 5, 10, 8, 5, 7), _split(5, 9, 10, 8, 5, 3), _split(5, 5, 0, 8, 1, 1)
 
 
 def _level(level: str) -> dict:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.compare import Comparison, parse_options
-from benchmarks.proof import checksum, farthest
+from benchmarks.harness.proof import checksum, farthest
 from common import ladder
 
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
@@ -49,7 +49,7 @@ def _results(out: Path) -> dict:
     return json.loads(path.read_text()) if path.exists() else {"levels": {}}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "ctrl-c"])
 def test_an_interruption_leaves_a_valid_partial_report_and_no_process(tmp_path, whole_group):
@@ -71,7 +71,7 @@ def test_an_interruption_leaves_a_valid_partial_report_and_no_process(tmp_path, 
     assert "overhead.png was not drawn" in printed and not (tmp_path / "overhead.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_level_that_fails_is_named_and_the_others_are_compared(tmp_path):
     """In a copy of the repository level 03 fails when it is run, and level 02 trains on other samples."""
@@ -104,10 +104,10 @@ def test_a_level_that_fails_is_named_and_the_others_are_compared(tmp_path):
 
 
 def test_every_part_knows_its_level_and_the_levels_come_in_order():
-    parts = list(Comparison(parse_options([])).parts())
-    assert [level for title, level, *_ in parts if title.startswith("training")] == ladder.levels()
-    assert {level for title, level, *_ in parts if "3 ranks" in title} == set(ladder.DISTRIBUTED)
-    assert all(level in title for title, level, *_ in parts if level)
+    parts = Comparison(parse_options([])).parts()
+    assert [part.level for part in parts if part.title.startswith("training")] == ladder.levels()
+    assert {part.level for part in parts if "3 ranks" in part.title} == set(ladder.DISTRIBUTED)
+    assert all(part.level in part.title for part in parts if part.level)
 
 
 def test_the_batch_is_the_largest_that_all_processes_can_share():

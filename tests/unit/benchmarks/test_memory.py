@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks import memory
-from benchmarks.networks import NETWORKS, Network
-from benchmarks.verdicts import spread
+from benchmarks.harness.networks import NETWORKS, Network
+from benchmarks.report.verdicts import spread
+from benchmarks.suites import memory
 from common import ladder
-from common.accounting import CATEGORIES, accounting
 from common.args import parse_args
+from common.memory import CATEGORIES, accounting
+from common.processes import RankFailed, process_group, ranks
 from tests.levels import SHORT
-from tests.workers import RankFailed, ranks
 
 FLOAT, LABEL, SCALAR = 4, 8, 512  # bytes; a scalar fills a block
 INPUTS, OUTPUTS, BATCH = 128, 64, 32
@@ -30,16 +30,13 @@ WEIGHTS = INPUTS * OUTPUTS * FLOAT
 
 def _peaks(wrapper: str, devices: int) -> list[dict]:
     with accounting() as ledger:
-        memory.train(LINEAR, torch.device("cpu"), wrapper, devices)
+        memory.train(LINEAR, torch.device("cpu"), memory.Share(wrapper, devices))
     return list(ledger.peaks().values())
 
 
 def _peaks_of_rank() -> list[dict]:
-    dist.init_process_group("gloo")
-    try:
+    with process_group():
         return _peaks("DDP", dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
 
 
 def _batch(samples: int) -> int:
@@ -55,7 +52,8 @@ def test_a_whole_step_on_one_device_is_counted_to_the_byte():
             "gradients": WEIGHTS,
             "optimizer state": 2 * WEIGHTS,
             "activations": _batch(BATCH),
-            "other": SCALAR + 2 * WEIGHTS,
+            "communication": 0,
+            "temporaries": SCALAR + 2 * WEIGHTS,
         }
     ]
 
@@ -63,8 +61,8 @@ def test_a_whole_step_on_one_device_is_counted_to_the_byte():
 def test_a_whole_step_of_data_parallel_is_counted_to_the_byte():
     """The first device's peak is where gradients meet: its own, the other replica's, and their sum.
 
-    "Other" is one of the three, the loss, and the gradient 1 that backward starts from. The second device's is forward:
-    the weights' copy, its half of the batch, its outputs; the labels stay where the loss is.
+    Temporaries are one of the three, the loss, and the gradient 1 that backward starts from. The second device's is
+    forward: the weights' copy, its half of the batch, its outputs; the labels stay where the loss is.
     """
     first, second = _peaks("DataParallel", 2)
     assert first == {
@@ -72,14 +70,16 @@ def test_a_whole_step_of_data_parallel_is_counted_to_the_byte():
         "gradients": 2 * WEIGHTS,
         "optimizer state": 2 * WEIGHTS,
         "activations": _batch(BATCH),
-        "other": WEIGHTS + 2 * SCALAR,
+        "communication": 0,
+        "temporaries": WEIGHTS + 2 * SCALAR,
     }
     assert second == {
         "parameters": WEIGHTS,
         "gradients": 0,
         "optimizer state": 0,
         "activations": BATCH // 2 * INPUTS * FLOAT,
-        "other": BATCH // 2 * OUTPUTS * FLOAT,
+        "communication": 0,
+        "temporaries": BATCH // 2 * OUTPUTS * FLOAT,
     }
 
 
@@ -90,7 +90,8 @@ def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank():
         "gradients": WEIGHTS,
         "optimizer state": 2 * WEIGHTS,
         "activations": _batch(BATCH // 2),
-        "other": SCALAR + 2 * WEIGHTS + WEIGHTS,
+        "communication": WEIGHTS,
+        "temporaries": SCALAR + 2 * WEIGHTS,
     }
     assert ranks(2).run(_peaks_of_rank) == [[expected], [expected]]
 
@@ -100,7 +101,7 @@ def test_basic_net_is_accounted_for_as_level_01_is():
     args = parse_args(module.__file__, [*SHORT[:-1], "64", "--replicas", "2", "--max-steps", "3"])
     with accounting() as ledger:
         module.train(args)
-    (ours,) = memory.accounted(["basic_net"], "DataParallel", 2)
+    (ours,) = memory.accounted(["basic_net"], memory.Share("DataParallel", 2))
     of_level = [sum(peak.values()) for peak in ledger.peaks().values()]
     assert [sum(peak.values()) for peak in ours] == pytest.approx(of_level, rel=0.005)
 
@@ -113,16 +114,21 @@ def test_the_rows_say_where_their_numbers_come_from_and_gathered_outputs_hurt_th
     two_gpus = torch.cuda.device_count() >= 2
     assert {row["source"] for row in rows} == {"measured" if two_gpus else "simulated"}
     assert all((row["allocated"] is not None) == two_gpus for row in rows)
-    assert spread(memory.totals(for_ddp)) <= 1.01 and spread(memory.totals(for_dp)) > 2
+    assert spread(memory.accounted_totals(for_ddp)) <= 1.01 and spread(memory.accounted_totals(for_dp)) > 2
     network = NETWORKS["big_output"]
     outputs = network.batch_size * network.classes * FLOAT
     # All outputs, their log-probabilities and a gradient of either, against half of that on each rank.
-    assert for_dp["peaks"][0]["activations"] + for_dp["peaks"][0]["other"] >= 2.9 * outputs
-    assert for_ddp["peaks"][0]["activations"] + for_ddp["peaks"][0]["other"] <= 2.2 * outputs
+    names = ("activations", "communication", "temporaries")
+    of_dp = sum(for_dp["peaks"][0][name] for name in names)
+    of_ddp = sum(for_ddp["peaks"][0][name] for name in names)
+    assert of_dp >= 2.9 * outputs
+    assert of_ddp <= 2.2 * outputs
+    # The gathered outputs are named; before, they were a part of what nobody had named.
+    assert for_dp["peaks"][0]["communication"] >= outputs
     assert all(len(line) <= 80 for line in memory.table(rows).splitlines())
 
 
-def _fail_on_rank_1(names, wrapper, devices):
+def _fail_on_rank_1(names, share):
     if dist.get_rank() == 1:
         os._exit(3)
     dist.barrier()
@@ -139,9 +145,9 @@ def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
     """But for what the libraries take beside: cuBLAS keeps a workspace, cuDNN takes one during a convolution."""
     before = torch.cuda.memory_allocated()
     with torch.backends.cudnn.flags(enabled=False):
-        ((measured,),) = memory.allocated([network], "DataParallel", 1)
+        ((measured,),) = memory.allocated([network], memory.Share("DataParallel", 1))
     held = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     workspace = held - torch.cuda.memory_allocated()
-    ((simulated,),) = memory.accounted([network], "DataParallel", 1)
+    ((simulated,),) = memory.accounted([network], memory.Share("DataParallel", 1))
     assert measured - before - workspace == pytest.approx(sum(simulated.values()), rel=0.05)

@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks import network, network_plot
-from benchmarks.network import Calibration, buckets
-from benchmarks.two_nodes import ADDRESSES, two_nodes, why_not
+from benchmarks.harness.two_nodes import ADDRESSES, two_nodes, why_not
+from benchmarks.report import network_plot
+from benchmarks.suites import network
+from benchmarks.suites.network import Calibration, buckets
 
 # 100 ms of compute, 40 of them left when the large bucket of 4 MB starts; 1 ms a message.
 MODEL = Calibration(compute=0.1, window=0.4, latency=0.001, large=4_000_000, small=100_000)
@@ -60,6 +61,7 @@ def test_plots_are_drawn_from_the_record_alone_and_not_without_it(tmp_path, coar
         assert not list(folder.iterdir()), "an old plot can be taken for new"
 
 
+@pytest.mark.slow
 @TWO_NODES
 def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
     before = _namespaces()

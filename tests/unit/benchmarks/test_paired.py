@@ -7,19 +7,51 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.paired import Samples, measure, paired_difference, paired_ratio, summarise, take_turns
-from benchmarks.readmes import recorded
+from benchmarks.harness.paired import (
+    Interval,
+    Samples,
+    bootstrap,
+    differences,
+    measure,
+    order,
+    ratios,
+    summarise,
+    take_turns,
+)
+from benchmarks.report.readmes import recorded
 
 positive = st.floats(1e-3, 1e6)
 
 
-def test_contestants_take_turns_and_each_begins_a_round():
+def test_every_round_has_all_contestants_in_an_order_of_its_own():
     played = []
-    contestants = {name: lambda name=name: played.append(name) or float(len(played)) for name in "abc"}
-    samples = measure(contestants, 3)
-    assert "".join(played) == "abcbcacab"
-    assert samples == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
-    assert take_turns(contestants, 4) == {"b": 10, "c": 11, "a": 12}
+    contestants = {name: lambda name=name: played.append(name) or float(len(played)) for name in "abcd"}
+    samples = measure(contestants, 20)
+    rounds = ["".join(played[begin : begin + 4]) for begin in range(0, 80, 4)]
+    assert {"".join(sorted(names)) for names in rounds} == {"abcd"}
+    assert len(set(rounds)) > 5
+    assert {names[0] for names in rounds} == set("abcd")
+    assert played[int(samples["c"][7]) - 1] == "c"
+    assert rounds == ["".join(order(list("abcd"), turn)) for turn in range(20)]
+    assert len(take_turns(contestants, 4)) == 4
+
+
+def test_the_interval_of_a_median_is_a_bootstraps():
+    assert bootstrap([7.0]) == Interval(7.0, 7.0)
+    samples = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 100.0]
+    found = bootstrap(samples)
+    assert found == bootstrap(samples)
+    assert 1.0 < found.low < 5.5 < found.high < 100.0
+    assert bootstrap([5.0] * 10) == Interval(5.0, 5.0)
+
+
+def test_the_interval_holds_the_true_median_about_as_often_as_it_says():
+    dice = random.Random(3)
+    held = 0
+    for _ in range(60):
+        interval = bootstrap([dice.gauss(10, 1) for _ in range(15)])
+        held += interval.low <= 10 <= interval.high
+    assert held >= 51
 
 
 def test_median_quartiles_and_spread_of_known_samples():
@@ -50,16 +82,16 @@ def test_quartiles_enclose_the_median_and_never_leave_the_samples(samples):
 def test_a_drift_that_contestants_share_cancels_in_pairs():
     drift = [1.0, 3.0, 0.5, 2.0, 8.0]
     ours, theirs = [90 * d for d in drift], [100 * d for d in drift]
-    ratio = paired_ratio(ours, theirs)
+    ratio = summarise(ratios(ours, theirs))
     assert (ratio.low, ratio.median, ratio.high) == pytest.approx((0.9, 0.9, 0.9))
     assert summarise(ours).noisy and not ratio.noisy
-    shifted = paired_difference([t + 7 for t in theirs], theirs)
+    shifted = summarise(differences([t + 7 for t in theirs], theirs))
     assert (shifted.low, shifted.median, shifted.high) == pytest.approx((7, 7, 7))
 
 
 def test_samples_of_different_rounds_are_no_pairs():
     with pytest.raises(ValueError):
-        paired_ratio([1, 2], [1])
+        ratios([1, 2], [1])
 
 
 def ordering(samples: Samples) -> set[tuple[str, str]]:

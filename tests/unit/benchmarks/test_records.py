@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import records
+from benchmarks.harness import records
 from common import ladder
 from common.accelerator.state import available_cores
 
@@ -79,3 +79,24 @@ def test_the_machine_is_described_by_what_numbers_depend_on():
 def test_a_fact_cannot_hide_what_was_measured():
     with pytest.raises(ValueError, match="samples"):
         records.group("g", "s", {"a": [1.0]}, {"a": {"samples": 3}})
+
+
+def test_a_pair_has_the_interval_of_its_median_and_an_older_one_its_quartiles():
+    pair = _record()["pairs"][0]
+    low, high = pair["interval"]
+    assert low <= pair["median"] <= high
+    record = _record()
+    for pair in record["pairs"]:
+        del pair["interval"]
+    assert "0.617 (" in records.table(record)
+
+
+def test_the_circumstances_of_a_recording_are_no_part_of_the_machine(tmp_path):
+    began = records.circumstances()
+    assert set(began) == {"commit", "command", "date", "load"}
+    assert not set(began) & set(records.machine())
+    assert records.machine() == records.machine()
+    records.write(tmp_path / "suite.json", "suite", [], began)
+    written = json.loads((tmp_path / "suite.json").read_text())
+    assert written["began"] == began
+    assert written["ended"]["date"] >= began["date"]

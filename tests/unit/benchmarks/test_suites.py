@@ -8,10 +8,13 @@ import sys
 import pytest
 import torch
 
-from benchmarks import ceiling, evaluation, launch, loading, memory, network, network_plot, overhead, report
+from benchmarks.harness.groups import CannotMeasure, Extent
+from benchmarks.report import network_plot
+from benchmarks.report import publish as report
+from benchmarks.suites import ceiling, evaluation, launch, loading, memory, network, overhead
 from common import ladder
 from common.model import BasicNet
-from tests.workers import ranks
+from common.processes import ranks
 
 SYNTHETIC = ("--dataset", "synthetic")
 PEERS = {"accelerate", "lightning", "transformers"}
@@ -24,17 +27,26 @@ def _pytest(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_extra_info_and_the_recorded_file_hold_everything(tmp_path):
     printed = _pytest(
-        "benchmarks/test_evaluation.py", "--quick", "--record", str(tmp_path), f"--benchmark-json={tmp_path}/all.json"
+        "benchmarks/suites/test_evaluation.py",
+        "--quick",
+        "--record",
+        str(tmp_path),
+        f"--benchmark-json={tmp_path}/all.json",
     )
-    (benchmark,) = json.loads((tmp_path / "all.json").read_text())["benchmarks"]
+    benchmarks = json.loads((tmp_path / "all.json").read_text())["benchmarks"]
     recorded = json.loads((tmp_path / "evaluation.json").read_text())
     assert recorded["suite"] == "evaluation" and recorded["machine"]["cores"] >= 1
-    assert recorded["groups"] == [benchmark["extra_info"]]
-    assert benchmark["group"] in printed
-    for row in benchmark["extra_info"]["rows"].values():
+    (group,) = recorded["groups"]
+    assert group["group"] in printed and "these numbers say little" in printed
+    assert {benchmark["params"]["row"] for benchmark in benchmarks} == set(group["rows"])
+    for benchmark in benchmarks:
+        row = group["rows"][benchmark["params"]["row"]]
+        assert benchmark["group"] == group["group"]
+        assert benchmark["extra_info"]["counted"] == row["counted"]
+        assert [1000 * seconds for seconds in benchmark["stats"]["data"]] == pytest.approx(row["samples"])
         assert len(row["samples"]) == benchmark["stats"]["rounds"] == 2
 
 
@@ -72,9 +84,9 @@ def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):
         assert overhead.skipped() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_peers_file_is_the_levels_with_the_import_switched(tmp_path):
-    script = launch.switched("03_accelerate", "common.accelerator", "accelerate", tmp_path)
+    script = launch.switched(launch.PEERS["03 on accelerate"], tmp_path)
     changed = set(script.read_text().splitlines()) ^ set(ladder.script("03_accelerate").read_text().splitlines())
     assert changed and all("accelerat" in line for line in changed)
     assert launch.seconds_to_first_step(ladder.script("00_single_gpu"), 1, SYNTHETIC) > 0
@@ -109,10 +121,61 @@ def test_the_flops_of_an_image_are_those_of_its_layers():
     assert sum(p.numel() for p in BasicNet().parameters()) == 1_199_882
 
 
-def test_the_matmul_rate_is_that_of_the_products_done(monkeypatch):
-    seconds = iter(range(100))  # each product takes one
+def test_the_seconds_of_a_product_are_the_mean_of_those_done(monkeypatch):
+    seconds = iter(range(100))  # each run takes one
     monkeypatch.setattr(ceiling.time, "perf_counter", lambda: next(seconds))
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    if torch.cuda.is_available():
-        pytest.skip("the size differs on a GPU")
-    assert ceiling.matmul_rate(3) == pytest.approx(2 * 1024**3 * 2 / 3 / 1e9)
+    runs = []
+    assert ceiling._seconds_of(lambda: runs.append(1), 3) == 1
+    assert len(runs) == 1 + 3
+
+
+def test_the_bytes_of_a_step_are_those_that_its_operations_read_and_write():
+    with ceiling._Bytes() as counter:
+        a = torch.ones(256)
+        b = a.view(16, 16)
+        b + b
+    # `ones` writes 1 KiB, the view moves nothing, the sum reads 1 KiB twice and writes it.
+    assert counter.moved == 4 * 1024
+
+
+def test_the_roof_is_the_lower_one_of_both_limits():
+    step = ceiling.Work(flops=100, moved=50)
+    assert step.roof(flops_per_second=1000, bytes_per_second=100) == 200
+    assert step.roof(flops_per_second=150, bytes_per_second=100) == 150
+
+
+def test_a_level_is_placed_under_the_roofline():
+    level = "00_single_gpu"
+    step = ceiling.work(64)
+    samples = {ceiling.MATMUL: [10.0], ceiling.COPY: [50.0], level: [40.0]}
+    record = ceiling.record(samples, {level: {"global_batch_size": 64}})
+    row = record["rows"][level]
+    assert row["gflops_per_sec"] == pytest.approx(step.flops / 1e9 / 0.040, rel=1e-3)
+    product = record["rows"][ceiling.MATMUL]["gflops_per_sec"]
+    bandwidth = record["rows"][ceiling.COPY]["gigabytes_per_sec"]
+    assert bandwidth == pytest.approx(2 * ceiling.COPIED_BYTES / 1e9 / 0.050, rel=1e-3)
+    assert row["roof_gflops_per_sec"] == pytest.approx(step.roof(product, bandwidth), rel=1e-3)
+    assert row["share_of_roof"] == pytest.approx(row["gflops_per_sec"] / row["roof_gflops_per_sec"], rel=1e-3)
+    assert any("of its roof" in note for note in record["notes"])
+    alone = ceiling.record({level: [40.0]}, {level: {"global_batch_size": 64}})
+    assert "share_of_roof" not in alone["rows"][level]
+
+
+def test_two_nodes_are_looked_for_when_they_are_needed_and_not_before(monkeypatch):
+    monkeypatch.setattr(network, "why_not", lambda: pytest.fail("a namespace was made while tests are collected"))
+    (group,) = network.groups()
+    assert len(group.rows) == 8
+    monkeypatch.setattr(network, "why_not", lambda: "network namespaces need root")
+    extent = Extent(rounds=1, seconds=0.1, data_flags=SYNTHETIC, quick=True)
+    with pytest.raises(CannotMeasure, match="no two nodes: network namespaces need root"):
+        group.measure(group.rows, extent)
+
+
+def test_the_names_of_the_starts_are_those_of_the_contestants(tmp_path):
+    assert list(launch.launches(SYNTHETIC, tmp_path)) == launch.launch_names()
+
+
+def test_the_rows_of_loading_are_its_contestants(monkeypatch):
+    monkeypatch.setattr(loading, "tensors", lambda flags: None)
+    monkeypatch.setattr(loading, "images", lambda flags: None)
+    assert {*loading.contestants((), 1), loading.STEP} == set(loading.ROWS)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.report import exit_code
-from benchmarks.verdicts import memory_source, peaks, verdicts
+from benchmarks.report.publish import exit_code
+from benchmarks.report.verdicts import memory_source, peaks, verdicts
 
 
 def _lines(report: dict) -> list[str]:
@@ -14,7 +14,7 @@ def test_kept_promises_are_told_with_their_numbers(report):
     assert _lines(report) == [
         "IN STEP: five levels, max |Δw| = 3.0e-13",
         "EXACT: 10000 of 10000 samples on 1, 2 and 3 ranks",
-        "BALANCED: DDP spread 1.00, DataParallel 2.00",
+        "BALANCED: fullest device over emptiest: DDP 1.00, DataParallel 2.00",
     ]
     assert exit_code(report) == 0
 
@@ -38,14 +38,14 @@ def test_dropped_samples_in_a_run_break_it_too(report):
 
 
 def test_a_rank_that_holds_more_breaks_the_third_promise(report):
-    report["levels"]["04_trainer"]["simulated_peak_memory"][0] = {"other": 60 * 2**20}
-    assert _lines(report)[2] == "UNBALANCED: DDP spread 1.50, DataParallel 2.00 (at 04_trainer)"
+    report["levels"]["04_trainer"]["simulated_peak_memory"][0] = {"temporaries": 60 * 2**20}
+    assert _lines(report)[2] == "UNBALANCED: fullest device over emptiest: DDP 1.50, DataParallel 2.00 (at 04_trainer)"
     assert exit_code(report) == 1
 
 
 def test_measured_memory_counts_before_simulated(report):
     report["levels"]["02_ddp_raw"]["run"]["peak_memory_bytes"] = [400, 200]
-    assert _lines(report)[2].startswith("UNBALANCED: DDP spread 2.00")
+    assert _lines(report)[2].startswith("UNBALANCED: fullest device over emptiest: DDP 2.00")
 
 
 def test_where_memory_comes_from_is_told_level_by_level(report):

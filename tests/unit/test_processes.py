@@ -6,18 +6,29 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.workers import RankFailed, ranks
+from common.processes import RankFailed, process_group, ranks
 
 
 def _sum_of_ranks():
-    dist.init_process_group("gloo")
-    try:
+    with process_group():
         value = torch.tensor(dist.get_rank() + 1)
         dist.all_reduce(value)
         return value.item()
-    finally:
-        dist.destroy_process_group()
+
+
+def _leave_the_group_before_the_model() -> None:
+    """The backward of the model ends in Python code that a thread of the group has called."""
+    with process_group():
+        model = DistributedDataParallel(torch.nn.Linear(1, 1))
+        model.register_comm_hook(None, _average_in_python)
+        model(torch.ones(1)).sum().backward()
+
+
+def _average_in_python(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 def _fail_on_rank_1():
@@ -42,8 +53,15 @@ def _wait_for_rank_1_which_fails():
     time.sleep(600)
 
 
-def test_nobody_waits_for_ranks_that_wait_for_a_failed_one():
+def test_nobody_waits_for_ranks_that_wait_for_a_failed_one(monkeypatch):
+    monkeypatch.setattr("common.processes.MOMENT", 1)
     began = time.monotonic()
     with pytest.raises(RankFailed, match=r"(?s)rank 0: no answer \(alive\)\nrank 1: ValueError"):
         ranks(2).run(_wait_for_rank_1_which_fails, timeout=500)
     assert time.monotonic() - began < 250
+
+
+@pytest.mark.slow
+def test_a_model_may_outlive_its_process_group():
+    for _ in range(40):
+        ranks(2).run(_leave_the_group_before_the_model, timeout=30)

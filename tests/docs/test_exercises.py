@@ -1,0 +1,112 @@
+"""The answers of the exercises: every number in bold is computed here by the code that it is about."""
+
+import math
+import re
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+
+from common import ladder
+from common.accelerator.sampler import BatchSamplerShard
+from common.model import BasicNet
+from common.trainer import TrainingArguments
+from tests.docs.test_short_versions import section
+
+IMAGES = 60_000
+WEIGHTS = sum(parameter.numel() for parameter in BasicNet().parameters())
+
+
+def first_image(epoch: int) -> int:
+    return torch.randperm(IMAGES, generator=torch.Generator().manual_seed(42 + epoch))[0].item()
+
+
+def shard_sizes(batch: int, replicas: int) -> str:
+    return ", ".join(str(len(shard)) for shard in torch.empty(batch).chunk(replicas))
+
+
+def positions_of_rank_1() -> list[int]:
+    return list(DistributedSampler(range(IMAGES), 4, 1, shuffle=False))[:16]
+
+
+def evaluated_on_three_ranks() -> int:
+    batches = BatchSampler(SequentialSampler(range(10_000)), 66, drop_last=False)
+    shards = [BatchSamplerShard(batches, 3, rank, split_batches=True) for rank in range(3)]
+    return sum(len(batch) for shard in shards for batch in shard)
+
+
+def as_dtype(value: float, dtype: torch.dtype) -> str:
+    return f"{torch.tensor(value, dtype=dtype).item():.3g}"
+
+
+def answers_00() -> list[list[str]]:
+    return [
+        [str(IMAGES // 96), str(IMAGES % 96), str(IMAGES // 64), str(IMAGES % 64)],
+        [f"{WEIGHTS * 4 * 4 / 2**20:.1f} MiB"],
+        [str(first_image(0)), str(first_image(1))],
+    ]
+
+
+def answers_01() -> list[list[str]]:
+    return [
+        [shard_sizes(64, 3), shard_sizes(64, 7)],
+        [str(len(torch.empty(2).chunk(4)))],
+        [f"{3 * WEIGHTS * 4 / 1e6:.1f} MB"],
+    ]
+
+
+def answers_02() -> list[list[str]]:
+    samples = ladder.ROOT / "02_ddp_raw" / "one_step.py"
+    y = torch.tensor([float(value) for value in re.findall(r"\[1\.0, (-?\d\.\d)\]", samples.read_text())])
+    gradient = (2 - y).mean().item()
+    mean_of_means = (2 + 6) / 2
+    mean = (3 * 2 + 6) / 4
+    positions = [str(position) for position in positions_of_rank_1()]
+    sent = 937 * 2 * 3 / 4 * WEIGHTS * 4
+    return [
+        [f"{gradient:g}", f"{2 - 0.1 * gradient:g}"],
+        [f"{mean_of_means:g}", f"{mean:g}", f"{mean_of_means - mean:g}"],
+        [", ".join(positions[:3]), positions[-1], str(len(positions))],
+        [f"{sent / 1e9:.1f} GB"],
+    ]
+
+
+def answers_03() -> list[list[str]]:
+    computed = evaluated_on_three_ranks()
+    return [
+        [str(64 // 4 // 2), str(IMAGES // 64 * 4), str(IMAGES // 64)],
+        [str(computed), str(computed - 10_000)],
+        [
+            as_dtype(1e-8, torch.float16),
+            as_dtype(1e-8, torch.bfloat16),
+            as_dtype(1e-8 * 65536, torch.float16),
+        ],
+    ]
+
+
+def answers_04() -> list[list[str]]:
+    batch = 16 * 2 * 2
+    schedule = TrainingArguments("out").lr_scheduler_type
+    assert schedule == "linear"
+    return [
+        [str(batch)],
+        [str(math.ceil(IMAGES / batch)), str(IMAGES // batch)],
+        [f"{1e-3 / 2:g}"],
+    ]
+
+
+ANSWERS = {
+    "00_single_gpu": answers_00,
+    "01_data_parallel": answers_01,
+    "02_ddp_raw": answers_02,
+    "03_accelerate": answers_03,
+    "04_trainer": answers_04,
+}
+
+
+@pytest.mark.parametrize("level", ladder.levels())
+def test_the_numbers_in_the_answers_are_right(level):
+    text = section(level, "Exercises")
+    answers = re.findall(r"<details>(.*?)</details>", text, re.DOTALL)
+    assert text.count("**Predict:**") == len(answers) >= 3
+    assert [re.findall(r"\*\*(.*?)\*\*", answer) for answer in answers] == ANSWERS[level]()

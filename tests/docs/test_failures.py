@@ -1,0 +1,64 @@
+"""What level 02's page says about ranks that fail or hang is what they print."""
+
+import re
+import sys
+
+import pytest
+
+from tests.docs.test_short_versions import section
+from tests.faults.jobs import run_all_to_end
+
+SCRIPT = "02_ddp_raw/one_rank_fails.py"
+FOLLOW_ON = re.compile(r"Connection (closed by peer|reset by peer)|Signal 15 \(SIGTERM\)")
+
+
+def shown() -> dict[str, str]:
+    """The outputs that the page shows, by command."""
+    text = section("02_ddp_raw", "When it hangs, when it fails")
+    found = re.findall(rf"^    (\S[^\n]*{SCRIPT} \S+)\n\n```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return dict(found)
+
+
+def parts(output: str) -> list[str]:
+    """What is between the cuts of a shown output, without indentation."""
+    pieces = [piece.strip() for line in output.splitlines() for piece in line.split("…")]
+    return [piece for piece in pieces if piece]
+
+
+@pytest.fixture(scope="module")
+def endings() -> dict:
+    commands = {}
+    for command in shown():
+        with_this_python = command.replace("torchrun ", f"{sys.executable} -m torch.distributed.run ")
+        commands[command] = ["bash", "-c", with_this_python]
+    return run_all_to_end(commands)
+
+
+def test_the_page_shows_a_failure_a_hang_and_a_mismatch():
+    assert [command.split()[-1] for command in shown()] == ["raises", "leaves-out", "differs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", shown(), ids=lambda command: command.split()[-1])
+def test_the_output_shown_is_that_of_the_command(command, endings):
+    assert endings[command].returncode == 1
+    printed = endings[command].stderr
+    for part in parts(shown()[command]):
+        # torchrun may end a rank before it has noticed that its neighbour has gone.
+        is_follow_on = FOLLOW_ON.search(part) or part == "RuntimeError:"
+        assert part in printed or (is_follow_on and FOLLOW_ON.search(printed)), part
+
+
+@pytest.mark.slow
+def test_the_cause_is_the_error_that_speaks_neither_of_a_connection_nor_of_a_signal(endings):
+    (command,) = [command for command in shown() if command.endswith("raises")]
+    errors = reported_errors(endings[command].stderr)
+    assert sorted(errors) == ["0", "1", "2"]
+    assert "ValueError: the image of sample 1234 cannot be read" in errors["1"]
+    assert FOLLOW_ON.search(errors["0"]) and FOLLOW_ON.search(errors["2"]) and not FOLLOW_ON.search(errors["1"])
+
+
+def reported_errors(printed: str) -> dict[str, str]:
+    """What torchrun's report says of each rank."""
+    report = printed.partition(f"{SCRIPT} FAILED")[2]
+    return dict(re.findall(r"^  rank      : (\d)(.*?)(?=^\[\d\]:|^---|^===)", report, re.MULTILINE | re.DOTALL))

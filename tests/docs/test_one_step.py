@@ -1,0 +1,106 @@
+"""Level 02's page: the step in numbers, the commands that torchrun stands for, and the table of the collectives."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common import ladder
+from common.accelerator.utils.other import get_free_port
+from common.processes import process_group, ranks
+
+SCRIPT = ladder.ROOT / "02_ddp_raw" / "one_step.py"
+PAGE = (ladder.ROOT / "02_ddp_raw" / "README.md").read_text()
+HAND_COMPUTED = """
+One step: four samples, two on each rank.
+[rank 0] has the samples [0, 2], with x = 1, 1 and y = -2, 0
+[rank 1] has the samples [1, 3], with x = 1, 1 and y = -4, -2
+[rank 0] computes its loss 2.5 and its gradient 2
+[rank 1] computes its loss 8.5 and its gradient 4
+[rank 0] has after the all-reduce the sum of the gradients, 6
+[rank 1] has after the all-reduce the sum of the gradients, 6
+[rank 0] divides by the number of ranks: the gradient is 3
+[rank 1] divides by the number of ranks: the gradient is 3
+[rank 0] takes the step: w = 1 - 0.1 · 3 = 0.7
+[rank 1] takes the step: w = 1 - 0.1 · 3 = 0.7
+[rank 0] and one device with all four samples gets w = 0.7; torch's DDP gets 0.7
+[rank 1] and one device with all four samples gets w = 0.7; torch's DDP gets 0.7
+
+Unequal shards: three samples, two on rank 0 and one on rank 1.
+[rank 0] has 2 of 3 samples, and the gradient 2
+[rank 1] has 1 of 3 samples, and the gradient 5
+[rank 0] would get 3.5 as mean of means; over the samples it is 3: off by 0.5
+[rank 1] would get 3.5 as mean of means; over the samples it is 3: off by 0.5
+"""
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess:
+    """The command, with this Python as `python`."""
+    folder = os.path.dirname(sys.executable)
+    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ladder.ROOT, env=environment)
+
+
+@pytest.mark.slow
+def test_two_ranks_print_what_can_be_computed_by_hand():
+    done = run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == HAND_COMPUTED
+
+
+def test_the_page_shows_what_is_printed():
+    assert f"```text\n{HAND_COMPUTED.strip()}\n```" in PAGE
+
+
+@pytest.mark.slow
+def test_the_commands_that_torchrun_stands_for_do_the_same():
+    (commands,) = re.findall(r"^```bash\n(export MASTER_ADDR.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    done = run(["bash", "-c", commands.replace("29500", str(get_free_port()))])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == HAND_COMPUTED
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_is_refused_with_the_command():
+    done = run([sys.executable, str(SCRIPT)])
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this is about two ranks: torchrun --standalone")
+
+
+def numbers_after_collectives() -> dict[str, list[float]]:
+    """What this rank has after each collective of the table, by its name there."""
+    with process_group():
+        rank = dist.get_rank()
+        own = torch.tensor([1.0 + rank])
+        pair = torch.tensor([1.0, 2.0]) + 2 * rank
+        broadcast = own.clone()
+        dist.broadcast(broadcast, src=0)
+        reduced = own.clone()
+        dist.all_reduce(reduced)
+        gathered = [torch.zeros(1), torch.zeros(1)] if rank == 0 else []
+        dist.gather(own, gathered or None, dst=0)
+        everywhere = [torch.zeros(1), torch.zeros(1)]
+        dist.all_gather(everywhere, own)
+        scattered = torch.zeros(1)
+        dist.reduce_scatter_tensor(scattered, pair)
+        return {
+            "broadcast from rank 0": broadcast.tolist(),
+            "all-reduce": reduced.tolist(),
+            "gather to rank 0": [value.item() for value in gathered],
+            "all-gather": [value.item() for value in everywhere],
+            "reduce-scatter": scattered.tolist(),
+        }
+
+
+@pytest.mark.slow
+def test_the_collectives_do_what_the_table_says():
+    results = ranks(2).run(numbers_after_collectives)
+    for name in results[0]:
+        ((shown_0, shown_1),) = re.findall(rf"^\| {name} \| .* \| (.*) and (.*) \|$", PAGE, re.MULTILINE)
+        for shown, of_rank in ((shown_0, results[0]), (shown_1, results[1])):
+            numbers = " ".join(f"{value:g}" for value in of_rank[name])
+            assert shown.strip("`") == (numbers or "nothing"), name

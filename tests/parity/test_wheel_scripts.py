@@ -1,0 +1,73 @@
+"""The scripts that accelerate's wheel ships for testing an installation, run on the core by the alias.
+
+Each passes on accelerate itself on CPUs; of those that do not, `wheel_parts` runs what does.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+accelerate = pytest.importorskip("accelerate")
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(accelerate.__file__).parent / "test_utils" / "scripts"
+
+
+def run(world_size: int, *command: str, **environment: str) -> str:
+    """What a command under torchrun printed; it must end well."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+    settings = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    result = subprocess.run(
+        [*torchrun, *command], env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", ["test_script", "test_sync", "test_ops", "test_cli"])
+def test_a_script_of_the_wheel_passes_on_the_core(name, world_size):
+    run(world_size, "-m", "tests.alias", str(SCRIPTS / f"{name}.py"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("library", ["core", "original"])
+@pytest.mark.parametrize("name, world_size", [("ddp_comm_hook", 1), ("ddp_comm_hook", 2), ("distributed_data_loop", 2)])
+def test_the_parts_of_a_script_that_run_on_cpus_pass_on_both(name, world_size, library):
+    run(world_size, "-m", "tests.parity.wheel_parts", name, library)
+
+
+@pytest.mark.long
+def test_uneven_inputs_are_joined_on_the_core():
+    run(2, "-m", "tests.parity.wheel_parts", "distributed_data_loop_joined", "core")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes, library", [("1", "core"), ("2", "core"), ("1", "original")])
+def test_a_notebook_starts_processes(processes, library):
+    settings = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_NUM_PROCESSES": processes, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.parity.wheel_parts", "notebook", library],
+        env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+
+
+def test_the_alias_gives_one_module_two_names():
+    code = """
+from tests import alias
+alias.install()
+import accelerate, accelerate.utils.operations, common.accelerator
+from accelerate.state import PartialState
+import accelerate.test_utils.testing
+assert accelerate is common.accelerator and accelerate.utils.operations is common.accelerator.utils.operations
+assert PartialState.__module__ == "common.accelerator.state"
+assert accelerate.__spec__.name == "common.accelerator"
+assert "common" not in accelerate.test_utils.testing.__file__.split("/")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)

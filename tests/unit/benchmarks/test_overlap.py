@@ -1,0 +1,140 @@
+"""What the ways of averaging gradients cost: the record, its plot, the bytes on the wire, and the drift."""
+
+import json
+
+import pytest
+
+from benchmarks.harness import records
+from benchmarks.harness.gradient_averaging import ALONE, NAIVE, NO_SYNC, TORCH, WAYS
+from benchmarks.harness.groups import seconds_per_step
+from benchmarks.harness.overlap_rank import sent_bytes, time_steps, train
+from benchmarks.harness.two_nodes import why_not
+from benchmarks.report import overlap_plot
+from benchmarks.suites import overlap
+from benchmarks.suites.network import network
+from common.processes import ranks
+
+TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
+MACHINE = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
+GRADIENT = 7_616_296  # bytes of DeepNet's parameters
+SAMPLES = {
+    ALONE: [100.0, 102.0, 101.0],
+    NAIVE: [200.0, 204.0, 202.0],
+    TORCH: [120.0, 121.0, 122.0],
+    NO_SYNC: [111.0, 110.0, 112.0],
+    "fp16": [110.0, 111.0, 109.0],
+}
+
+
+class _Cable:
+    """A network on which every way takes the milliseconds of SAMPLES and sends half a gradient."""
+
+    def __init__(self) -> None:
+        self.limited: list[str] = []
+
+    def limit(self, name: str) -> None:
+        self.limited.append(name)
+
+    def ask(self, job: str, way: str, steps: int) -> list[dict]:
+        slower = {"seconds": SAMPLES[way][0] / 1000, "bytes": GRADIENT / 2}
+        return [{"seconds": 0.001, "bytes": 1.0}, slower]
+
+
+def _group(name: str = "1 Gbit/s") -> dict:
+    link = overlap.Link(_Cable(), name, steps=1)
+    for sample in link.contestants(SAMPLES).values():
+        sample()
+    drift = {TORCH: overlap.Drift(0.0, 0.5), "fp16": overlap.Drift(0.0123, 0.51)}
+    return overlap.record(link, SAMPLES, drift, training_steps=9)
+
+
+def test_a_sample_is_the_slower_ranks_time_and_what_it_sent():
+    cable = _Cable()
+    link = overlap.Link(cable, "100 Mbit/s", steps=1)
+    contestants = link.contestants([NAIVE, TORCH])
+    assert [sample() for sample in contestants.values()] == [200.0, 120.0]
+    assert cable.limited == ["100 Mbit/s"] * 2
+    assert link.sent == {NAIVE: [GRADIENT / 2], TORCH: [GRADIENT / 2]}
+
+
+def test_the_record_says_what_each_way_adds_sends_and_changes():
+    group = _group()
+    assert overlap.added(group, NAIVE) == 101.0
+    assert group["rows"]["fp16"]["drift"] == 0.0123 and "drift" not in group["rows"][NAIVE]
+    assert group["rows"][NO_SYNC]["backwards_per_step"] == 2
+    pairs = {pair["of"]: pair["to"] for pair in group["pairs"]}
+    assert pairs == {TORCH: NAIVE, NO_SYNC: NAIVE, "fp16": NAIVE}
+    assert seconds_per_step(group, NAIVE) == pytest.approx([0.2, 0.204, 0.202])  # what pytest-benchmark shows
+    lines = records.table(group).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.split() == ["fp16", "9", "3.81", "0.012", "0.510"] for line in lines)
+
+
+def test_the_lanes_and_the_suite_measured_one_step_if_they_differ_by_no_more_than_the_spread():
+    rows = {way: {"median": 201.0, "low": 200.0, "high": 202.0} for way in (NAIVE, TORCH, "something else")}
+    rows[NO_SYNC] = {"median": 223.0, "low": 222.5, "high": 223.5}
+    timeline = [{"link": "threads", "rows": {"DataParallel": {}}}, {"link": "1 Gbit/s", "rows": rows}]
+    found = overlap_plot.agreements(timeline, [_group(), _group("100 Mbit/s")])
+    assert {agreement.way: agreement.holds for agreement in found} == {NAIVE: True, TORCH: False, NO_SYNC: True}
+    two_backwards = found[-1]
+    assert (two_backwards.timed, two_backwards.spread) == (222.0, 3.0)
+    assert str(found[0]) == "naive over 1 Gbit/s: 201 ms in the lanes, 202 ms timed, within the spread of 4 ms"
+
+
+def test_the_plot_is_drawn_from_the_record_alone_and_not_without_it(tmp_path, coarse):
+    file = tmp_path / "overlap.json"
+    groups = [_group(name) for name in overlap.LINKS]
+    file.write_text(json.dumps({"machine": MACHINE, "groups": groups}))
+    overlap_plot.main([str(file)])
+    assert (tmp_path / "overlap.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(KeyError):
+        overlap_plot.draw([{"rows": groups[0]["rows"]}], MACHINE, tmp_path)
+    assert not (tmp_path / "overlap.png").exists(), "an old plot can be taken for new"
+
+
+def test_bytes_are_counted_at_the_interface_that_gloo_uses(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such")
+    assert sent_bytes() == 0
+
+
+@pytest.mark.long
+def test_only_compression_drifts():
+    ways = (NAIVE, TORCH, "fp16", "bf16", "PowerSGD")
+    drift = overlap.drifts((*ways, ALONE), steps=6)
+    assert tuple(drift) == ways
+    # Between two ranks a sum has one order, and its half is exact: not even the last bit differs.
+    assert drift[NAIVE] == drift[TORCH]
+    assert drift[TORCH].share == 0
+    assert 0 < drift["fp16"].share < drift["bf16"].share < drift["PowerSGD"].share < 2
+
+
+@pytest.mark.long
+@TWO_NODES
+def test_bytes_on_the_wire_are_the_gradients_and_compression_halves_them():
+    ways = (ALONE, TORCH, NO_SYNC, "torch's, one per parameter", "fp16", "PowerSGD")
+    with network() as net:
+        link = overlap.Link(net, "unlimited", steps=1)
+        for sample in link.contestants(ways).values():
+            assert sample() > 0
+    sent = {way: counts[0] / GRADIENT for way, counts in link.sent.items()}
+    # Between two ranks each gradient travels once each way; headers and acknowledgements take some per cent.
+    assert sent[TORCH] == pytest.approx(1.0, abs=0.05)
+    assert sent["torch's, one per parameter"] == pytest.approx(1.0, abs=0.08)
+    assert sent["fp16"] == pytest.approx(0.5, abs=0.03)
+    assert sent[NO_SYNC] == pytest.approx(0.5, abs=0.03)
+    assert sent["PowerSGD"] < 0.1
+    assert sent[ALONE] < 0.01
+
+
+@pytest.mark.long
+def test_every_way_runs_and_is_timed():
+    for way in WAYS:
+        answers = ranks(2).run(time_steps, way, 1)
+        assert all(answer["seconds"] > 0 for answer in answers), way
+
+
+@pytest.mark.slow
+def test_power_sgd_keeps_the_order_of_its_messages():
+    """With several buckets the ranks' threads of gloo may start them in different orders, and the training ends."""
+    results = ranks(2).run(train, "PowerSGD", 60)
+    assert (results[0]["end"] == results[1]["end"]).all()

@@ -1,0 +1,174 @@
+"""The page of the prediction: its scripts compute what Python computes, and it fits a phone and a desktop."""
+
+import html
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.predict import page, presets
+from benchmarks.predict.all_reduce import ALGORITHMS, Cluster, Link, all_reduce
+from benchmarks.predict.networks import networks
+from benchmarks.predict.published import cases
+from benchmarks.predict.step import DDP, HOROVOD, Training, pays_from, speed_up, step
+from benchmarks.predict.table import COUNTS, batch_text, rows
+
+NODE = shutil.which("node")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+MODEL = page.FOLDER / "model.js"
+NARROW = Cluster(4, presets.INNER["pcie3"], presets.NETWORK["25g"], start=presets.START)
+WIDE = Cluster(8, presets.INNER["nvlink-a100"], presets.NETWORK["8x200g"])
+ONE_EACH = Cluster(1, Link(1e-3, 1e9), Link(3e-5, 2e8), start=1e-5)
+
+
+def chromium(path: Path, folder: Path) -> str:
+    """What a page holds after its scripts have run."""
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    command += ["--disable-component-update", "--disable-sync", "--no-first-run", f"--user-data-dir={folder / 'user'}"]
+    command += ["--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
+
+
+def evaluate(expression: str, folder: Path) -> list:
+    """The value of an expression of JavaScript that may use `Prediction`, by node or else by Chromium."""
+    if NODE:
+        script = folder / "script.js"
+        script.write_text(f"{MODEL.read_text()}\nconsole.log(JSON.stringify({expression}));")
+        done = subprocess.run([NODE, str(script)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+    path = folder / "script.html"
+    writes = f'document.getElementById("out").textContent = JSON.stringify({expression});'
+    path.write_text(f'<pre id="out"></pre><script>{MODEL.read_text()}\n{writes}</script>')
+    return json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', chromium(path, folder))[1]))
+
+
+def training_data(training: Training) -> dict:
+    return {
+        "network": page.network_data(training.network),
+        "sampleSeconds": training.sample_seconds,
+        "launchSeconds": training.launch_seconds,
+        "backwardShare": training.backward_share,
+        "buckets": page.buckets_data(training.buckets),
+        "speedSpread": training.speed_spread,
+        "contention": training.contention,
+    }
+
+
+def cluster_data(cluster: Cluster) -> dict:
+    values = asdict(cluster)
+    return values | {"gpusPerNode": values.pop("gpus_per_node")}
+
+
+def grid() -> list[tuple[Training, float, int, Cluster]]:
+    """Networks, effects, rules for buckets, batches, GPUs, links and algorithms."""
+    trainings = []
+    for network, buckets, effects in itertools.product(networks().values(), (DDP, HOROVOD), (0.0, 0.05)):
+        seconds = presets.sample_seconds(network, presets.GPUS["v100"])
+        trainings.append(Training(network, seconds, 1e-5, 0.6, buckets, effects, 4 * effects))
+    clusters = []
+    for cluster, algorithm in itertools.product((NARROW, WIDE, ONE_EACH), ALGORITHMS):
+        clusters.append(Cluster(cluster.gpus_per_node, cluster.inner, cluster.network, algorithm, cluster.start))
+    points = []
+    for number, (training, cluster) in enumerate(itertools.product(trainings, clusters)):
+        gpus = (1, 2, 8, 64, 512)[number % 5]
+        points.append((training, (1, 32, 100)[number % 3], gpus, cluster))
+    return points
+
+
+@pytest.mark.skipif(not (NODE or CHROMIUM), reason="neither node nor chromium is installed: the scripts are not run")
+def test_the_pages_script_computes_what_python_computes(tmp_path):
+    points = grid()
+    given = []
+    expected = []
+    for training, batch, gpus, cluster in points:
+        given.append([training_data(training), batch, gpus, cluster_data(cluster)])
+        seconds = step(training, batch, gpus, cluster)
+        expected.append(
+            [
+                all_reduce(1e7, gpus, cluster),
+                seconds,
+                seconds,
+                speed_up(training, batch * gpus, gpus, cluster),
+                pays_from(training, gpus, cluster, 0.5, most=2**16),
+            ]
+        )
+    expression = f"""{json.dumps(given)}.map(([training, batch, gpus, cluster]) => [
+        Prediction.allReduce(1e7, gpus, cluster),
+        Prediction.step(training, batch, gpus, cluster),
+        Object.values(Prediction.parts(training, batch, gpus, cluster)).reduce((sum, part) => sum + part, 0),
+        Prediction.speedUp(training, batch * gpus, gpus, cluster),
+        Prediction.paysFrom(training, gpus, cluster, 0.5, 2 ** 16),
+    ])"""
+    found = evaluate(expression, tmp_path)
+    assert len(found) == len(expected) > 300
+    for (*mine, batch), (*theirs, batch_of_page) in zip(expected, found, strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-9)
+        assert batch_of_page == batch
+
+
+def test_the_page_says_that_it_is_a_prediction_and_loads_nothing():
+    shown = page.page()
+    assert "This is a prediction, not a measurement." in shown
+    assert not re.search(r'(?:src|href)="|@import|url\(|fetch\(|XMLHttpRequest', shown)
+    for case in cases():
+        assert html.escape(case.name) in shown
+        assert html.escape(case.source) in shown
+
+
+# The page in a frame of the wanted width: a headless window is never narrower than 500 pixels.
+PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="4000" srcdoc="{page}"></iframe>
+<pre id="out"></pre><script>document.getElementById("f").onload = event => {{
+  const own = event.target.contentDocument, root = own.documentElement, view = own.defaultView;
+  const cells = () => [...own.querySelectorAll("#prediction-pays tr")].map(
+    row => [...row.cells].map(cell => cell.textContent));
+  const before = cells();
+  const set = (name, value) => {{
+    const field = own.getElementById("prediction-" + name);
+    field.value = value;
+    field.dispatchEvent(new view.Event("input", {{ bubbles: true }}));
+  }};
+  set("network", {slider});
+  set("model", "VGG-16");
+  const bars = [...own.querySelectorAll(".bars span")].map(bar => bar.getBoundingClientRect().width);
+  document.getElementById("out").textContent = JSON.stringify({{
+    before, after: cells(), bars, scroll: root.scrollWidth, inner: view.innerWidth,
+    columns: view.getComputedStyle(own.querySelector(".tool")).gridTemplateColumns.split(" ").length,
+    picture: own.querySelector("svg").getBoundingClientRect().width,
+    right: Math.max(...[...own.querySelectorAll(".says, h3, p, li, select, svg, .bars em, .wide")]
+      .map(element => element.getBoundingClientRect().right)),
+  }});
+}};</script></body>"""
+
+
+def shown_batches(network: str, cluster: Cluster) -> list[list[str]]:
+    """What the page's table has to show of a network."""
+    lines = []
+    for row in rows(presets.GPUS["a100"], cluster):
+        if row.network == network:
+            lines.append([str(row.gpus), batch_text(row.faster), batch_text(row.half), batch_text(row.most)])
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: the page is not looked at")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_answers_its_sliders_and_fits_a_phone_and_a_desktop(tmp_path, width):
+    probe = tmp_path / "probe.html"
+    gigabits_25 = 4.643856
+    probe.write_text(PROBE.format(width=width, page=html.escape(page.page()), slider=gigabits_25))
+    dumped = chromium(probe, tmp_path)
+    seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dumped, re.DOTALL)[1]))
+    assert len(seen["before"]) == len(COUNTS)
+    assert seen["before"] == shown_batches("BasicNet", presets.cluster("nvlink-a100", "100g", 8))
+    assert seen["after"] == shown_batches("VGG-16", presets.cluster("nvlink-a100", "25g", 8))
+    assert width - 20 <= seen["inner"] <= width
+    assert seen["scroll"] <= seen["inner"] and seen["right"] <= seen["inner"]
+    assert seen["columns"] == (1 if width < 760 else 2)
+    assert seen["picture"] >= 0.6 * seen["inner"]
+    assert len(seen["bars"]) == 1 + len(COUNTS)

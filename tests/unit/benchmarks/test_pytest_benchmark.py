@@ -1,0 +1,173 @@
+"""`pytest benchmarks` as users of pytest-benchmark know it, on recorded durations: nothing is measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import records
+from benchmarks.harness.groups import ReplayClock, info, seconds_per_step
+from benchmarks.suites import throughput
+from common import ladder
+
+SLOW = "03_accelerate, 2 processes"
+ROUNDS = 10
+BATCH = 64
+
+
+def _folder(path: Path, slower: dict[str, float]) -> Path:
+    """A record of strong scaling in which every row takes about 40 ms for a step, or so many times as long."""
+    samples = {}
+    facts = {}
+    for configuration in throughput.strong_scaling(BATCH):
+        seconds = [0.040 * slower.get(configuration.name, 1.0) * (1 + i % 3 / 100) for i in range(ROUNDS)]
+        samples[configuration.name] = [BATCH / duration for duration in seconds]
+        facts[configuration.name] = {"global_batch_size": BATCH, "level": configuration.level}
+    title = throughput.STRONG_TITLE.format(BATCH)
+    ratios = [(SLOW, "02_ddp_raw, 2 processes")]
+    record = records.group(title, "images/s", samples, facts, ratios, notes=["A note."])
+    path.mkdir()
+    records.write(path / "throughput.json", "throughput", [record])
+    return path
+
+
+def _pytest(storage: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "benchmarks/suites/test_throughput.py"]
+    command += ["-k", "strong-64", f"--benchmark-storage=file://{storage}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ladder.ROOT)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    """A storage of pytest-benchmark with one run in it, what that run printed, and the record that it replayed."""
+    folder = tmp_path_factory.mktemp("baseline")
+    record = _folder(folder / "record", {})
+    done = _pytest(folder / "storage", "--replay", str(record), "--benchmark-autosave")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "storage", done.stdout, record
+
+
+@pytest.mark.slow
+def test_every_level_and_configuration_is_a_row_in_seconds_and_what_they_are_to_one_another_stands_below(baseline):
+    _, printed, _ = baseline
+    table, _, below = printed.partition("Legend:")
+    heading = f"benchmark '{throughput.STRONG_TITLE.format(BATCH)}': 10 tests"
+    assert heading in table
+    for configuration in throughput.strong_scaling(BATCH):
+        assert f"test_step[strong-64-{configuration.name}]" in table
+    assert "time in ms" in table or "Name (time in ms)" in table
+    assert "images/s, medians of 10 rounds" in below
+    assert f"{SLOW} / 02_ddp_raw, 2 processes" in below
+    assert "A note." in below
+
+
+@pytest.mark.slow
+def test_equal_durations_pass_the_comparison(baseline):
+    storage, _, record = baseline
+    compared = ["--benchmark-compare", "--benchmark-compare-fail=median:10%"]
+    done = _pytest(storage, "--replay", str(record), *compared)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "machine_info is different" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_slow_down_of_a_fifth_fails_for_that_level_alone(baseline, tmp_path):
+    storage, _, _ = baseline
+    slowed = _folder(tmp_path / "slowed", {SLOW: 1.2})
+    compared = ["--benchmark-compare", "--benchmark-compare-fail=median:10%"]
+    done = _pytest(storage, "--replay", str(slowed), *compared)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    _, _, regressed = said.partition("Performance has regressed:")
+    named = [line for line in regressed.splitlines() if "percentage" in line.lower() and "test_step" in line]
+    assert len(named) == 1, said
+    assert SLOW in named[0]
+    assert "19.99" in named[0] or "20.0" in named[0]
+
+
+@pytest.mark.slow
+def test_rows_can_be_selected_sorted_grouped_and_written(baseline, tmp_path):
+    storage, _, record = baseline
+    path = tmp_path / "all.json"
+    options = ["--benchmark-sort=name", "--benchmark-group-by=param:row", f"--benchmark-json={path}"]
+    done = _pytest(storage, "--replay", str(record), "-k", "strong-64 and 02_ddp_raw", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "benchmark 'row=02_ddp_raw, 2 processes': 1 tests" in done.stdout
+    rows = json.loads(path.read_text())["benchmarks"]
+    assert [row["params"]["row"] for row in rows] == ["02_ddp_raw, 1 process", "02_ddp_raw, 2 processes"]
+    for row in rows:
+        assert row["stats"]["rounds"] == ROUNDS
+        assert row["stats"]["median"] == pytest.approx(0.0404, rel=1e-4)
+        assert row["extra_info"]["images/s"] == pytest.approx(BATCH / 0.0404, rel=1e-4)
+        assert row["extra_info"]["level"] == "02_ddp_raw"
+        assert row["extra_info"]["notes"] == ["A note."]
+
+
+@pytest.mark.slow
+def test_the_histogram_shows_the_rows(baseline, tmp_path):
+    pytest.importorskip("pygal")
+    storage, _, record = baseline
+    done = _pytest(storage, "--replay", str(record), f"--benchmark-histogram={tmp_path}/drawn")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (picture,) = tmp_path.glob("drawn*.svg")
+    assert "04_trainer, 2 processes" in picture.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--replay", "a", "--record", "b"], "--replay measures nothing"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(flags, said, tmp_path):
+    done = _pytest(tmp_path, *flags)
+    assert done.returncode == 4
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_what_is_not_recorded_is_skipped_with_the_reason(tmp_path):
+    done = _pytest(tmp_path, "--replay", str(tmp_path / "nothing"), "-rs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "does not exist" in done.stdout
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("s", 20.0), ("ms", 0.02), ("µs", 2e-5), ("images/s", 3.2)])
+def test_every_unit_becomes_the_seconds_of_a_step(unit, seconds):
+    record = records.group("g", unit, {"a": [20.0]}, {"a": {"global_batch_size": 64}})
+    assert seconds_per_step(record, "a") == [pytest.approx(seconds)]
+
+
+def test_a_unit_that_is_no_time_is_refused():
+    with pytest.raises(ValueError, match="GB is not a time"):
+        seconds_per_step(records.group("g", "GB", {"a": [1.0]}), "a")
+    with pytest.raises(ValueError, match="global_batch_size"):
+        seconds_per_step(records.group("g", "images/s", {"a": [1.0]}), "a")
+
+
+def test_the_clock_of_a_replay_moves_only_when_it_is_told_to():
+    clock = ReplayClock()
+    began = clock.now()
+    clock.advance(0.1)
+    assert clock.now() - began == 0.1
+    clock.reset()
+    assert clock.now() == 0
+
+
+def test_a_rows_information_holds_its_own_unit_its_facts_and_its_ratios():
+    samples = {"a": [10.0, 12.0, 11.0], "b": [20.0, 24.0, 22.0]}
+    record = records.group("g", "images/s", samples, {"a": {"level": "00"}}, [("a", "b")], notes=["N."])
+    known = info(record, "a")
+    assert known["images/s"] == 11
+    assert known["level"] == "00"
+    assert [(pair["to"], pair["median"]) for pair in known["pairs"]] == [("b", 0.5)]
+    assert info(record, "b")["pairs"] == []
+
+
+def test_rows_that_were_not_selected_are_no_pairs():
+    record = records.group("g", "s", {"a": [1.0]}, ratios=[("a", "b"), ("b", "a")], differences=[("b", "c")])
+    assert record["pairs"] == []

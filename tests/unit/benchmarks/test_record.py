@@ -1,0 +1,72 @@
+"""One command records a machine: what it checks, runs, leaves behind and says."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import record
+from common import ladder
+
+QUIET = record.Machine(gpus=2, cores=16, load=0.1, mnist=True, missing_peers=())
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("2 x RTX 4090", "2-x-rtx-4090"), ("H100, NVLink", "h100-nvlink"), ("../../etc", "etc")]
+)
+def test_a_name_becomes_a_folder_of_the_results(name, folder):
+    assert record.folder_of(name) == ladder.ROOT / "benchmarks" / "results" / folder
+
+
+def test_a_name_without_letters_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        record.main(["--name", "…"])
+    assert "has no letter or digit" in capsys.readouterr().err
+
+
+def test_a_record_is_not_replaced_by_accident(capsys):
+    with pytest.raises(SystemExit):
+        record.main(["--name", "amd epyc 2 cores"])
+    assert "--again replaces it" in capsys.readouterr().err
+
+
+def test_what_would_spoil_the_numbers_is_said_before():
+    assert record.remarks(QUIET) == []
+    spoiled = record.Machine(gpus=0, cores=2, load=1.5, mnist=False, missing_peers=("lightning",))
+    said = " | ".join(record.remarks(spoiled))
+    for word in ("0 GPUs", "busy (load 1.5)", "MNIST is not on disk", "lightning"):
+        assert word in said
+
+
+def test_every_gpu_gets_a_process_and_a_part_that_fails_does_not_end_the_others(tmp_path, capsys):
+    asked = []
+
+    def run(part):
+        asked.append(part.command)
+        return 1 if len(asked) == 1 else 0
+
+    machine = record.Machine(gpus=8, cores=64, load=0.0, mnist=True, missing_peers=())
+    failed = record.record(machine, tmp_path / "new", quick=False, run=run)
+    assert failed == ["all levels: training, proof, speed and memory"]
+    assert asked[0][-3:] == ["--world-size", "8", "--full"]
+    assert asked[1][-2:] == ["--record", str(tmp_path / "new")]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_quick_record_on_cpu_processes_holds_levels_and_suites(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from benchmarks import record; "
+        "record.RESULTS = Path(sys.argv[1]); record.main(['--name', 'A laptop', '--quick'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=ladder.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "To contribute it" in done.stdout
+    results = json.loads((tmp_path / "a-laptop" / "results.json").read_text())
+    assert results["complete"]
+    assert set(results["levels"]) == set(ladder.levels())
+    assert json.loads((tmp_path / "a-laptop" / "evaluation.json").read_text())["suite"] == "evaluation"
+    assert not (tmp_path / "a-laptop" / "report.html").exists()

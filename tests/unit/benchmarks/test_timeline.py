@@ -1,0 +1,212 @@
+"""The lanes of a step: what is computed from spans, how they come from a profiler's events, and real ones."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import timeline
+from benchmarks.harness.gradient_averaging import BUCKETED, NAIVE, NO_SYNC, OVERLAPPED, TORCH
+from benchmarks.harness.lanes import MAIN, RecordedStep, record_replicas, steps_of
+from benchmarks.harness.spans import (
+    ALL_REDUCE,
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    WAITING,
+    Process,
+    Span,
+    busy_seconds,
+    chrome_trace,
+    common_seconds,
+    hidden_share,
+    intervals,
+)
+from benchmarks.harness.two_nodes import why_not
+from benchmarks.report import timeline_plot
+from benchmarks.suites.network import network
+
+TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
+MACHINE = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
+
+# Backward from 1 to 4; messages from 2 to 3 and, on two threads, from 3 to 7.
+STEP = [
+    Span(FORWARD, MAIN, 0, 1),
+    Span(BACKWARD, MAIN, 1, 4),
+    Span(ALL_REDUCE, "gloo thread 1", 2, 3),
+    Span(ALL_REDUCE, "gloo thread 2", 3, 6),
+    Span(ALL_REDUCE, "gloo thread 1", 5, 7),
+    Span(WAITING, MAIN, 4, 7),
+    Span(OPTIMIZER, MAIN, 7, 8),
+]
+
+
+def test_two_messages_at_the_same_time_are_busy_once():
+    assert intervals(STEP, ALL_REDUCE) == [(2, 7)]
+    assert busy_seconds(STEP, ALL_REDUCE) == 5
+    assert busy_seconds(STEP, "gather") == 0
+
+
+def test_what_backward_hides_is_the_time_that_both_share():
+    assert common_seconds(STEP, BACKWARD, ALL_REDUCE) == 2
+    assert common_seconds(STEP, ALL_REDUCE, BACKWARD) == 2
+    assert hidden_share(STEP) == pytest.approx(2 / 5)
+    assert common_seconds(STEP, FORWARD, ALL_REDUCE) == 0
+    assert common_seconds(STEP, WAITING, BACKWARD) == 0  # they touch
+    assert hidden_share([span for span in STEP if span.name != ALL_REDUCE]) == 0
+
+
+def test_two_backwards_share_their_time_with_one_message():
+    spans = [Span(BACKWARD, MAIN, 0, 2), Span(BACKWARD, MAIN, 3, 5), Span(ALL_REDUCE, "gloo thread 1", 1, 4)]
+    assert common_seconds(spans, BACKWARD, ALL_REDUCE) == 2
+
+
+def _event(name: str, start: float, end: float, thread: int = 1) -> SimpleNamespace:
+    """As torch's profiler gives it, in microseconds."""
+    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start * 1e6, end=end * 1e6), thread=thread)
+
+
+def test_backward_ends_with_the_last_gradient_and_what_follows_is_waiting():
+    node = "autograd::engine::evaluate_function: ConvolutionBackward0"
+    events = [
+        _event("step", 10, 19),
+        _event("forward", 10, 11),
+        _event("backward", 11, 17),
+        _event(node, 11, 12),
+        _event(node, 12, 14),
+        _event("gloo:all_reduce", 12, 16, thread=7),
+        _event("gloo:all_reduce", 13, 17, thread=5),
+        _event("optimizer", 17, 19),
+        _event("step", 20, 24),
+        _event("forward", 20, 21),
+        _event("backward", 21, 23),
+        _event(node, 21, 22.9),
+        _event("average_gradients", 23, 24),
+    ]
+    first, second = steps_of(events, began=100.0)
+    assert (first.began, first.seconds) == (100.0, 9.0)
+    assert first.spans == [
+        Span(FORWARD, MAIN, 0, 1),
+        Span(BACKWARD, MAIN, 1, 4),
+        Span(WAITING, MAIN, 4, 7),
+        Span(OPTIMIZER, MAIN, 7, 9),
+        Span(ALL_REDUCE, "gloo thread 1", 2, 6),
+        Span(ALL_REDUCE, "gloo thread 2", 3, 7),
+    ]
+    assert second.began == 110.0
+    # No message was under way: nobody waited before average_gradients.
+    assert second.spans[1:] == [Span(BACKWARD, MAIN, 1, 3), Span(WAITING, MAIN, 3, 4)]
+
+
+def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
+    def steps(first_began: float, *seconds: float) -> list[RecordedStep]:
+        return [RecordedStep(first_began + i, each, [Span(FORWARD, MAIN, 0, each)]) for i, each in enumerate(seconds)]
+
+    # By the slower rank the steps took 0.9, 0.5 and 0.7 seconds.
+    shown = timeline.typical_step([steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6)])
+    assert shown == [[Span(FORWARD, MAIN, 0.0, 700.0)], [Span(FORWARD, MAIN, 250.0, 850.0)]]
+
+
+def test_a_trace_names_processes_and_lanes_and_has_every_span():
+    trace = json.loads(json.dumps(chrome_trace([Process("rank 0", STEP), Process("rank 1", STEP[:2])])))
+    events = trace["traceEvents"]
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {
+        (1, 0): "rank 0",
+        (1, 1): MAIN,
+        (1, 2): "gloo thread 1",
+        (1, 3): "gloo thread 2",
+        (2, 0): "rank 1",
+        (2, 1): MAIN,
+    }
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == len(STEP) + 2
+    shown = {(names[event["pid"], event["tid"]], event["ts"], event["dur"]) for event in complete if event["pid"] == 1}
+    assert shown == {(span.lane, 1e6 * span.start, 1e6 * span.seconds) for span in STEP}
+
+
+def test_pictures_and_traces_are_drawn_from_the_record_alone(tmp_path, coarse):
+    rows = {way: {"median": 8.0, "samples": [8.0]} for way in (NAIVE, OVERLAPPED)}
+    replicas = [Span(name, MAIN, 0, 1) for name in ("scatter", "replicate", "gather", WAITING)]
+    groups = [
+        {"link": "1 Gbit/s", "rows": rows, "lanes": {way: [STEP, STEP] for way in rows}},
+        {"link": "threads", "rows": {"DP": rows[NAIVE]}, "lanes": {"DP": [replicas]}},
+    ]
+    file = tmp_path / "timeline.json"
+    file.write_text(json.dumps({"machine": MACHINE, "groups": groups}))
+    timeline_plot.main([str(file)])
+    for link in ("1-gbit", "threads"):
+        assert (tmp_path / f"timeline-{link}.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((tmp_path / "timeline-1-gbit.trace.json").read_text())["traceEvents"]
+    titles = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert titles == ["naive, rank 0", "naive, rank 1", "overlapped, rank 0", "overlapped, rank 1"]
+    # STEP is in milliseconds here.
+    assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == 8000
+
+
+def test_without_a_record_nothing_is_drawn(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        timeline_plot.main([str(tmp_path / "none.json")])
+    assert "no record of a timeline in" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_replicas_compute_forward_at_the_same_time_between_replicate_and_gather():
+    (step,) = record_replicas(2, steps=1)
+    by_name = {}
+    for span in step.spans:
+        by_name.setdefault(span.name, []).append(span)
+    (replicate,) = by_name["replicate"]
+    (gather,) = by_name["gather"]
+    one, other = by_name[FORWARD]
+    assert {one.lane, other.lane} == {"replica 0", "replica 1"}
+    assert replicate.end <= min(one.start, other.start)
+    assert max(one.end, other.end) <= gather.start
+    assert max(one.start, other.start) < min(one.end, other.end)
+    (backward,) = by_name[BACKWARD]
+    (optimizer,) = by_name[OPTIMIZER]
+    assert gather.end <= backward.start < backward.end <= optimizer.start < optimizer.end <= step.seconds
+
+
+def check_naive_and_others(lanes: dict[str, list[list[Span]]], others: tuple[str, ...]) -> None:
+    """Backward and an all-reduce happen at the same time in all but the naive way, on both ranks."""
+    for rank in (0, 1):
+        naive = lanes[NAIVE][rank]
+        assert busy_seconds(naive, ALL_REDUCE) > 0
+        assert common_seconds(naive, BACKWARD, ALL_REDUCE) == 0
+        for way in others:
+            assert common_seconds(lanes[way][rank], BACKWARD, ALL_REDUCE) > 0, way
+
+
+def check_messages(lanes: dict[str, list[list[Span]]]) -> None:
+    """How many all-reduces each way has; and no_sync sends nothing before its second backward."""
+    for rank in (0, 1):
+        messages = {way: sum(span.name == ALL_REDUCE for span in of_ranks[rank]) for way, of_ranks in lanes.items()}
+        assert messages[NAIVE] == messages[OVERLAPPED] == 52
+        assert 1 < messages[TORCH] < messages[BUCKETED] < 10
+        first, _ = [span for span in lanes[NO_SYNC][rank] if span.name == BACKWARD]
+        assert messages[NO_SYNC] == messages[TORCH]
+        assert all(span.start >= first.end for span in lanes[NO_SYNC][rank] if span.name == ALL_REDUCE)
+
+
+@pytest.mark.slow
+@TWO_NODES
+def test_on_a_narrow_link_backward_and_all_reduce_overlap_unless_naive():
+    ways = (NAIVE, OVERLAPPED, BUCKETED)
+    with network() as net:
+        net.limit("100 Mbit/s")
+        recordings = timeline.record_ways(timeline.over_the_cable(net), timeline.Extent(rounds=1, steps=1), ways)
+    lanes = {way: timeline.typical_step(recording) for way, recording in recordings.items()}
+    check_naive_and_others(lanes, (OVERLAPPED, BUCKETED))
+    for way in (OVERLAPPED, BUCKETED):
+        for spans in lanes[way]:
+            # 7.6 MB take 0.6 s: the wire is busy for most of backward, not for a moment.
+            assert common_seconds(spans, BACKWARD, ALL_REDUCE) > 0.3 * busy_seconds(spans, BACKWARD), way
+
+
+@pytest.mark.slow
+def test_over_loopback_the_lanes_are_recorded_without_root():
+    group = timeline.record_link("loopback", timeline.over_loopback, timeline.Extent(rounds=1, steps=1))
+    check_naive_and_others(group["lanes"], (OVERLAPPED, BUCKETED, TORCH))
+    check_messages(group["lanes"])
+    assert set(group["rows"]) == set(group["lanes"]) == set(timeline.WAYS)

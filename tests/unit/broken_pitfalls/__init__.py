@@ -1,0 +1,1 @@
+"""Pitfalls that the lab has to complain about."""

@@ -1,0 +1,140 @@
+"""Large blocks of memory stay with the process, in the order and under the conditions in which glibc allows it."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import allocator, ladder
+from common.args import parse_args
+from common.run.plan import Plan
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+PLAN = {
+    "level": "00_single_gpu", "dataset": "mnist", "train_samples": 60_000, "test_samples": 10_000, "device_type": "cpu",
+    "backend": None, "workers": 1, "threads": 2, "batch_size": 64, "accumulation": 1, "steps_per_epoch": 937,
+    "total_steps": 937,
+}  # fmt: skip
+PROGRAM = """
+import statistics
+import sys
+import torch
+from common.allocator import keep_large_blocks, minor_faults
+torch.set_num_threads(1)
+if sys.argv[1] == "keep":
+    assert keep_large_blocks().mmap_threshold == 2**30
+source = torch.ones(10_000_000)  # 40 MB
+faults = []
+for _ in range(41):
+    before = minor_faults()
+    torch.relu(source)
+    faults.append(minor_faults() - before)
+# Not the mean: torch asks for aligned blocks, and it takes a few until one that was freed is large enough for the next.
+print(statistics.median(faults))
+"""
+
+
+@pytest.fixture
+def glibc(monkeypatch):
+    """A glibc that notes what mallopt is asked, and refuses what is in `refused`."""
+    asked = []
+    refused = set()
+
+    def set_threshold(parameter, value):
+        asked.append((parameter, value))
+        return (parameter, value) not in refused
+
+    monkeypatch.setattr(platform, "libc_ver", lambda *_: ("glibc", "2.36"))
+    monkeypatch.setattr(allocator, "set_threshold", set_threshold)
+    for variable in (*allocator.ENVIRONMENT, "LD_PRELOAD"):
+        monkeypatch.delenv(variable, raising=False)
+    return asked, refused
+
+
+def test_both_thresholds_are_set_the_mmap_threshold_first(glibc):
+    asked, _ = glibc
+    said = allocator.keep_large_blocks()
+    assert asked == [(allocator.M_MMAP_THRESHOLD, 2**30), (allocator.M_TRIM_THRESHOLD, 2**31 - 1)]
+    assert said == allocator.Allocator("glibc 2.36", 2**30, 2**31 - 1)
+    assert said.keeps_large_blocks
+
+
+def test_an_older_glibc_gets_what_it_accepts(glibc):
+    asked, refused = glibc
+    refused.add((allocator.M_MMAP_THRESHOLD, 2**30))
+    said = allocator.keep_large_blocks()
+    assert said.mmap_threshold == 2**25
+    assert "32 MiB" in said.note
+    assert asked[-1] == (allocator.M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def test_the_trim_threshold_is_never_set_alone(glibc):
+    asked, refused = glibc
+    refused |= {(allocator.M_MMAP_THRESHOLD, 2**30), (allocator.M_MMAP_THRESHOLD, 2**25)}
+    said = allocator.keep_large_blocks()
+    assert not said.keeps_large_blocks
+    assert "refused" in said.note
+    assert all(parameter == allocator.M_MMAP_THRESHOLD for parameter, _ in asked)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "left_alone"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "100", True),
+        ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1", True),
+        ("GLIBC_TUNABLES", "glibc.rtld.nns=4", False),
+        ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2", True),
+        ("LD_PRELOAD", "/usr/lib/libgomp.so", False),
+    ],
+)
+def test_what_the_environment_has_chosen_is_left_alone(variable, value, left_alone, glibc, monkeypatch):
+    asked, _ = glibc
+    monkeypatch.setenv(variable, value)
+    said = allocator.keep_large_blocks()
+    assert (asked == []) is left_alone
+    assert (said.note is not None) is left_alone
+
+
+def test_another_c_library_is_left_alone(glibc, monkeypatch):
+    asked, _ = glibc
+    monkeypatch.setattr(platform, "libc_ver", lambda *_: ("", ""))
+    assert allocator.keep_large_blocks().note == "not glibc"
+    assert asked == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(allocator.why_not() is not None, reason=f"the allocator is left alone: {allocator.why_not()}")
+@pytest.mark.skipif(HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(), reason="a fault is a huge page here")
+def test_a_block_of_40_mb_is_faulted_in_at_every_step_unless_it_is_kept():
+    def faults_per_step(mode: str) -> float:
+        command = [sys.executable, "-c", PROGRAM, mode]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ladder.ROOT)
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+
+    # 40 MB are 9,766 pages of 4 KiB.
+    assert faults_per_step("system") > 1000
+    assert faults_per_step("keep") < 100
+
+
+def test_the_plan_line_says_that_blocks_are_kept():
+    assert "allocator" not in str(Plan(**PLAN))
+    assert "2 threads each, allocator keeps blocks |" in str(Plan(**PLAN, keeps_blocks=True))
+
+
+@pytest.mark.parametrize(("flags", "asked"), [([], 1), (["--allocator", "system"], 0)])
+def test_a_run_on_a_cpu_keeps_blocks_unless_it_is_told_not_to(flags, asked, monkeypatch):
+    from common.run import run as runs
+
+    calls = []
+    answer = allocator.Allocator("glibc 2.36", 2**30, 2**31 - 1)
+    monkeypatch.setattr(runs, "keep_large_blocks", lambda: calls.append(1) or answer)
+    args = parse_args(str(ladder.script("00_single_gpu")), ["--device", "cpu", *flags])
+    train_set = torch.utils.data.TensorDataset(torch.zeros(64, 1))
+    train_set.name = "synthetic"
+    run = runs.Run(args, train_set, range(10), torch.device("cpu"))
+    assert len(calls) == asked
+    assert run.plan.keeps_blocks is bool(asked)

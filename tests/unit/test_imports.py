@@ -1,0 +1,231 @@
+"""Imports run one way: levels, benchmarks and tests → common.trainer → common.accelerator → torch.
+
+What is imported inside of a function counts too: it runs later, but the reader of one module still has to know the
+other. What stands under `if TYPE_CHECKING` does not run at all.
+"""
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from common import ladder
+
+# What each room of common/ may import of the others. A module that is not in one of them is a room of its own.
+ROOMS = {
+    "common.accelerator": set(),
+    "common.allocator": set(),
+    "common.errors": set(),
+    "common.memory": set(),
+    "common.processes": {"common.allocator"},
+    "common.ddp": set(),
+    "common.model": {"common.memory"},
+    "common.data_parallel": {"common.accelerator", "common.memory"},
+    "common.trainer": {"common.accelerator"},
+    "common.args": {"common.accelerator", "common.data", "common.errors"},
+    "common.data": {"common.accelerator", "common.errors"},
+    "common.run": {
+        "common.accelerator",
+        "common.allocator",
+        "common.args",
+        "common.data",
+        "common.data_parallel",
+        "common.errors",
+        "common.memory",
+        "common.model",
+        "common.trainer",
+    },
+    "common.ladder": {"common.accelerator", "common.data", "common.processes"},
+    "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
+}
+# What the core needs besides torch and the standard library comes in where it is first used.
+AT_FIRST_USE = {"numpy", "safetensors", "swanlab", "tensorboardX", "tqdm", "wandb", "yaml"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One module that another imports."""
+
+    importer: str
+    imported: str
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ladder.ROOT)}:{self.line} imports {self.imported}"
+
+
+def module_files(*patterns: str) -> dict[str, Path]:
+    """The repository's modules by name; scripts of the levels are named by their paths."""
+    found = {}
+    for pattern in patterns:
+        for path in sorted(ladder.ROOT.glob(pattern)):
+            name = ".".join(path.relative_to(ladder.ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+COMMON = module_files("common/**/*.py")
+BENCHMARKS = module_files("benchmarks/**/*.py")
+LEVELS = module_files("0?_*/**/*.py")
+MODULES = COMMON | BENCHMARKS | LEVELS
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def import_statements(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """All that can run, also those inside of functions."""
+    found = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        elif is_type_checking(node):
+            for other in node.orelse:
+                found += import_statements(ast.Module([other], []))
+        else:
+            found += import_statements(node)
+    return found
+
+
+def absolute(module: str | None, level: int, importer: str, is_package: bool) -> str:
+    """What `from ..module import` means in the module `importer`."""
+    if level == 0:
+        return module
+    parts = importer.split(".")
+    base = parts[: len(parts) - level + is_package]
+    return ".".join([*base, *([module] if module else [])])
+
+
+def names_of(node: ast.Import | ast.ImportFrom, importer: str, is_package: bool) -> list[str]:
+    """The modules that a statement imports; of `from package import name` the submodule where `name` is one."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    source = absolute(node.module, node.level, importer, is_package)
+    submodules = [f"{source}.{alias.name}" for alias in node.names if f"{source}.{alias.name}" in MODULES]
+    if len(submodules) == len(node.names):
+        return submodules
+    return [source, *submodules]
+
+
+def imports_of(name: str, path: Path) -> list[Import]:
+    tree = ast.parse(path.read_text())
+    found = []
+    for node in import_statements(tree):
+        for imported in names_of(node, name, path.name == "__init__.py"):
+            found.append(Import(name, imported, path, node.lineno))
+    return found
+
+
+IMPORTS = [found for name, path in MODULES.items() for found in imports_of(name, path)]
+
+
+def room(module: str) -> str:
+    """The room of common/ in which a module is, and of other modules the top of their names."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "common" else parts[0]
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that reach each other, by Tarjan's algorithm; each sorted."""
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = lowest[node] = len(index)
+        stack.append(node)
+        for other in sorted(edges.get(node, ())):
+            if other not in index:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], index[other])
+        if lowest[node] == index[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1 or node in edges.get(node, ()):
+                found.append(sorted(group))
+
+    for node in sorted(edges):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def edges_between(imports: list[Import]) -> dict[str, set[str]]:
+    edges: dict[str, set[str]] = {}
+    for found in imports:
+        if found.imported in MODULES and found.imported != found.importer:
+            edges.setdefault(found.importer, set()).add(found.imported)
+    return edges
+
+
+def test_there_is_no_cycle_of_imports():
+    assert cycles(edges_between(IMPORTS)) == []
+
+
+def test_rooms_import_what_stands_below_them_and_nothing_else():
+    wrong = []
+    for found in IMPORTS:
+        ours, theirs = room(found.importer), room(found.imported)
+        if theirs.startswith("common.") and ours.startswith("common.") and ours != theirs:
+            assert ours in ROOMS, f"{ours} is a new room: say in ROOMS what it may import"
+            if theirs not in ROOMS[ours]:
+                wrong.append(str(found))
+    assert wrong == []
+
+
+def test_nothing_in_common_imports_benchmarks_tests_or_levels():
+    tops = {"benchmarks", "tests"} | {level.partition(".")[0] for level in LEVELS}
+    assert [str(found) for found in IMPORTS if found.importer in COMMON and room(found.imported) in tops] == []
+
+
+def test_levels_and_benchmarks_do_not_import_tests_and_levels_no_tools():
+    tools = {"benchmarks", "tests", "common.ladder", "common.pitfalls", "common.processes"}
+    assert [str(found) for found in IMPORTS if found.importer in LEVELS and room(found.imported) in tools] == []
+    assert [str(found) for found in IMPORTS if found.importer in BENCHMARKS and room(found.imported) == "tests"] == []
+
+
+def test_the_core_uses_few_libraries():
+    known = {"common", "torch"} | AT_FIRST_USE | set(sys.stdlib_module_names)
+    of_core = [found for found in IMPORTS if room(found.importer) == "common.accelerator"]
+    assert [str(found) for found in of_core if found.imported.partition(".")[0] not in known] == []
+
+
+def test_the_core_imports_torch_and_the_standard_library_when_it_is_imported():
+    code = "import torch, sys; before = set(sys.modules); import common.accelerator; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ladder.ROOT, capture_output=True, text=True, timeout=120)
+    tops = {name.partition(".")[0] for name in done.stdout.split()}
+    assert done.returncode == 0, done.stderr
+    made_by_torch = {"torch", "_remote_module_non_scriptable"}
+    assert tops - set(sys.stdlib_module_names) - made_by_torch == {"common"}
+
+
+@pytest.mark.parametrize(
+    "source, imported",
+    [
+        ("import common.model", ["common.model"]),
+        ("from common import ladder", ["common.ladder"]),
+        ("from common.ladder import levels, diffs", ["common.ladder", "common.ladder.diffs"]),
+        ("def f():\n    from common import args", ["common.args"]),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import common.args", ["typing"]),
+        ("import typing\nif typing.TYPE_CHECKING:\n    import common.args\nelse:\n    import os", ["typing", "os"]),
+        ("from . import scripts", ["common.ladder.scripts"]),
+        ("from ..model import BasicNet", ["common.model"]),
+    ],
+)
+def test_imports_are_found(tmp_path, source, imported):
+    path = tmp_path / "tour.py"
+    path.write_text(source)
+    assert [found.imported for found in imports_of("common.ladder.tour", path)] == imported
+
+
+def test_cycles_are_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}) == [["b", "c"], ["d"]]
+    assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

@@ -1,0 +1,44 @@
+"""The levels start and train where there is no `fcntl` and no `os.getuid`, as on Windows."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common import ladder
+from common.data.synthetic import synthetic_folder
+
+# filelock has no fcntl here either, and does with files that exist or not; on Windows it has a real lock.
+HIDING = """
+import os, sys, warnings
+sys.modules["fcntl"] = None
+del os.getuid
+warnings.filterwarnings("ignore", "only soft file lock is available")
+from common import ladder
+from common.args import parse_args
+module = ladder.load(sys.argv[1])
+module.train(parse_args(module.__file__, sys.argv[2:]))
+"""
+SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", ["00_single_gpu", ladder.FULL])
+def test_a_level_trains_without_what_only_unix_has(rung, tmp_path):
+    # A cache of its own: a file that is locked here by existing is left behind by the other kind of lock.
+    drawn = synthetic_folder().parent.parent
+    cache = tmp_path / "parallelism-ladder"
+    cache.mkdir()
+    (cache / drawn.name).symlink_to(drawn)
+    flags = [*SMALL, "--json", str(tmp_path / "r.json")]
+    if rung == ladder.FULL:
+        flags += ["--checkpoint-dir", str(tmp_path / "c"), "--checkpoint-every", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", HIDING, rung, *flags],
+        capture_output=True, text=True, timeout=240, cwd=ladder.ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path), "USERNAME": "somebody"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "synthetic accuracy" in done.stdout
+    assert (tmp_path / "r.json").exists()
