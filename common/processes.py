@@ -220,14 +220,26 @@ def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
 
 def leave_process_group() -> None:
     """Destroy the process group of this rank, if there is one. A model in DistributedDataParallel may outlive it."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        keep_process_group()
+        dist.destroy_process_group()
+
+
+def keep_process_group() -> None:
+    """Keep this rank's process group, if there is one, from being freed before the next job has another one.
+
+    Whoever drops the last reference to a group waits for the group's threads. Two holders must not be the last:
+    a model in DistributedDataParallel, which waits with the GIL held (with torch 2.11 for ever, where a thread wants
+    the GIL), and a communication hook in Python, which runs on such a thread and would wait for itself (the process
+    ends with "Resource deadlock avoided"). The reference that is kept here is dropped with the GIL released.
+    """
     global _last_group
     import torch.distributed as dist
 
     if dist.is_initialized():
-        # A model that holds the last reference frees the group with the GIL held, and waits for threads of the group
-        # that may want the GIL: with torch 2.11 for ever. This reference is freed without it, by the job that follows.
         _last_group = dist.group.WORLD
-        dist.destroy_process_group()
 
 
 _last_group: Any = None

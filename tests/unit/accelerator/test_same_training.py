@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from common.processes import ranks
+from common.processes import keep_process_group, ranks
 
 pytest.importorskip("accelerate")
 OURS = "common.accelerator"
@@ -247,6 +247,13 @@ def forget(library):
     state.GradientState._reset_state()
 
 
+def end(library, accelerator):
+    """End the training, so that the next one in this process can be one of the other library."""
+    keep_process_group()
+    accelerator.end_training()
+    forget(library)
+
+
 def outcome(library, script, **settings):
     """What a training on `library` sees, its weights, and the type of an error that ended it."""
     threads = torch.get_num_threads()
@@ -262,8 +269,7 @@ def outcome(library, script, **settings):
         states = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
         return copy.deepcopy({"seen": dict(training.seen), "weights": weights, "states": states, "error": error})
     finally:
-        accelerator.end_training()
-        forget(library)
+        end(library, accelerator)
         torch.set_num_threads(threads)
 
 
@@ -385,8 +391,7 @@ def local(library, local_sgd_steps, enabled):
             seen.append(accelerator.unwrap_model(model).weight.detach().clone())
             local_sgd.step()
     weights = accelerator.unwrap_model(model).weight.detach().clone()
-    accelerator.end_training()
-    forget(library)
+    end(library, accelerator)
     return seen, weights
 
 
@@ -422,8 +427,7 @@ def profiled(library, folder):
     counted = {event.key: event.count for event in profiler.key_averages() if event.key.startswith("aten::")}
     with accelerator.profile(utils.ProfileKwargs()):
         pass
-    accelerator.end_training()
-    forget(library)
+    end(library, accelerator)
     return counted
 
 
@@ -457,8 +461,7 @@ def unwrapping(library):
         found[name] = list(accelerator.get_state_dict(wrapped)), list(wrapped.state_dict())
     kept = accelerator.unwrap_model(model)
     found["same"] = kept is model
-    accelerator.end_training()
-    forget(library)
+    end(library, accelerator)
     return found
 
 
