@@ -79,6 +79,7 @@ class Comparison:
             "interrupted": False,
             "failures": [],
             "machine": records.machine(),
+            "began": records.circumstances(),
             "world_size": options.world_size,
             "global_batch_size": options.batch_sizes[0],
             "steps": options.steps,
@@ -182,9 +183,12 @@ class Comparison:
             self.bar.update(ROUND)
 
     def account(self, devices: int) -> None:
-        """Memory of DataParallel and DDP on more devices than the levels ran on."""
-        networks = list(NETWORKS) if self.options.full else ["basic_net", "big_output"]
-        self.report.setdefault("memory", []).extend(memory.measure(networks, [devices]))
+        """Memory of DataParallel and DDP on more devices than the levels ran on; in full, of what lowers it too."""
+        if self.options.full:
+            rows = memory.measure(list(NETWORKS), [devices], wrappers=memory.ALL_WRAPPERS)
+        else:
+            rows = memory.measure(["basic_net", "big_output"], [devices])
+        self.report.setdefault("memory", []).extend(rows)
 
     def overhead(self) -> None:
         """In a process of its own: the peers that it imports stay out of this one."""
@@ -216,6 +220,7 @@ class Comparison:
         return flags
 
     def write(self) -> None:
+        self.report["ended"] = records.circumstances()
         records.write_json(self.options.out / "results.json", self.report)
 
 

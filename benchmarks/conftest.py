@@ -107,12 +107,12 @@ def pytest_sessionfinish(session):
     if not folder:
         return
     kept = session.config.stash[KEPT]
+    began = session.config.stash[BEGAN]
     folder.mkdir(parents=True, exist_ok=True)
     for suite, groups in kept.groups.items():
-        records.write(folder / f"{suite}.json", suite, groups, session.config.stash[BEGAN])
+        records.write(folder / f"{suite}.json", suite, began, groups=groups)
     if kept.memory:
-        memory = {"suite": "memory", "machine": records.machine(), "groups": [], "memory": kept.memory}
-        records.write_json(folder / "memory.json", memory)
+        records.write(folder / "memory.json", "memory", began, groups=[], memory=kept.memory)
 
 
 @pytest.fixture(scope="session")

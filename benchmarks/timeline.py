@@ -169,10 +169,11 @@ def main(argv: list[str] | None = None) -> None:
     if reason:
         print(f"over loopback only: {reason}", file=sys.stderr)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports its begin and its end
+    began = records.circumstances()
     groups = record_all(links, QUICK if options.quick else FULL)
     path = options.out / "timeline.json"
     options.out.mkdir(parents=True, exist_ok=True)
-    records.write(path, "timeline", groups)
+    records.write(path, "timeline", began, groups=groups)
     for group in groups:
         print(records.table(group))
     timeline_plot.main([str(path)])

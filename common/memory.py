@@ -22,25 +22,28 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
 BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "communication", "temporaries")
 UNNAMED = CATEGORIES[-1]
+SEVERAL = "several"  # the name of a storage to which more than one name was given, such as a bucket of gradients
 
 
 class Held(NamedTuple):
     """A tensor's storage at a device's peak.
 
     Attributes:
+        name: of the parameter, of what belongs to it ("gradient of fc1.weight"), or "".
         operation: the one of torch that made it, such as "aten::convolution".
         shape: of the tensor for which it was made.
         size: bytes, in whole blocks.
     """
 
     category: str
+    name: str
     operation: str
     shape: tuple[int, ...]
     size: int
@@ -51,6 +54,7 @@ class _Allocation:
     serial: int
     device: int | None  # None: the host
     size: int
+    counts: bool = True
 
 
 class Ledger:
@@ -61,6 +65,8 @@ class Ledger:
         self._alive: dict[int, _Allocation] = {}  # by address of the storage
         self._category: dict[int, str] = {}  # by serial number, kept after death
         self._made: dict[int, tuple[str, tuple[int, ...]]] = {}  # by serial number: operation and shape
+        self._names: dict[int, str] = {}  # by serial number
+        self._resized: dict[int, weakref.ref] = {}  # by address: storages whose size changes without an operation
         self._held: dict[int, dict[int, int]] = {}  # per device: bytes by serial number
         self._total: dict[int, int] = {}
         self._peak: dict[int, int] = {}
@@ -83,8 +89,8 @@ class Ledger:
         with self._lock:
             found = []
             for serial, size in self._at_peak.get(device, {}).items():
-                operation, shape = self._made[serial]
-                found.append(Held(self._category.get(serial, UNNAMED), operation, shape, size))
+                category = self._category.get(serial, UNNAMED)
+                found.append(Held(category, self._names.get(serial, ""), *self._made[serial], size))
         return sorted(found, key=lambda held: -held.size)
 
     def current(self, device: int = 0) -> int:
@@ -101,8 +107,7 @@ class Ledger:
     def charge(self, tensor: Tensor, device: int | None, operation: str = "moved") -> None:
         """Enter a new storage, a storage that has changed its size, or one that moves from the host to a device."""
         storage = tensor.untyped_storage()
-        blocks = math.ceil(storage.nbytes() / BLOCK)
-        size = blocks * BLOCK
+        size = _in_blocks(storage)
         with self._lock:
             allocation = self._alive.get(storage._cdata)
             if allocation is None:
@@ -110,20 +115,56 @@ class Ledger:
                 allocation = self._alive[storage._cdata] = _Allocation(self._serial, device, 0)
                 self._made[self._serial] = (operation, tuple(tensor.shape))
                 weakref.finalize(storage, self._release, storage._cdata).atexit = False
-            elif allocation.device is None:
+            elif allocation.device is None and allocation.counts:
                 allocation.device = device
                 allocation.size = 0
-            if allocation.device is not None and size != allocation.size:
-                self._add(allocation, size - allocation.size)
-            allocation.size = size
+            self._resize(allocation, size)
 
-    def label(self, tensor: Tensor, category: str) -> None:
-        """Say what a storage is; the first of CATEGORIES that anybody names wins."""
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether the storage of `tensor` has been entered."""
+        return tensor.untyped_storage()._cdata in self._alive
+
+    def leave_out(self, tensor: Tensor) -> None:
+        """Count the storage of `tensor` on no device, whatever it meets."""
+        self.charge(tensor, None)
+        self._alive[tensor.untyped_storage()._cdata].counts = False
+
+    def label(self, tensor: Tensor, category: str, name: str = "") -> None:
+        """Say what a storage is; the first of CATEGORIES that anybody names wins. `name` is for the list of tensors."""
         with self._lock:
-            allocation = self._alive.get(tensor.untyped_storage()._cdata)
+            allocation = self._alive.get(_plain(tensor).untyped_storage()._cdata)
             if allocation is not None:
                 known = self._category.get(allocation.serial, UNNAMED)
                 self._category[allocation.serial] = min(known, category, key=CATEGORIES.index)
+                if name:
+                    first = self._names.setdefault(allocation.serial, name)
+                    if name != first:
+                        self._names[allocation.serial] = SEVERAL
+
+    def name_of(self, tensor: Tensor) -> str:
+        """What `label` has called the storage of `tensor`, or ""."""
+        allocation = self._alive.get(_plain(tensor).untyped_storage()._cdata)
+        return self._names.get(allocation.serial, "") if allocation else ""
+
+    def follow_size(self, tensor: Tensor) -> None:
+        """Look at the storage's size before every operation: whoever resizes it calls none."""
+        storage = tensor.untyped_storage()
+        self._resized[storage._cdata] = weakref.ref(storage)
+
+    def look_at_sizes(self) -> None:
+        """Enter what has become of the storages that `follow_size` was told of."""
+        with self._lock:
+            for address, reference in list(self._resized.items()):
+                storage = reference()
+                if storage is None:
+                    del self._resized[address]
+                else:
+                    self._resize(self._alive[address], _in_blocks(storage))
+
+    def _resize(self, allocation: _Allocation, size: int) -> None:
+        if allocation.device is not None and size != allocation.size:
+            self._add(allocation, size - allocation.size)
+        allocation.size = size
 
     def _add(self, allocation: _Allocation, size: int) -> None:
         device = allocation.device
@@ -148,6 +189,9 @@ class _Placement(threading.local):
     target: int | None = None
 
 
+# gloo has no reduce-scatter: it reduces a copy of the whole message, which is first seen when it is split, and which
+# nccl does not have. When gloo frees it depends on its threads.
+_SPLIT = torch.ops.aten.split.Tensor
 _placement = _Placement()
 _active: Ledger | None = None
 
@@ -158,9 +202,15 @@ class _Operations(TorchDispatchMode):
         self.ledger = ledger
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            # DTensor and its like do their work by operations on the plain tensors that they hold; those come here.
+            return NotImplemented
         ledger = self.ledger
+        ledger.look_at_sizes()
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
+        if func is _SPLIT and not ledger.knows(inputs[0]):
+            ledger.leave_out(inputs[0])
         device = self._device(inputs)
         if device is not None:
             for tensor in inputs:
@@ -205,6 +255,20 @@ def _names_device(args, kwargs) -> bool:
     return bool(args) and isinstance(args[0], str | torch.device | int)
 
 
+def _in_blocks(storage: torch.UntypedStorage) -> int:
+    """The bytes that CUDA's caching allocator would give out for a storage."""
+    blocks = math.ceil(storage.nbytes() / BLOCK)
+    return blocks * BLOCK
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor that has the storage: that of this rank where `tensor` is a DTensor, else `tensor` itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return tensor
+    (attribute, *_), _ = tensor.__tensor_flatten__()
+    return getattr(tensor, attribute)
+
+
 def _tensors(nested) -> list[Tensor]:
     return [leaf for leaf in tree_iter(nested) if isinstance(leaf, Tensor)]
 
@@ -225,12 +289,13 @@ def accounting() -> Iterator[Ledger]:
     def label_trained(optimizer, *_) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
+                name = ledger.name_of(parameter)
                 ledger.label(parameter, "parameters")
                 if parameter.grad is not None:
-                    ledger.label(parameter.grad, "gradients")
-                for value in optimizer.state[parameter].values():
+                    ledger.label(parameter.grad, "gradients", name and f"gradient of {name}")
+                for kind, value in optimizer.state[parameter].items():
                     if isinstance(value, Tensor):
-                        ledger.label(value, "optimizer state")
+                        ledger.label(value, "optimizer state", name and f"{kind} of {name}")
 
     hook = register_optimizer_step_post_hook(label_trained)
     try:
@@ -261,10 +326,16 @@ def inherited() -> Iterator[None]:
         yield
 
 
-def name_category(tensor: Tensor, category: str) -> None:
-    """Say what `tensor` is, one of CATEGORIES, if somebody accounts."""
+def name_category(tensor: Tensor, category: str, name: str = "") -> None:
+    """Say what `tensor` is, one of CATEGORIES, if somebody accounts; and what it is called."""
     if _active is not None:
-        _active.label(tensor, category)
+        _active.label(tensor, category, name)
+
+
+def follow_size(tensor: Tensor) -> None:
+    """Say that somebody resizes the storage of `tensor`, as FSDP does to free it and to fill it again."""
+    if _active is not None:
+        _active.follow_size(tensor)
 
 
 def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:

@@ -176,13 +176,10 @@ def number(value: float) -> str:
     return f"{value:.4g}" if size >= 1 else f"{value:.3g}"
 
 
-def write(path: Path, suite: str, groups: list[dict], began: dict | None = None) -> None:
+def write(path: Path, suite: str, began: dict, **content: list[dict]) -> None:
     """Write one suite's file, complete or not at all; `began` are the `circumstances` before it was measured."""
-    content: dict = {"suite": suite, "machine": machine()}
-    if began is not None:
-        content["began"] = began
-        content["ended"] = circumstances()
-    write_json(path, content | {"groups": groups})
+    frame = {"suite": suite, "machine": machine(), "began": began, "ended": circumstances()}
+    write_json(path, frame | content)
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
+from benchmarks.suites import interpreter_lock as interpreter_lock_suite
+from benchmarks.suites.memory import BUCKET_VIEWS, FSDP
 from benchmarks.suites.network import Calibration
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from common.ladder import scripts
@@ -18,6 +20,7 @@ BATCHES = (64, 256)  # of each process, in the recorded runs on two nodes
 TAIL_SAMPLES = 10_000
 TAIL_RANKS = 7
 TAIL_BATCH = 70
+LARGEST = 8  # tensors of a device that a page shows
 MICRO_BATCHES = 4  # of the window that `no_sync` is explained with
 
 
@@ -153,25 +156,56 @@ def memory_split() -> str:
     return "\n".join(rows)
 
 
+def memory_tensors() -> str:
+    """The largest tensors of BasicNet's training on device 0 of two, under DataParallel and under DDP, as a table."""
+    rows = ["| under | what it is | tensor | shape | MiB |", "|---|---|---|--:|--:|"]
+    for wrapper in ("DataParallel", "DDP"):
+        (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == 2]
+        for tensor in row["tensors"][:LARGEST]:
+            shape = " × ".join(map(str, tensor["shape"]))
+            name = tensor["name"] or f"made by {tensor['operation']}"
+            rows.append(f"| {wrapper} | {tensor['category']} | `{name}` | {shape} | {tensor['size'] / MIB:.1f} |")
+    return "\n".join(rows)
+
+
+def smaller() -> str:
+    """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by the number of devices."""
+    columns = {"DDP": "DDP", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
+    rows = [f"| devices | {' | '.join(columns.values())} |", "|--:|" + "--:|" * len(columns)]
+    for ranks in WORLD_SIZES:
+        cells = [f"{_fullest(wrapper, ranks) / MIB:.1f}" for wrapper in columns]
+        rows.append(f"| {ranks} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def interpreter_lock() -> str:
+    """What a forward of a replica takes alone, beside another thread, and beside another process, as a table."""
+    rows = ["| samples of each | one worker | two threads | two processes |", "|--:|--:|--:|--:|"]
+    for group in _recorded("interpreter_lock")["groups"]:
+        medians = {name: row["median"] for name, row in group["rows"].items()}
+        (samples,) = {row["samples_per_worker"] for row in group["rows"].values()}
+        cells = [f"{medians[name]:,.0f} µs" for name in interpreter_lock_suite.ROWS]
+        rows.append(f"| {samples} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _fullest(wrapper: str, devices: int) -> int:
+    """The accounted peak in bytes of the fullest of so many devices."""
+    (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == devices]
+    return max(sum(split.values()) for split in row["peaks"])
+
+
 def zero() -> str:
-    """Parameters, gradients and AdamW's state per device under DDP, ZeRO and FSDP, and DDP's accounted peak."""
+    """Parameters, gradients and AdamW's state per device under DDP, ZeRO and FSDP, by arithmetic, in MiB."""
     parameters = gradients = _gradient_bytes() / MIB
     state = 2 * parameters
-    accounted = {}
-    for row in _memory_rows("DDP"):
-        sizes = [sum(split.values()) for split in row["peaks"]]
-        accounted[row["devices"]] = max(sizes)
-    rows = [
-        "| devices | DDP | ZeRO-1 | ZeRO-2 | ZeRO-3, FSDP | DDP's accounted peak |",
-        "|--:|--:|--:|--:|--:|--:|",
-    ]
+    rows = ["| devices | DDP | ZeRO-1 | ZeRO-2 | ZeRO-3, FSDP |", "|--:|--:|--:|--:|--:|"]
     for ranks in WORLD_SIZES:
         cells = [
             parameters + gradients + state,
             parameters + gradients + state / ranks,
             parameters + (gradients + state) / ranks,
             (parameters + gradients + state) / ranks,
-            accounted[ranks] / MIB,
         ]
         rows.append(f"| {ranks} | {' | '.join(f'{cell:.1f}' for cell in cells)} |")
     return "\n".join(rows)

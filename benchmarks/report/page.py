@@ -2,7 +2,9 @@
 
 import base64
 import html
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.predict import page as prediction
 from benchmarks.report.plots import place
@@ -26,43 +28,84 @@ LANES = {
 }
 
 
+class _Section(NamedTuple):
+    """A part of the page.
+
+    Attributes:
+        title: its heading, and its line in the table of contents.
+        text: HTML that stands beside the pictures where the window is wide enough, else above them.
+        pictures: HTML of the pictures.
+        below: HTML that needs the whole width.
+        above: the same, before the text.
+    """
+
+    title: str
+    text: str = ""
+    pictures: str = ""
+    below: str = ""
+    above: str = ""
+
+    @property
+    def anchor(self) -> str:
+        words = re.findall("[a-z]+", self.title.lower())
+        return "-".join(words)
+
+    def markup(self) -> str:
+        beside = ""
+        if self.text or self.pictures:
+            beside = f'<div class="beside"><div>{self.text}</div><div>{self.pictures}</div></div>'
+        heading = f'<h2 id="{self.anchor}">{html.escape(self.title)}</h2>'
+        return f"<section>{heading}{self.above}{beside}{self.below}</section>"
+
+
 def render(report: dict, folder: Path, drawn: list[str], missing: list[str], expectation: str, table_rows: list) -> str:
     """The page for a report whose plots `drawn` lie in `folder`; `missing` says of the others why they are not there.
 
     `table_rows` are the comparison's rows, headings first.
     """
     sections = [
-        _header(report),
-        _verdicts(report),
-        "<h2>Levels</h2>",
-        _table(table_rows),
-        f"<p>{html.escape(_what_is_what(report))}</p>",
-        f"<p>{html.escape(expectation)}</p>",
-        _plot("throughput.png", folder, drawn, missing),
-        "<h2>Memory per device</h2>",
-        "<p>DataParallel keeps the master weights, the optimizer's state, the gathered outputs and the summed "
-        "gradients on its first device. Under DDP every device holds the same. It evens the peak; it need not lower "
-        "it: a bucket for the gradients comes on top, under “communication”.</p>",
-        _plot("memory.png", folder, drawn, missing),
-        _memory(report),
-        "<h2>Overhead of a step</h2>",
-        "<p>A model that computes next to nothing, so that what is left is the loop's own cost: what each abstraction "
-        "adds to a hand-written loop that does the same.</p>",
-        _plot("overhead.png", folder, drawn, missing),
+        _Section(
+            "Levels",
+            f"<p>{html.escape(_what_is_what(report))}</p><p>{html.escape(expectation)}</p>",
+            _plot("throughput.png", folder, drawn, missing),
+            above=_table(table_rows),
+        ),
+        _Section(
+            "Memory per device",
+            "<p>DataParallel keeps the master weights, the optimizer's state, the gathered outputs and the summed "
+            "gradients on its first device. Under DDP every device holds the same. It evens the peak; it need not "
+            "lower it: a bucket for the gradients comes on top, under “communication”.</p>",
+            _plot("memory.png", folder, drawn, missing),
+            _memory(report) + _tensors(report),
+        ),
+        _Section(
+            "Overhead of a step",
+            "<p>A model that computes next to nothing, so that what is left is the loop's own cost: what each "
+            "abstraction adds to a hand-written loop that does the same.</p>",
+            _plot("overhead.png", folder, drawn, missing),
+        ),
         *_lanes(folder),
-        "<h2>How many GPUs pay? A prediction</h2>",
-        prediction.section(),
-        "<h2>The scripts, each beside the next</h2>",
-        "<p>Orange goes, blue comes; marked words changed within a line. Every line is here, equal ones folded.</p>",
-        html_page.side_by_side(_rungs(report)),
+        _Section("How many GPUs pay? A prediction", below=prediction.section()),
+        _Section(
+            "The scripts, each beside the next",
+            above="<p>Orange goes, blue comes; marked words changed within a line. Every line is here, equal ones "
+            f"folded.</p>{html_page.side_by_side(_rungs(report))}",
+        ),
     ]
+    parts = [_header(report), _verdicts(report), _contents(sections), *(section.markup() for section in sections)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>The parallelism ladder, compared</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{html_page.STYLE}{STYLE}{prediction.STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(sections)
+        + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
+
+
+def _contents(sections: list[_Section]) -> str:
+    """The table of contents."""
+    links = [f'<a href="#{section.anchor}">{html.escape(section.title)}</a>' for section in sections]
+    return f'<nav aria-label="Contents">{" ".join(links)}</nav>'
 
 
 def _rungs(report: dict) -> list[str]:
@@ -132,18 +175,17 @@ def _figure(path: Path, alt: str) -> str:
     return f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" width="800"></figure>'
 
 
-def _lanes(folder: Path) -> list[str]:
+def _lanes(folder: Path) -> list[_Section]:
     """The section on what happens in one step, where `benchmarks.timeline` or the suite `overlap` left pictures."""
     figures = [_figure(folder / name, alt) for name, alt in LANES.items() if (folder / name).exists()]
     if not figures:
         return []
-    return [
-        "<h2>What happens in one step</h2>",
+    text = (
         "<p>Each bar is recorded. Naive averaging sends when backward has ended, so the times of both add up. "
         "Overlapped averaging sends a gradient while backward computes the next one. Buckets send many gradients in "
-        "one message, because each message costs time whatever its size.</p>",
-        *figures,
-    ]
+        "one message, because each message costs time whatever its size.</p>"
+    )
+    return [_Section("What happens in one step", text, "".join(figures))]
 
 
 def _memory(report: dict) -> str:
@@ -155,6 +197,25 @@ def _memory(report: dict) -> str:
         return ""
     summary = "<summary>The same as numbers: MiB on device 0 at its peak, by category</summary>"
     return f'<details class="numbers">{summary}{_table(rows)}</details>'
+
+
+def _tensors(report: dict) -> str:
+    """The largest tensors of BasicNet's training on device 0, by wrapper, for the largest number of devices."""
+    rows = [row for row in report.get("memory") or [] if row["network"] == "basic_net"]
+    most = max((row["devices"] for row in rows), default=0)
+    lines = [["wrapper", "category", "tensor", "made by", "shape", "MiB"]]
+    for row in rows:
+        if row["devices"] == most:
+            for tensor in row.get("tensors", []):
+                shape = " × ".join(map(str, tensor["shape"]))
+                size = f"{tensor['size'] / 2**20:.2f}"
+                lines.append(
+                    [row["wrapper"], tensor["category"], tensor["name"] or "–", tensor["operation"], shape, size]
+                )
+    if len(lines) == 1:
+        return ""
+    summary = f"<summary>The largest tensors on device 0 of {most}, BasicNet</summary>"
+    return f'<details class="numbers">{summary}{_table(lines)}</details>'
 
 
 STYLE = """
@@ -178,6 +239,12 @@ th { color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { position: sticky; left: 0; padding-left: 4px; background: var(--paper);
   text-align: left; }
 figure { margin: 1em 0; }
+nav { display: flex; flex-wrap: wrap; gap: 6px 20px; margin: 1.4em 0 0; }
+nav a { color: var(--ink); }
+@media (min-width: 1180px) {
+  .beside { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 800px); gap: 32px; }
+  .beside figure { margin-top: 0; }
+}
 figure img { display: block; height: auto; max-width: 100%; background: #fff; border-radius: 6px; }
 .numbers summary { cursor: pointer; color: var(--soft); }
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.report.verdicts import spread
-from benchmarks.suites.memory import in_category, totals
+from benchmarks.suites.memory import WRAPPERS, in_category, totals
 from common.accelerator.utils.files import atomic_write
 from common.memory import CATEGORIES
 
@@ -145,7 +145,7 @@ def throughput(report: dict, path: Path) -> None:
 
 def memory(report: dict, path: Path) -> None:
     """Peak memory of every device under DataParallel and under DDP, stacked by what it holds."""
-    rows = [row for row in report.get("memory") or [] if row["devices"] > 1]
+    rows = [row for row in report.get("memory") or [] if row["devices"] > 1 and row["wrapper"] in WRAPPERS]
     if not rows:
         raise MissingResults("memory on 2, 4 and 8 devices has not been accounted for")
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
@@ -210,7 +210,7 @@ def four_devices(report: dict, path: Path) -> None:
     rows = {
         row["wrapper"]: row
         for row in report.get("memory") or []
-        if row["network"] == "basic_net" and row["devices"] == 4
+        if row["network"] == "basic_net" and row["devices"] == 4 and row["wrapper"] in WRAPPERS
     }
     if not rows:
         raise MissingResults("memory on 4 devices has not been accounted for")

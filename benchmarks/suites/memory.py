@@ -1,4 +1,4 @@
-"""Peak memory per device of DataParallel and of DDP on 1, 2, 4 and 8 devices, and where it goes.
+"""Peak memory per device of DataParallel, DDP and FSDP2 on 1, 2, 4 and 8 devices, and where it goes.
 
 Three steps of AdamW at the same global batch, with the wrappers that levels 01 and 02 use. Every tensor is charged to
 its device by `common.memory`; DDP's ranks are real processes, each accounted for by itself. Where the machine has
@@ -13,10 +13,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -24,52 +27,113 @@ from benchmarks.harness import records
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
 from common.data_parallel import EmulatedDataParallel
-from common.memory import CATEGORIES, UNNAMED, accounting
+from common.memory import CATEGORIES, UNNAMED, Held, accounting, follow_size, name_category
 from common.processes import process_group, ranks
 
 STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets in the second
 TIMEOUT = 300  # seconds, for the ranks of one world size
 DATA_PARALLEL = "DataParallel"
 DDP = "DDP"
+BUCKET_VIEWS = "DDP, bucket views"  # gradient_as_bucket_view: the gradients lie in DDP's buckets, not beside them
+FOREACH = "DDP, foreach AdamW"  # how AdamW computes on a GPU unless it is told otherwise: all parameters at once
+FSDP = "FSDP2"
 WRAPPERS = (DATA_PARALLEL, DDP)
+ALL_WRAPPERS = (*WRAPPERS, FOREACH, BUCKET_VIEWS, FSDP)
+SHORT = {DATA_PARALLEL: "DP", DDP: "DDP", FOREACH: "each", BUCKET_VIEWS: "view", FSDP: "FSDP"}
+TENSORS = 12  # of device 0 that a record lists
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one process stands for under a wrapper: DDP's rank for one device, DataParallel's process for all."""
+    """What one process stands for under a wrapper: a rank for one device, DataParallel's process for all."""
 
     wrapper: str
     devices: int
 
     @property
+    def is_rank(self) -> bool:
+        """Whether every device has a process of its own."""
+        return self.wrapper != DATA_PARALLEL
+
+    @property
     def rank(self) -> int:
-        return dist.get_rank() if self.wrapper == DDP else 0
+        return dist.get_rank() if self.is_rank else 0
 
     @property
     def own_devices(self) -> range:
         """The indices of this process's devices."""
-        if self.wrapper == DDP:
+        if self.is_rank:
             return range(self.rank, self.rank + 1)
         return range(self.devices)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        return DistributedDataParallel(model) if self.wrapper == DDP else EmulatedDataParallel(model, self.devices)
+        if self.wrapper == DATA_PARALLEL:
+            return EmulatedDataParallel(model, self.devices)
+        if self.wrapper == FSDP:
+            return fully_sharded(model)
+        return DistributedDataParallel(model, gradient_as_bucket_view=self.wrapper == BUCKET_VIEWS)
 
     def of_batch(self, part: Tensor) -> Tensor:
         """This process's samples of a global batch, in memory of their own."""
-        if self.wrapper == DDP:
+        if self.is_rank:
             shares = part.chunk(self.devices)
             part = shares[self.rank]
         return part.clone()
 
 
+def fully_sharded(model: nn.Module) -> nn.Module:
+    """`model`, of which each rank keeps its part of every parameter; a layer is gathered when it computes."""
+    kind = next(model.parameters()).device.type
+    mesh = init_device_mesh(kind, (dist.get_world_size(),))
+    layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+        layer.register_forward_pre_hook(_NamesGathered())  # runs after FSDP's own hook, which gathers
+    if model not in layers:
+        fully_shard(model, mesh=mesh)
+    return model
+
+
+class _NamesGathered:
+    """A hook that says, for the accounting, which tensors are a layer's gathered parameters, and their gradients."""
+
+    def __init__(self) -> None:
+        self.knows_gradients = False
+
+    def __call__(self, layer: nn.Module, _) -> None:
+        for parameter in layer.parameters(recurse=False):
+            name_category(parameter, "parameters", "gathered parameter")
+            follow_size(parameter)
+            if not self.knows_gradients:
+                parameter.register_post_accumulate_grad_hook(_name_gradient)
+        self.knows_gradients = True
+
+
+def _name_gradient(parameter: Tensor) -> None:
+    name_category(parameter.grad, "gradients", "gradient before it is cut")
+
+
+class Accounted(NamedTuple):
+    """What a process's devices held of one network at their peaks.
+
+    Attributes:
+        peaks: for each device the bytes in each category.
+        tensors: the largest of the first device.
+    """
+
+    peaks: list[dict[str, int]]
+    tensors: list[Held]
+
+
 def train(network: Network, device: torch.device, share: Share, steps: int = STEPS) -> None:
     """A few steps as levels 01 and 02 take them; under DDP this rank's share of them."""
     torch.manual_seed(0)
-    model = network.build()
-    model = share.wrap(model.to(device))
-    # One parameter after the other: the same temporaries on every kind of device.
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    model = network.build().to(device)
+    model = share.wrap(model)
+    for name, parameter in model.named_parameters():
+        name_category(parameter, "parameters", name.removeprefix("module."))
+    # One parameter after the other, unless asked: the same temporaries on every kind of device.
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=share.wrapper == FOREACH)
     for _ in range(steps):
         all_images, all_targets = network.batch()
         images = share.of_batch(all_images).to(device)
@@ -81,32 +145,38 @@ def train(network: Network, device: torch.device, share: Share, steps: int = STE
         optimizer.zero_grad()
 
 
-def accounted(names: list[str], share: Share) -> list[list[dict[str, int]]]:
-    """For each network the bytes in each category on each device that this process stands for, at its peak."""
+def accounted(names: list[str], share: Share) -> list[Accounted]:
+    """What this process's devices hold of each network."""
     result = []
     for name in names:
         with accounting() as ledger:
             train(NETWORKS[name], torch.device("cpu"), share)
-        peaks = ledger.peaks()
-        result.append(list(peaks.values()))
+        peaks = list(ledger.peaks().values())
+        result.append(Accounted(peaks, ledger.at_peak(0)[:TENSORS]))
     return result
 
 
-def peak_tensors(name: str, devices: int, count: int = 12) -> list[str]:
-    """The largest tensors on device 0 at DataParallel's peak, as a table: what each is, its shape, its MiB."""
-    with accounting() as ledger:
-        train(NETWORKS[name], torch.device("cpu"), Share(DATA_PARALLEL, devices))
-    found = ledger.at_peak(0)
-    total = sum(held.size for held in found)
-    lines = [f"Device 0 at its peak of {total / 2**20:.1f} MiB, {NETWORKS[name].title} on {devices} devices:"]
-    for held in found[:count]:
+def tensors_table(row: dict) -> list[str]:
+    """The largest tensors on device 0 at its peak, a line each: what it is, where it comes from, its shape, its MiB."""
+    total = accounted_totals(row)[0]
+    lines = [f"{row['title']}, {row['wrapper']}: device 0 of {row['devices']} at its peak of {total / 2**20:.1f} MiB"]
+    for tensor in row["tensors"]:
+        held = Held(**tensor)
         shape = " × ".join(map(str, held.shape))
-        lines.append(f"  {held.category:<16}{held.operation:<36}{shape:>18}{held.size / 2**20:>8.2f}")
+        name = held.name or held.operation.removeprefix("aten::")
+        lines.append(f"  {held.category:<16}{name:<32}{shape:>18}{held.size / 2**20:>8.2f}")
     return lines
 
 
-def allocated(names: list[str], share: Share) -> list[list[int]]:
-    """For each network the most bytes that CUDA's allocator gave out on each GPU of this process."""
+class Allocated(NamedTuple):
+    """The most bytes that CUDA's allocator gave out on a GPU, and that it held for it, fragments included."""
+
+    allocated: int
+    reserved: int
+
+
+def allocated(names: list[str], share: Share) -> list[list[Allocated]]:
+    """For each network what CUDA's allocator gave out on each GPU of this process."""
     devices = share.own_devices
     first = torch.device("cuda", devices[0])
     result = []
@@ -116,52 +186,53 @@ def allocated(names: list[str], share: Share) -> list[list[int]]:
             torch.cuda.synchronize(index)
             torch.cuda.reset_peak_memory_stats(index)
         train(NETWORKS[name], first, share)
+        peaks = []
         for index in devices:
             torch.cuda.synchronize(index)
-        result.append([torch.cuda.max_memory_allocated(index) for index in devices])
+            peaks.append(Allocated(torch.cuda.max_memory_allocated(index), torch.cuda.max_memory_reserved(index)))
+        result.append(peaks)
     return result
 
 
-def as_rank(function: Callable, names: list[str], world_size: int, backend: str) -> list:
+def as_rank(function: Callable, names: list[str], wrapper: str, world_size: int, backend: str) -> list:
     """A job for one of `world_size` ranks: `function` within a process group of theirs."""
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["RANK"]))
     with process_group(backend):
-        return function(names, Share(DDP, world_size))
+        return function(names, Share(wrapper, world_size))
 
 
-def on_ranks(function: Callable, names: list[str], world_size: int, backend: str) -> list[list]:
-    """`function` on `world_size` processes: for each network the ranks' results in one list, in rank order."""
-    by_rank = ranks(world_size).run(as_rank, function, names, world_size, backend, timeout=TIMEOUT)
-    by_network = []
-    for position, _ in enumerate(names):
-        devices = []
-        for results_of_rank in by_rank:
-            devices += results_of_rank[position]
-        by_network.append(devices)
-    return by_network
+def on_ranks(function: Callable, names: list[str], wrapper: str, world_size: int, backend: str) -> list[list]:
+    """`function` on `world_size` processes: for each network the ranks' results, in rank order."""
+    by_rank = ranks(world_size).run(as_rank, function, names, wrapper, world_size, backend, timeout=TIMEOUT)
+    return [list(results) for results in zip(*by_rank, strict=True)]
 
 
-def measure(names: list[str], counts: list[int], bar: tqdm | None = None) -> list[dict]:
+def measure(
+    names: list[str], counts: list[int], bar: tqdm | None = None, wrappers: tuple[str, ...] = WRAPPERS
+) -> list[dict]:
     """A row for each network, wrapper and number of devices.
 
     `peaks` has the bytes of each category on each device, simulated; `allocated` what CUDA's allocator gave out on each
-    GPU, None where there are not so many, and `source` says which of the two is to be believed.
+    GPU, `reserved` what it held, both None where there are not so many GPUs. `source` says which is to be believed.
+    `tensors` has the largest ones of device 0.
     """
     rows = []
     for devices in counts:
-        for wrapper in WRAPPERS:
-            peaks = _simulated(names, wrapper, devices)
+        for wrapper in wrappers:
+            simulated = _simulated(names, wrapper, devices)
             real = _measured(names, wrapper, devices)
-            for name, split, measured in zip(names, peaks, real, strict=True):
+            for name, (peaks, tensors), measured in zip(names, simulated, real, strict=True):
                 row = {
                     "network": name,
                     "title": NETWORKS[name].title,
                     "global_batch_size": NETWORKS[name].batch_size,
                     "wrapper": wrapper,
                     "devices": devices,
-                    "peaks": split,
-                    "allocated": measured,
+                    "peaks": peaks,
+                    "tensors": [tensor._asdict() for tensor in tensors],
+                    "allocated": [peak.allocated for peak in measured] if measured else None,
+                    "reserved": [peak.reserved for peak in measured] if measured else None,
                     "source": "measured" if measured else "simulated",
                 }
                 rows.append(row)
@@ -170,20 +241,27 @@ def measure(names: list[str], counts: list[int], bar: tqdm | None = None) -> lis
     return rows
 
 
-def _simulated(names: list[str], wrapper: str, devices: int) -> list[list[dict[str, int]]]:
-    """Of each network the accounted peak of each device."""
-    if wrapper == DDP:
-        return on_ranks(accounted, names, devices, "gloo")
-    return accounted(names, Share(wrapper, devices))
+def _simulated(names: list[str], wrapper: str, devices: int) -> list[Accounted]:
+    """Of each network the accounted peak of each device, and the tensors of the first."""
+    if wrapper == DATA_PARALLEL:
+        return accounted(names, Share(wrapper, devices))
+    result = []
+    for of_ranks in on_ranks(accounted, names, wrapper, devices, "gloo"):
+        peaks = [of_rank.peaks[0] for of_rank in of_ranks]
+        result.append(Accounted(peaks, of_ranks[0].tensors))
+    return result
 
 
-def _measured(names: list[str], wrapper: str, devices: int) -> list[list[int] | None]:
+def _measured(names: list[str], wrapper: str, devices: int) -> list[list[Allocated] | None]:
     """Of each network what CUDA's allocator gave out on each device, or None where there are not so many GPUs."""
     if torch.cuda.device_count() < devices:
         return [None] * len(names)
-    if wrapper == DDP:
-        return on_ranks(allocated, names, devices, "nccl")
-    return allocated(names, Share(wrapper, devices))
+    if wrapper == DATA_PARALLEL:
+        return allocated(names, Share(wrapper, devices))
+    result = []
+    for of_ranks in on_ranks(allocated, names, wrapper, devices, "nccl"):
+        result.append([peak for (peak,) in of_ranks])
+    return result
 
 
 def accounted_totals(row: dict) -> list[int]:
@@ -214,8 +292,7 @@ def table(rows: list[dict]) -> str:
         form.format("network", "by", "n", "mtrs", "ients", "optim", "vat.", "mun.", "orar.", "0", "least", "rat."),
     ]
     for row in rows:
-        wrapper = "DP" if row["wrapper"] == DATA_PARALLEL else row["wrapper"]
-        lines.append(form.format(row["title"], wrapper, row["devices"], *cells(row)))
+        lines.append(form.format(row["title"], SHORT[row["wrapper"]], row["devices"], *cells(row)))
     return "\n".join(lines)
 
 
@@ -239,16 +316,18 @@ def main() -> None:
     options = parser.parse_args()
     if min(options.devices) < 1:
         parser.error("--devices must be at least 1")
-    with tqdm(total=len(options.devices) * len(WRAPPERS), leave=False, disable=None) as bar:
-        rows = measure(options.networks, options.devices, bar)
+    began = records.circumstances()
+    with tqdm(total=len(options.devices) * len(ALL_WRAPPERS), leave=False, disable=None) as bar:
+        rows = measure(options.networks, options.devices, bar, ALL_WRAPPERS)
     print(table(rows))
+    print("each: AdamW's foreach implementation; view: gradient_as_bucket_view; both with DDP.")
     print("MiB at the peak of three steps of AdamW; the split is simulated, every tensor charged to its device.")
     print("Not counted: workspaces of cuBLAS and cuDNN, NCCL's buffers, the CUDA context, fragmentation.")
-    for name in options.networks:
-        for line in peak_tensors(name, max(options.devices)):
-            print(line)
+    for row in rows:
+        if row["devices"] == max(options.devices):
+            print(*tensors_table(row), sep="\n")
     if options.json:
-        records.write_json(options.json, {"memory": rows})
+        records.write(options.json, "memory", began, memory=rows)
 
 
 if __name__ == "__main__":

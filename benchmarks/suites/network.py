@@ -266,13 +266,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.network", description=__doc__.splitlines()[0])
     options = options_of_suite(parser, FULL.rounds, QUICK.rounds)
     extent = QUICK if options.quick else FULL
+    began = records.circumstances()
     with network() as net:
         turns = tqdm(range(options.rounds), leave=False, disable=None)
         samples = measure(contestants(net, extent.batches, extent.steps), turns)
         result = record(net, samples, extent.batches)
     print(records.table(result))
     if options.json:
-        records.write(options.json, "network", [result])
+        records.write(options.json, "network", began, groups=[result])
 
 
 if __name__ == "__main__":

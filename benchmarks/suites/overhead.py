@@ -252,13 +252,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    began = records.circumstances()
     torch.set_num_threads(1)
     turns = tqdm(range(options.rounds), leave=False, disable=None)
     samples = measure(contestants(), turns)
     record = summary(samples, skipped())
     print(records.table(record))
     if options.json:
-        records.write(options.json, "overhead", [record])
+        records.write(options.json, "overhead", began, groups=[record])
 
 
 if __name__ == "__main__":

@@ -179,13 +179,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.overlap", description=__doc__.splitlines()[0])
     options = options_of_suite(parser, FULL.rounds, QUICK.rounds)
     extent = QUICK if options.quick else FULL
+    began = records.circumstances()
     recorded = []
     with network() as net:
         for name in LINKS:
             recorded.append(measured_over(net, name, extent._replace(rounds=options.rounds)))
             print(records.table(recorded[-1]))
     if options.json:
-        records.write(options.json, "overlap", recorded)
+        records.write(options.json, "overlap", began, groups=recorded)
 
 
 if __name__ == "__main__":

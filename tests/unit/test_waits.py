@@ -18,12 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common import ladder
 from common.accelerator import state
 from common.accelerator.data_loader import DataLoaderShard
-from common.args import parse_args
+from common.args import CheckpointInterval, parse_args
 from common.data import load_data
 from common.data.digits import DigitImages
+from common.errors import UserError
 from common.model import build_model
 from common.run import Run
-from common.run.losses import DeferredRead, LossWatch
+from common.run.checkpointing import STEPS_BETWEEN_EXCHANGES, Checkpointing
+from common.run.losses import DeferredRead, LossWatch, demand_finite_weights
 from common.run.meter import Meter
 from tests.unit.accelerator.conftest import fresh_states  # noqa: F401 - the core finds its device anew
 
@@ -134,6 +136,24 @@ def test_batches_of_images_that_stay_on_the_gpu_wait_for_nothing(monkeypatch):
         waits.found.clear()
         images, labels = digits.__getitems__([3, 1, 8])
         assert images.shape == (3, 1, 28, 28) and images.device == labels.device == GPU
+    assert waits.found == []
+
+
+def test_all_weights_are_asked_about_at_once():
+    with FakeTensorMode(), Waits() as waits, contextlib.suppress(UserError):
+        with GPU:
+            model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        demand_finite_weights(model, step=1)
+    assert waits.found == [str(READ)]
+
+
+def test_ranks_tell_each_other_of_signals_without_waiting(tmp_path, monkeypatch):
+    for name in ("dist", "DeferredRead"):
+        monkeypatch.setattr(f"common.run.checkpointing.{name}", mock.MagicMock())
+    monkeypatch.setattr("common.run.checkpointing.is_distributed", lambda: True)
+    with FakeTensorMode(), Waits() as waits:
+        checkpointing = Checkpointing(tmp_path, CheckpointInterval(), GPU)
+        checkpointing.ask_all_ranks(STEPS_BETWEEN_EXCHANGES)
     assert waits.found == []
 
 

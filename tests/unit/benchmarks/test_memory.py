@@ -96,12 +96,69 @@ def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank():
     assert ranks(2).run(_peaks_of_rank) == [[expected], [expected]]
 
 
+def _peaks_as_rank(wrapper: str) -> list[dict]:
+    with process_group():
+        return _peaks(wrapper, dist.get_world_size())
+
+
+def test_gradients_that_are_views_of_buckets_are_there_once():
+    """As with DDP, less the gradients beside the bucket: from the second step on the two are one storage."""
+    expected = {
+        "parameters": WEIGHTS,
+        "gradients": WEIGHTS,
+        "optimizer state": 2 * WEIGHTS,
+        "activations": _batch(BATCH // 2),
+        "communication": 0,
+        "temporaries": SCALAR + 2 * WEIGHTS,
+    }
+    assert ranks(2).run(_peaks_as_rank, memory.BUCKET_VIEWS) == [[expected], [expected]]
+
+
+def test_a_step_of_fsdp_is_counted_to_the_byte_on_each_rank():
+    """A rank keeps half of the weights and of AdamW's averages. The peak is in backward.
+
+    The whole weights are gathered then, and the whole gradient has just been computed. It is cut afterwards, when the
+    gathered weights have been freed. Alive besides are the gradient of the outputs, from which it was computed, the
+    loss, and backward's first gradient.
+    """
+    half = WEIGHTS // 2
+    expected = {
+        "parameters": half + WEIGHTS,
+        "gradients": WEIGHTS,
+        "optimizer state": 2 * half,
+        "activations": _batch(BATCH // 2),
+        "communication": 0,
+        "temporaries": BATCH // 2 * OUTPUTS * FLOAT + 2 * SCALAR,
+    }
+    assert ranks(2).run(_peaks_as_rank, memory.FSDP) == [[expected], [expected]]
+
+
+def test_fsdp_lowers_what_ddp_evens():
+    rows = memory.measure(["basic_net"], [4], wrappers=(memory.DDP, memory.FSDP))
+    of_ddp, of_fsdp = (memory.accounted_totals(row) for row in rows)
+    assert spread(of_fsdp) <= 1.01
+    assert max(of_fsdp) < 0.65 * min(of_ddp)
+    state = [row["peaks"][0]["optimizer state"] for row in rows]
+    assert state[1] == pytest.approx(state[0] / 4, rel=0.01)
+
+
+def test_the_largest_tensors_of_the_first_device_have_names():
+    rows = memory.measure(["basic_net"], [2])
+    for row in rows:
+        named = {tensor["name"]: tensor for tensor in row["tensors"]}
+        assert {"fc1.weight", "gradient of fc1.weight", "exp_avg of fc1.weight"} <= set(named)
+        assert tuple(named["fc1.weight"]["shape"]) == (128, 9216)
+        sizes = [tensor["size"] for tensor in row["tensors"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert all(len(line) <= 80 for line in memory.tensors_table(row))
+
+
 def test_basic_net_is_accounted_for_as_level_01_is():
     module = ladder.load("01_data_parallel")
     args = parse_args(module.__file__, [*SHORT[:-1], "64", "--replicas", "2", "--max-steps", "3"])
     with accounting() as ledger:
         module.train(args)
-    (ours,) = memory.accounted(["basic_net"], memory.Share("DataParallel", 2))
+    ((ours, _),) = memory.accounted(["basic_net"], memory.Share("DataParallel", 2))
     of_level = [sum(peak.values()) for peak in ledger.peaks().values()]
     assert [sum(peak.values()) for peak in ours] == pytest.approx(of_level, rel=0.005)
 
@@ -136,7 +193,7 @@ def _fail_on_rank_1(names, share):
 
 def test_a_rank_that_dies_ends_the_measurement():
     with pytest.raises(RankFailed, match="rank 1: the process ended with exit code 3"):
-        memory.on_ranks(_fail_on_rank_1, ["basic_net"], 2, "gloo")
+        memory.on_ranks(_fail_on_rank_1, ["basic_net"], memory.DDP, 2, "gloo")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: compares with CUDA's allocator")
@@ -145,9 +202,9 @@ def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
     """But for what the libraries take beside: cuBLAS keeps a workspace, cuDNN takes one during a convolution."""
     before = torch.cuda.memory_allocated()
     with torch.backends.cudnn.flags(enabled=False):
-        ((measured,),) = memory.allocated([network], memory.Share("DataParallel", 1))
+        ((peak,),) = memory.allocated([network], memory.Share("DataParallel", 1))
     held = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     workspace = held - torch.cuda.memory_allocated()
-    ((simulated,),) = memory.accounted([network], memory.Share("DataParallel", 1))
-    assert measured - before - workspace == pytest.approx(sum(simulated.values()), rel=0.05)
+    (((simulated,), _),) = memory.accounted([network], memory.Share("DataParallel", 1))
+    assert peak.allocated - before - workspace == pytest.approx(sum(simulated.values()), rel=0.05)

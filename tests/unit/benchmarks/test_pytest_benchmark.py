@@ -29,7 +29,7 @@ def _folder(path: Path, slower: dict[str, float]) -> Path:
     ratios = [(SLOW, "02_ddp_raw, 2 processes")]
     record = records.group(title, "images/s", samples, facts, ratios, notes=["A note."])
     path.mkdir()
-    records.write(path / "throughput.json", "throughput", [record])
+    records.write(path / "throughput.json", "throughput", records.circumstances(), groups=[record])
     return path
 
 

@@ -65,8 +65,10 @@ def test_a_single_round_claims_no_spread():
 
 def test_a_file_is_read_back_as_it_was_written(tmp_path):
     path = tmp_path / "suite.json"
-    records.write(path, "suite", [_record()])
-    assert json.loads(path.read_text()) == {"suite": "suite", "machine": records.machine(), "groups": [_record()]}
+    records.write(path, "suite", records.circumstances(), groups=[_record()])
+    written = json.loads(path.read_text())
+    assert list(written) == ["suite", "machine", "began", "ended", "groups"]
+    assert (written["suite"], written["machine"], written["groups"]) == ("suite", records.machine(), [_record()])
     assert [file.name for file in tmp_path.iterdir()] == ["suite.json"]
 
 
@@ -96,7 +98,7 @@ def test_the_circumstances_of_a_recording_are_no_part_of_the_machine(tmp_path):
     assert set(began) == {"commit", "command", "date", "load"}
     assert not set(began) & set(records.machine())
     assert records.machine() == records.machine()
-    records.write(tmp_path / "suite.json", "suite", [], began)
+    records.write(tmp_path / "suite.json", "suite", began, groups=[])
     written = json.loads((tmp_path / "suite.json").read_text())
     assert written["began"] == began
     assert written["ended"]["date"] >= began["date"]

@@ -118,11 +118,11 @@ def test_the_reason_is_given_where_two_processes_are_no_faster_and_only_there():
 def test_a_missed_promise_is_called_missed():
     facts = {row.name: {"level": row.level, "workers": row.workers, "processes": row.processes, "backend": "gloo"}
              | {"threads_per_process": 1, "dataset": "mnist", "device": "cpu", "steps": 5}
-             for row in throughput.weak_scaling(64)}  # fmt: skip
+             | {"global_batch_size": row.batch_size} for row in throughput.weak_scaling(64)}  # fmt: skip
     samples = {name: [1000.0] for name in facts} | {"04_trainer, 2 processes": [960.0]}
     notes = throughput.weak_scaling_record(64, samples, facts)["notes"]
     assert [note for note in notes if note.startswith("MISSED")] == [
-        "MISSED: 04_trainer, 2 processes: 0.960 (0.960 to 0.960) of level 02, 0.97 asked"
+        "MISSED: 04_trainer, 2 processes: 0.960 (0.960 to 0.960) of level 02, 0.97 asked; +5333 µs a step"
     ]
     assert sum(note.startswith("kept") for note in notes) == 2 * len(throughput.world_sizes()) - 1
 
@@ -161,7 +161,8 @@ def test_only_the_selected_rows_of_a_group_are_measured(monkeypatch):
 
 def test_a_row_whose_steps_fault_is_said_to_pay_for_the_allocator():
     facts = {row.name: KNOWN | {"level": row.level, "workers": row.workers, "processes": row.processes, "steps": 5}
-             | {"threads_per_process": 1} for row in throughput.weak_scaling(64)}  # fmt: skip
+             | {"threads_per_process": 1, "global_batch_size": row.batch_size}
+             for row in throughput.weak_scaling(64)}  # fmt: skip
     slow = "02_ddp_raw, 1 process"
     facts[slow] = facts[slow] | {"minor_faults_per_step": 73_191.0}
     samples = {name: [1000.0] for name in facts}
