@@ -18,6 +18,7 @@ from common.errors import fail
 
 # A script is named as in common.ladder: a level's train.py by the level, another one by level and file.
 _ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
+TRAINING_DIGITS = 60_000  # of MNIST, and of the synthetic digits
 _FULL = ("03_accelerate/train_full", "04_trainer")
 _DISTRIBUTED = ("02_ddp_raw", "03_accelerate", *_FULL)
 _OWN_FLAGS = {
@@ -77,6 +78,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
         _refuse_what_the_launcher_asks_for(parser.prog)
     _check_environment()
     _check_world(args, name)
+    _refuse_less_than_one_batch(args)
     _warn_of_slow_precision(args)
     return args
 
@@ -321,6 +323,13 @@ def _check_environment() -> None:
         total = os.environ.get(of, "1")
         if not _is_below(number, total):
             fail(f"{name}={number} does not fit {of}={total}: ranks are numbered from 0")
+
+
+def _refuse_less_than_one_batch(args: argparse.Namespace) -> None:
+    """Training drops what does not fill a batch: there must be a whole one."""
+    samples = min(args.train_samples or TRAINING_DIGITS, TRAINING_DIGITS)
+    if samples < args.batch_size:
+        fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")
 
 
 def _is_below(number: str, total: str) -> bool:

@@ -178,9 +178,9 @@ class Ledger:
     def _release(self, address: int) -> None:
         with self._lock:
             allocation = self._alive.pop(address)
-            if allocation.device is not None:
-                size = self._held[allocation.device].pop(allocation.serial)
-                self._total[allocation.device] -= size
+            held = self._held.get(allocation.device, {})
+            if allocation.serial in held:  # a storage that never had a byte is not there
+                self._total[allocation.device] -= held.pop(allocation.serial)
 
 
 class _Placement(threading.local):

@@ -101,7 +101,11 @@ class Ranks:
         for worker in self._workers:
             asked = self._environment(worker.rank, port) | (environment or {})
             worker.pipe.send(Job(function, args, kwargs, asked))
-        answers = self._answers(timeout)
+        try:
+            answers = self._answers(timeout)
+        except BaseException:  # Ctrl-C: their answers to this job must not be taken for those to the next one
+            self.stop()
+            raise
         failures = [f"rank {rank}: {answer.failure}" for rank, answer in enumerate(answers) if answer.failure]
         if failures:
             self.stop()

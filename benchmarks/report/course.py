@@ -167,8 +167,8 @@ def memory_tensors() -> str:
     for wrapper in ("DataParallel", "DDP"):
         (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == 2]
         for tensor in row["tensors"][:LARGEST]:
-            shape = " × ".join(map(str, tensor["shape"]))
-            name = tensor["name"] or f"made by {tensor['operation']}"
+            shape = "×".join(map(str, tensor["shape"]))
+            name = tensor["name"] or tensor["operation"].removeprefix("aten::")
             rows.append(f"| {wrapper} | {tensor['category']} | `{name}` | {shape} | {tensor['size'] / MIB:.1f} |")
     return "\n".join(rows)
 

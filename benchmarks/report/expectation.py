@@ -38,6 +38,6 @@ def expectation(report: dict) -> str:
     return (
         f"Expect {n} processes to be about as fast as one, or slower: they share the {shared} that one has "
         "alone, and the all-reduce of their gradients comes on top. Where it was recorded, two processes on two cores "
-        "were slower than one at batch 64 and faster at 256. What shows here is that nothing but speed and memory "
-        "changes."
+        "were slower than one at batch 64 and about as fast at 256. What shows here is that nothing but speed and "
+        "memory changes."
     )

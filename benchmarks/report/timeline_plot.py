@@ -68,7 +68,7 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
         stem = f"timeline-{file_name(group['link'])}"
         with matplotlib.rc_context(STYLE):
             _picture(group, machine, folder / f"{stem}.png")
-        write_json(folder / f"{stem}.trace.json", chrome_trace(_processes(_lanes(group))))
+        write_json(folder / f"{stem}.trace.json", chrome_trace(_processes(lanes_of(group))))
         names += [f"{stem}.png", f"{stem}.trace.json"]
     return names
 
@@ -78,7 +78,7 @@ def file_name(link: str) -> str:
     return re.sub(r"\W+", "-", link.lower().removesuffix("/s"))
 
 
-def _lanes(group: dict) -> dict[str, OfRanks]:
+def lanes_of(group: dict) -> dict[str, OfRanks]:
     """Of each way the spans of its ranks, from the lists that JSON has made of them."""
     lanes: dict[str, OfRanks] = {}
     for way, of_ranks in group["lanes"].items():
@@ -107,7 +107,7 @@ def _all_spans(lanes: dict[str, OfRanks]) -> Iterator[Span]:
 
 def _picture(group: dict, machine: dict, path: Path) -> None:
     """One panel for each way, all on one scale of time."""
-    ways = _lanes(group)
+    ways = lanes_of(group)
     heights = [_height(of_ranks) for of_ranks in ways.values()]
     inches = 1.2 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
     figure, panels = subplots(len(ways), 1, inches, height_ratios=heights)

@@ -118,8 +118,19 @@ def at_the_root(monkeypatch):
     monkeypatch.chdir(ladder.ROOT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("text", level_commands())
+def marked_commands() -> list:
+    """Of the commands that start one script in one way, with as many processes, one is slow and the others long."""
+    ways = set()
+    cases = []
+    for text, words in level_commands().items():
+        script, _, processes, nodes = script_and_world(words)
+        way = script, processes, nodes, "launch" in words
+        cases.append(pytest.param(text, marks=pytest.mark.long if way in ways else pytest.mark.slow))
+        ways.add(way)
+    return cases
+
+
+@pytest.mark.parametrize("text", marked_commands())
 def test_the_commands_of_the_levels_train_and_evaluate(text, tmp_path, monkeypatch):
     """With as many processes as they say, on a few samples; those of the launcher through the launcher."""
     words = level_commands()[text]

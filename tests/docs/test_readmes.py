@@ -132,9 +132,12 @@ SHOWN = (
 def test_changing_a_recorded_number_is_noticed(copy):
     file = readmes.RESULTS / "results.json"
     text = file.read_text()
-    other_networks = {i for i, row in enumerate(json.loads(text).get("memory", [])) if row["network"] != "basic_net"}
+    not_shown = set()
+    for i, row in enumerate(json.loads(text).get("memory", [])):
+        if row["network"] != "basic_net" or row["wrapper"] == memory.FOREACH:
+            not_shown.add(i)
     numbers = [path for path in leaves(json.loads(text)) if re.fullmatch(SHOWN, ".".join(map(str, path)))]
-    numbers = [path for path in numbers if path[0] != "memory" or path[1] not in other_networks]
+    numbers = [path for path in numbers if path[0] != "memory" or path[1] not in not_shown]
     assert len(numbers) >= 30
     for path in numbers[::3]:
         changed = json.loads(text)
@@ -230,10 +233,12 @@ def test_two_processes_on_two_cores_are_no_faster_as_the_readme_says():
 def test_what_a_comparison_says_to_expect_is_what_was_recorded():
     record = readmes.recorded("results")
     assert record["world_size"] == record["machine"]["cores"] == 2
-    assert "two processes on two cores were slower than one at batch 64 and faster at 256" in expectation(record)
+    assert "were slower than one at batch 64 and about as fast at 256" in " ".join(expectation(record).split())
     pairs = {group["group"]: {pair["of"]: pair for pair in group["pairs"]} for group in record["throughput"]}
     for row in (f"{level}, 2 processes" for level in ladder.DISTRIBUTED):
-        assert pairs["global batch 64"][row]["high"] < 1 < pairs["global batch 256"][row]["low"], row
+        assert pairs["global batch 64"][row]["high"] < 1, row
+        low, high = pairs["global batch 256"][row]["interval"]
+        assert low < 1.1 and high > 0.9, row
 
 
 def test_the_errors_that_the_readme_explains_are_those_that_appear(monkeypatch, capsys, tmp_path):

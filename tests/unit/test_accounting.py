@@ -61,6 +61,30 @@ def test_a_storage_that_grows_is_charged_for_its_new_size():
         assert ledger.current() == 5120
 
 
+def test_a_tensor_without_bytes_costs_nothing_when_it_dies_either():
+    with accounting() as ledger:
+        kept = torch.ones(128).to(DEVICE)
+        empty = kept[:0].clone()
+        assert ledger.device_of(empty) == 0 and ledger.current() == 512
+        del empty
+        assert ledger.current() == 512
+
+
+def test_storage_that_is_resized_without_an_operation_is_followed():
+    with accounting() as ledger:
+        kept = torch.ones(128).to(DEVICE)
+        gathered = kept.clone()
+        ledger.follow_size(gathered)
+        gathered.untyped_storage().resize_(0)
+        kept.add_(1)
+        assert ledger.current() == 512
+        gathered.untyped_storage().resize_(4096)
+        kept.add_(1)
+        assert ledger.current() == 512 + 4096
+        del gathered
+        assert ledger.current() == 512
+
+
 def test_a_linear_layer_is_counted_to_the_byte():
     """One step of AdamW on Linear(128 → 64) without bias, batch 32: everything is a multiple of 512 bytes."""
     inputs, outputs, batch = 128, 64, 32

@@ -71,6 +71,8 @@ def test_mnist_root_changes_the_default_folder(monkeypatch):
         (["--batch", "64"], "unknown argument --batch"),
         (["--epochs"], "expected one argument"),
         (["--epochs=--"], "argument --epochs: expected one argument"),
+        (["--train-samples", "63"], "63 training samples are fewer than one batch of 64"),
+        (["--batch-size", "60001"], "60000 training samples are fewer than one batch of 60001"),
         (["--seed", "9" * 5000], "a whole number from 0 to 4000000000, not '999"),
     ],
 )

@@ -96,6 +96,58 @@ def test_buckets_are_filled_from_the_last_layer_on():
     assert one == [8]
 
 
+class FailsInBackward(torch.autograd.Function):
+    """Hands its input on; an error ends backward."""
+
+    @staticmethod
+    def forward(ctx, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        raise MemoryError
+
+
+class Interrupted(nn.Module):
+    """Two layers; on demand an error ends backward between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.last = nn.Linear(2, 1)
+        self.fails = False
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = self.first(values)
+        if self.fails:
+            values = FailsInBackward.apply(values)
+        return self.last(values)
+
+
+def gradients_after_an_error(wrap: Callable[[nn.Module], nn.Module]) -> list[torch.Tensor]:
+    with process_group():
+        torch.manual_seed(0)
+        network = Interrupted()
+        model = wrap(network)
+        shard = torch.full((1, 2), float(dist.get_rank()))
+        network.fails = True
+        with pytest.raises(MemoryError):
+            model(shard).sum().backward()
+        network.fails = False
+        network.zero_grad()
+        model(shard).sum().backward()
+        return [parameter.grad.clone() for parameter in network.parameters()]
+
+
+@pytest.mark.parametrize("wrap", [OverlappedDDP, in_small_buckets])
+def test_after_an_error_in_backward_gradients_are_averaged_again(wrap):
+    """As in a script that catches an out-of-memory error and goes on with a smaller batch."""
+    first, second = ranks(2).run(gradients_after_an_error, wrap)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+    assert first[0].abs().sum() > 0
+
+
 class Forgetful(nn.Module):
     """A network that does not use one of its layers."""
 

@@ -2,13 +2,14 @@
 
 import os
 import time
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common.processes import RankFailed, process_group, ranks
+from common.processes import RankFailed, Ranks, process_group, ranks
 
 
 def _sum_of_ranks():
@@ -59,6 +60,17 @@ def test_nobody_waits_for_ranks_that_wait_for_a_failed_one(monkeypatch):
     with pytest.raises(RankFailed, match=r"(?s)rank 0: no answer \(alive\)\nrank 1: ValueError"):
         ranks(2).run(_wait_for_rank_1_which_fails, timeout=500)
     assert time.monotonic() - began < 250
+
+
+def test_a_job_that_is_interrupted_does_not_answer_the_next_one(monkeypatch):
+    pool = Ranks(1)
+    try:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("common.processes.wait", mock.Mock(side_effect=KeyboardInterrupt))
+            pool.run(len, "first")
+        assert pool.run(len, "the next one") == [12]
+    finally:
+        pool.stop()
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def test_drawing_all_takes_less_than_10_seconds():
         draw_sets(1, SIZES)
         return time.perf_counter() - began
 
-    assert min(seconds() for _ in range(3)) < 10  # the least disturbed of three
+    assert any(seconds() < 10 for _ in range(3))  # unless all three are disturbed
 
 
 @pytest.mark.long

@@ -181,8 +181,9 @@ def test_a_port_of_ones_own(tmp_path, capsys):
         assert f"main_process_port {port} is in use on this machine" in refused(capsys, *flags, script(tmp_path))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("static", marks=pytest.mark.long), pytest.param("c10d", marks=pytest.mark.slow)]
+)
 def test_two_machines_meet(tmp_path, backend):
     port = free_port()
     flags = ["--cpu", "--num_machines", 2, "--num_processes", 4, "--main_process_ip", "127.0.0.1"]
@@ -301,8 +302,10 @@ def test_restarts(tmp_path):
     assert {name: rank["TORCHELASTIC_RESTART_COUNT"] for name, rank in seen(tmp_path).items()} == {"0": "1"}
 
 
-@pytest.mark.slow
-def test_restarts_of_a_process_group(tmp_path):
+@pytest.mark.parametrize(
+    "fixed", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_restarts_of_a_process_group(fixed, tmp_path):
     """torchrun's store outlives an attempt; the second one is not misled by it, on a free port and on a fixed one."""
     text = """
     import os, torch, torch.distributed as dist
@@ -316,11 +319,11 @@ def test_restarts_of_a_process_group(tmp_path):
     state.destroy_process_group()
     """
     flags = ["--cpu", "--num_processes", 2, "--max_restarts", 1]
-    for port in (0, free_port()):
-        paths = {**os.environ, "PYTHONPATH": str(ROOT)}
-        result = run(*flags, "--main_process_port", port, script(tmp_path, text), env=paths)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.split() == ["sum=4.0", "sum=4.0"]
+    port = free_port() if fixed else 0
+    paths = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = run(*flags, "--main_process_port", port, script(tmp_path, text), env=paths)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["sum=4.0", "sum=4.0"]
 
 
 @pytest.mark.slow

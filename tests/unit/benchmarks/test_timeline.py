@@ -23,7 +23,7 @@ from benchmarks.harness.spans import (
     intervals,
 )
 from benchmarks.harness.two_nodes import why_not
-from benchmarks.report import timeline_plot
+from benchmarks.report import readmes, timeline_plot
 from benchmarks.suites.network import network
 
 TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
@@ -189,7 +189,16 @@ def check_messages(lanes: dict[str, list[list[Span]]]) -> None:
         assert all(span.start >= first.end for span in lanes[NO_SYNC][rank] if span.name == ALL_REDUCE)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("link", ["1 Gbit/s", "100 Mbit/s"])
+def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(link):
+    groups = json.loads((readmes.RESULTS / "timeline.json").read_text())["groups"]
+    (group,) = [group for group in groups if link in group["group"]]
+    lanes = timeline_plot.lanes_of(group)
+    check_naive_and_others(lanes, (OVERLAPPED, BUCKETED, TORCH))
+    check_messages(lanes)
+
+
+@pytest.mark.long
 @TWO_NODES
 def test_on_a_narrow_link_backward_and_all_reduce_overlap_unless_naive():
     ways = (NAIVE, OVERLAPPED, BUCKETED)
