@@ -10,6 +10,7 @@ import yaml
 
 from benchmarks.report import course, divided_diffs, readmes
 from benchmarks.report.expectation import expectation
+from benchmarks.suites import memory
 from common import ladder
 from common.args import parse_args
 from common.ladder import scripts
