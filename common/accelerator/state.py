@@ -702,7 +702,10 @@ class GradientState:
         self.dataloader_references.append(dataloader)
 
     def _remove_dataloader(self, dataloader: Any) -> None:
-        self.dataloader_references.remove(dataloader)
+        # A state that was forgotten while the loader was being iterated over does not know it any more.
+        references = getattr(self, "dataloader_references", [])
+        if dataloader in references:
+            references.remove(dataloader)
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients
@@ -717,5 +720,5 @@ class GradientState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything; instances made before keep what they had."""
-        GradientState._shared_state = {}
+        """Forget everything. Prepared objects that exist are without it until the next instance, which they share."""
+        GradientState._shared_state.clear()

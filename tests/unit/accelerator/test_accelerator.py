@@ -1,6 +1,7 @@
 """What a training script sees in one process: windows, schedulers, gathering, unwrapping, settings."""
 
 import copy
+import importlib
 import itertools
 import pickle
 
@@ -500,6 +501,33 @@ def test_an_accelerator_after_end_training_starts_afresh():
     assert first.is_main_process and first.mixed_precision == "bf16"
     second = Accelerator(mixed_precision="no", cpu=True)
     assert second.mixed_precision == "no" and second.gradient_accumulation_steps == 1
+
+
+def trained_in_a_cell_that_runs_twice(library):
+    """The weights, and how often the optimizer stepped: objects stay prepared, the Accelerator is made anew."""
+    state = importlib.import_module(f"{library}.state")
+    model, optimizer = parts()
+    pairs = TensorDataset(*[tensor.double() for tensor in data(10)])
+    loader = DataLoader(pairs, batch_size=1)
+    steps = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    for accumulation in (4, 5):
+        accelerator = importlib.import_module(library).Accelerator(gradient_accumulation_steps=accumulation, cpu=True)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        train(accelerator, loader, model, optimizer)
+        assert accelerator.sync_gradients
+        accelerator.end_training()
+    state.AcceleratorState._reset_state(True)
+    state.GradientState._reset_state()
+    return model.weight.tolist(), len(steps)
+
+
+def test_a_cell_that_runs_twice_goes_on_with_what_it_has_prepared():
+    """The windows of the new Accelerator reach the loader and the optimizer that an earlier one has prepared."""
+    weights, steps = trained_in_a_cell_that_runs_twice("common.accelerator")
+    assert steps == 3 + 2
+    pytest.importorskip("accelerate")
+    assert trained_in_a_cell_that_runs_twice("accelerate") == (weights, steps)
 
 
 def test_triggers():
