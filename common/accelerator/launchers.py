@@ -1,7 +1,7 @@
 """Start processes from a notebook or a test: the function is forked, so it may live in a notebook cell.
 
 Both launchers can be called again and again in one session. They take a free port each time, and leave the caller's
-environment, signal handlers and accelerator state as they were.
+environment, signal handlers, process and precision as they were.
 """
 
 import contextlib
@@ -51,13 +51,15 @@ def notebook_launcher(
     monitor_interval: float = 0.1,
     log_line_prefix_template: str | None = None,
 ) -> None:
-    """Run `function(*args)` in `num_processes` processes on this machine; with one, right here.
+    """Run `function(*args)` in `num_processes` processes on this machine; with one or none, right here.
+
+    By default there is a process for each GPU.
 
     Port "0" is a free one. Processes use GPUs where there are any and `ACCELERATE_USE_CPU` is not set; a process on
     the CPU computes with one thread, since the thread pool of the notebook does not survive the fork.
 
     Raises:
-        ValueError: for an unknown precision, and for a missing or impossible number of processes or rank of the node.
+        ValueError: for an unknown precision, and for an impossible rank of the node.
         NotImplementedError: for several nodes, which `python -m common.accelerator launch` starts a script on; for
             how the processes are to meet, which on one machine is not open to choice; and on systems that cannot fork.
         RuntimeError: if the notebook has a process group or has used CUDA, which no forked process can use again.
@@ -76,10 +78,12 @@ def notebook_launcher(
     )
     if not on_one_machine:
         raise NotImplementedError("master_addr, node_rank, num_nodes, rdzv_*: a notebook launches on one machine")
-    num_processes = _count_processes(num_processes)
+    if num_processes is None:
+        num_processes = _count_gpus()
     with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision.lower()):
-        if num_processes == 1:
-            with _fresh_state():
+        if num_processes <= 1:
+            # What the notebook has prepared must follow the accumulation of the function's Accelerator.
+            with _fresh_state(PartialState, AcceleratorState):
                 function(*args)
             return
         supervision = _Supervision(max_restarts, monitor_interval, log_line_prefix_template)
@@ -123,17 +127,9 @@ def _check_precision(mixed_precision: str) -> None:
         raise ValueError(f"Unknown mixed_precision mode: {mixed_precision}. Choose between {choices}.")
 
 
-def _count_processes(given: int | None) -> int:
-    """`given`, else one for each GPU."""
-    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU")
-    gpus = 0 if on_cpu else torch.cuda.device_count()
-    number = gpus if given is None else given
-    if number < 1:
-        raise ValueError(
-            "You have to specify the number of devices: pass a positive num_processes, not "
-            f"{number}, which is the number of GPUs by default"
-        )
-    return number
+def _count_gpus() -> int:
+    """The GPUs that processes may use."""
+    return 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
 
 
 def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, supervision: _Supervision) -> None:
@@ -178,7 +174,7 @@ def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callabl
         for number, handler in handlers.items():
             signal.signal(number, handler)
         _stay_with_one_thread()
-        with _fresh_state():
+        with _fresh_state(PartialState, AcceleratorState, GradientState):
             function(*args)
 
     return run
@@ -195,9 +191,8 @@ def _keep_one_thread(number: int) -> None:
 
 
 @contextlib.contextmanager
-def _fresh_state() -> Iterator[None]:
-    """The function sees no Accelerator of the notebook's, and the notebook none of the function's."""
-    states: tuple[Any, ...] = (PartialState, AcceleratorState, GradientState)
+def _fresh_state(*states: Any) -> Iterator[None]:
+    """The function sees none of these states of the notebook's, and the notebook none of the function's."""
     kept = [state._shared_state for state in states]
     for state in states:
         state._shared_state = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
 from common.accelerator.launchers import debug_launcher, notebook_launcher
@@ -264,8 +265,24 @@ def test_where_processes_cannot_be_forked_another_way_is_named(monkeypatch):
 
 
 @ON_CPU
-def test_the_number_of_processes_must_be_known():
-    with pytest.raises(ValueError, match="pass a positive num_processes"):
-        notebook_launcher(print)
-    with pytest.raises(ValueError, match="pass a positive num_processes, not 0"):
-        notebook_launcher(print, num_processes=0)
+def test_without_a_gpu_and_without_a_process_the_function_runs_right_here():
+    seen = []
+    notebook_launcher(lambda: seen.append(os.getpid()))
+    notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
+    pytest.importorskip("accelerate").notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
+    assert seen == [os.getpid()] * 3
+
+
+@ON_CPU
+def test_what_the_notebook_prepared_follows_the_accelerator_of_the_function():
+    loader = Accelerator(cpu=True).prepare(DataLoader(range(5)))
+    flags = []
+
+    def train():
+        accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+        for _ in loader:
+            with accelerator.accumulate():
+                flags.append(accelerator.sync_gradients)
+
+    notebook_launcher(train, num_processes=1)
+    assert flags == [False, True, False, True, True]
