@@ -1,7 +1,9 @@
 """Seeds, and making the generators of all processes agree."""
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -36,13 +38,20 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
 
     Raises:
         ValueError: for an unknown type.
+        AssertionError: for the type of a device that is out of scope, and for `generator` where there is none.
     """
+    write: Callable[[torch.Tensor], Any]
     rng_type = RNGType(rng_type)
     if rng_type == RNGType.GENERATOR:
+        if generator is None:
+            raise AssertionError("Need a generator to synchronize its seed.")
         read, write = generator.get_state, generator.set_state
+    elif rng_type == RNGType.TORCH:
+        read, write = torch.get_rng_state, torch.set_rng_state
+    elif rng_type == RNGType.CUDA:
+        read, write = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     else:
-        module = torch if rng_type == RNGType.TORCH else torch.cuda
-        read, write = module.get_rng_state, module.set_rng_state
+        raise AssertionError(f"Can't synchronize {rng_type.value} seeds: this kind of device is out of scope")
     write(broadcast(read().to(PartialState().device)).cpu())
 
 

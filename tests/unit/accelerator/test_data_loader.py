@@ -30,6 +30,7 @@ from common.accelerator.data_loader import (
 )
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.state import GradientState
+from common.accelerator.utils import synchronize_rng_state
 
 
 class Stream(IterableDataset):
@@ -554,6 +555,15 @@ def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint
     loader.load_state_dict(state)
     assert gathered([skip_first_batches(loader, 4)]) == order(10, 2, 1)[4:]
     assert gathered([loader]) == order(10, 2, 1)  # as on the original, the script says which epoch comes next
+
+
+def test_generators_of_devices_that_are_out_of_scope_are_refused():
+    with pytest.raises(AssertionError, match="xla"):
+        synchronize_rng_state("xla")
+    with pytest.raises(AssertionError, match="Need a generator"):
+        synchronize_rng_state("generator")
+    with pytest.raises(ValueError, match="unknown"):
+        synchronize_rng_state("unknown")
 
 
 def test_a_position_that_is_no_whole_number_of_steps_is_refused():
