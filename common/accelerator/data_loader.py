@@ -505,7 +505,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         """The batches of the script's loader from step `start` on."""
         first_batch = start * self.batches_per_step
         reading = self._start_reading(first_batch, resume)
-        if isinstance(self.dataset, IterableDataset):
+        if not isinstance(self.shards, ReplayableBatches):
             yield from islice(reading, first_batch, None)
             return
         for number, batch in enumerate(reading):

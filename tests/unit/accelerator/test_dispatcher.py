@@ -269,6 +269,29 @@ def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
         ranks(2).run(run, of_varying_size, [[0, 1], [2], [3]], dispatch_batches=True)
 
 
+def of_own_making(library):
+    """Two epochs of a loader that no `prepare` made."""
+    data_loader = importlib.import_module(f"{library}.data_loader")
+    state = importlib.import_module(f"{library}.state")
+    accelerator = importlib.import_module(library).Accelerator(cpu=True)
+    loader = data_loader.DataLoaderDispatcher(range(16), batch_size=4)
+    steps = [[(batch.tolist(), loader.end_of_dataloader) for batch in loader] for _ in range(2)]
+    accelerator.end_training()
+    state.AcceleratorState._reset_state(True)
+    state.GradientState._reset_state()
+    return steps
+
+
+def test_a_dispatcher_of_ones_own_making_reads_as_on_accelerate():
+    alone = of_own_making("common.accelerator")
+    assert [batch for batch, _ in alone[1]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    of_two = ranks(2).run(of_own_making, "common.accelerator")
+    assert [batch for batch, _ in of_two[1][0]] == [[4, 5, 6, 7], [12, 13, 14, 15]]
+    pytest.importorskip("accelerate")
+    assert alone == of_own_making("accelerate")
+    assert of_two == ranks(2).run(of_own_making, "accelerate")
+
+
 class InOrder(SizedStream):
     def __iter__(self):
         return map(self.numbers.__getitem__, range(self.numbers.n))
