@@ -144,13 +144,13 @@ class DrawnSteps:
     """What is known of one pass over sharded batches, as far as it has been drawn.
 
     Attributes:
-        drawn_from: the states of the generators when the order was drawn.
+        drawn_from: the states of the generators when the order was drawn; None until then.
         partial: the partial steps, by their number in the epoch (from 0).
         last_step: the number of this process's last step, once it has been handed out.
     """
 
-    def __init__(self, drawn_from: GeneratorStates) -> None:
-        self.drawn_from = drawn_from
+    def __init__(self) -> None:
+        self.drawn_from: GeneratorStates | None = None
         self.partial: dict[int, PartialStep] = {}
         self.last_step: int | None = None
 
@@ -226,20 +226,21 @@ class ReplayableBatches(BatchSampler):
         return self._handed_out(iter(self.batch_sampler) if self.takes_all else self.batch_sampler)
 
     def _handed_out(self, batches: Iterable[Any]) -> Iterator[list]:
-        for _, share in self._drawn_shares(batches):
+        self.drawn = DrawnSteps()
+        for _, share in self._drawn_shares(batches, self.drawn):
             yield share.batch
 
-    def _drawn_shares(self, batches: Iterable[Any]) -> Iterator[tuple[int, Share]]:
-        """The shares of a pass with their numbers."""
+    def _drawn_shares(self, batches: Iterable[Any], drawn: DrawnSteps) -> Iterator[tuple[int, Share]]:
+        """The shares of a pass with their numbers. From which states they are drawn is noted in `drawn`."""
         start = self._next_pass
         self._next_pass = PassStart()
         numbered = enumerate(self.shares(batches, start.step), start.step)
         if start.redraw is None:
-            self.drawn = DrawnSteps(GeneratorStates.now(self.sampler))
+            drawn.drawn_from = GeneratorStates.now(self.sampler)
             yield from numbered
             return
         start.redraw.begin()
-        self.drawn = DrawnSteps(GeneratorStates.now(self.sampler))
+        drawn.drawn_from = GeneratorStates.now(self.sampler)
         try:
             for step, share in numbered:
                 if step == start.step + start.steps_in_flight:
@@ -253,16 +254,19 @@ class ShardedBatches(ReplayableBatches):
     """One process's batches, drawn one step ahead, so that the last one is known when it is handed out."""
 
     def _handed_out(self, batches: Iterable[Any]) -> Iterator[list]:
+        # The loader may begin another pass within this one, and `self.drawn` is then that of the other.
+        drawn = DrawnSteps()
+        self.drawn = drawn
         ahead: list | None = None
         step = 0
-        for step, share in self._drawn_shares(batches):
+        for step, share in self._drawn_shares(batches, drawn):
             if ahead is not None:
                 yield ahead
             ahead = share.batch
             if share.partial is not None:
-                self.drawn.partial[step] = share.partial
+                drawn.partial[step] = share.partial
         if ahead is not None:
-            self.drawn.last_step = step
+            drawn.last_step = step
             yield ahead
 
 

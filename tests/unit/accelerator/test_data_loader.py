@@ -495,6 +495,16 @@ def test_break_exceptions_and_nesting_leave_no_stale_state():
     assert not state.in_dataloader and not state.end_of_dataloader and not outer.end_of_dataloader
 
 
+def test_a_loader_that_is_nested_in_itself_knows_the_last_batch_of_both_loops():
+    for loader in ranks(2, lambda rank: DataLoader(Numbers(10), batch_size=2)):
+        ends = []
+        for step, _ in enumerate(loader):
+            if step == 0:
+                assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
+            ends.append((loader.end_of_dataloader, loader.partial_step is not None))
+        assert ends == [(False, False), (False, False), (True, True)]
+
+
 def test_after_leaving_early_the_next_for_visits_the_same_epoch_again():
     (loader,) = seedable(1)
     for _ in range(2):
