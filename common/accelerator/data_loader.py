@@ -31,7 +31,14 @@ from .sampler import (
     sampler_chain,
 )
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
-from .streams import CountedCollate, CountedSample, IterableDatasetShard, StreamReader, WholeStream
+from .streams import (
+    CountedCollate,
+    CountedSample,
+    CountedShard,
+    EpochInWorkers,
+    IterableDatasetShard,  # noqa: F401
+    shard_of,
+)
 from .utils.dataclasses import RNGType  # noqa: F401
 from .utils.random import synchronize_rng_states
 
@@ -274,7 +281,8 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     @property
     def total_batch_size(self) -> int:
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
-        source = self.dataset.source if isinstance(self.dataset, StreamReader) else self.shards
+        # A `batch_size` that a stream of the script's own has may be anything.
+        source = shard_of(self.dataset) if isinstance(self.dataset, IterableDataset) else self.shards
         size = getattr(source, "batch_size", None) or self.batch_size or 1
         if getattr(source, "split_batches", False):
             return size
@@ -283,7 +291,10 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     @property
     def total_dataset_length(self) -> int:
         """Samples in the whole data set."""
-        dataset: Any = self.dataset.dataset if isinstance(self.dataset, StreamReader) else self.dataset
+        dataset: Any = self.dataset
+        shard = shard_of(dataset)
+        if isinstance(shard, CountedShard):
+            dataset = shard.dataset
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
     def state_dict(self) -> dict[str, Any]:
@@ -425,7 +436,7 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     @property
     def total_batch_size(self) -> int:
-        return (getattr(self.shards, "batch_size", None) or self.batch_size or 1) * self.batches_per_step
+        return super().total_batch_size * self.batches_per_step
 
     @property
     def batches_in_flight(self) -> int:
@@ -801,14 +812,11 @@ def _source(dataloader: DataLoader, sharing: _Sharing, use_seedable_sampler: boo
 def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
     stream: Any = dataloader.dataset
     sampling = {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
-    size = dataloader.batch_size or 1
     if sharing.num_processes == 1 or sharing.dispatch_batches:
-        if dataloader.num_workers == 0:
-            return _Source(stream, sampling)
-        return _Source(StreamReader(WholeStream(stream, size), dataloader.num_workers), sampling)
-    shard = IterableDatasetShard(
+        return _Source(_with_epoch_in_workers(stream, dataloader), sampling)
+    shard = CountedShard(
         stream,
-        size,
+        dataloader.batch_size or 1,
         dataloader.drop_last,
         sharing.num_processes,
         sharing.process_index,
@@ -818,14 +826,21 @@ def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
     if dataloader.batch_size is not None:
         sampling["batch_size"] = shard.samples_per_step
     return _Source(
-        StreamReader(shard, dataloader.num_workers),
+        _with_epoch_in_workers(shard, dataloader),
         sampling,
         getattr(stream, "generator", None),
         {"collate_fn": CountedCollate(dataloader.collate_fn)},
     )
 
 
-def _evaluation_shards(dataloader: DataLoader) -> _Source:
+def _with_epoch_in_workers(stream: Any, dataloader: DataLoader) -> Any:
+    """`stream`, which hears of each epoch also in workers that stay alive, if it wants to hear of it."""
+    if dataloader.persistent_workers and hasattr(stream, "set_epoch"):
+        return EpochInWorkers(stream)
+    return stream
+
+
+def _evaluation_shards(dataloader: DataLoader, batches: Any) -> _Source:
     if dataloader.batch_size is None:
         raise ValueError("a loader with a DistributedEvalSampler needs a batch size")
     sampling = _sampling(dataloader, EvalBatches(batches_of(dataloader)))

@@ -1,14 +1,16 @@
-"""Streams: which of their samples belong to which process and which loader worker, and which are repeated.
+"""Streams: which of their samples belong to which process, and which of them are repeated.
 
-A stream is an IterableDataset: it has no sample numbers, and is read from its beginning.
+A stream is an IterableDataset: it has no sample numbers, and is read from its beginning. In loader workers it is read
+as plain torch reads it: each worker has a copy, and yields all of it unless the script deals the samples out, by
+`get_worker_info` or by its `worker_init_fn`. Nobody else can do that: a stream that shuffles comes in another order in
+each worker, and one that reads from a queue yields each sample in one worker alone.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
-from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data import BatchSampler, IterableDataset, get_worker_info
 
 from .sampler import BatchSamplerShard, PartialStep, Share
 
@@ -87,24 +89,6 @@ class IterableDatasetShard(IterableDataset):
             yield from share.batch
 
 
-class WholeStream:
-    """A stream that one process reads for itself or for all, as shares of `batch_size` samples."""
-
-    def __init__(self, dataset: Any, batch_size: int) -> None:
-        self.dataset = dataset
-        self.batch_size = batch_size
-
-    def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def shares(self) -> Iterator[Share]:
-        return map(Share, BatchSampler(self.dataset, self.batch_size, drop_last=False))
-
-
 class CountedSample(NamedTuple):
     """A sample of a partial step, with the counts that the loader needs to know which samples are real.
 
@@ -115,72 +99,68 @@ class CountedSample(NamedTuple):
     partial: PartialStep
 
 
-class StreamReader(IterableDataset):
-    """A stream as loader workers are to read it: no sample twice, and in the epoch that the loader is in.
-
-    Every worker has a copy of the stream. A data set that asks which worker it is in deals its samples out by itself,
-    and each worker then reads all that its copy yields. Of any other data set the workers take the steps in turn,
-    which is the order in which the DataLoader asks them.
-
-    Samples of partial steps come as CountedSample.
-
-    Args:
-        source: the stream in steps: an IterableDatasetShard or a WholeStream.
-        num_workers: of the loader.
-    """
-
-    def __init__(self, source: Any, num_workers: int) -> None:
-        self.source = source
-        # Workers that stay alive over epochs see the epoch only through memory that they share with this process.
-        self.epoch_for_workers = torch.zeros((), dtype=torch.int64).share_memory_() if num_workers else None
-
-    @property
-    def dataset(self) -> IterableDataset:
-        """The script's own."""
-        return self.source.dataset
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, in the workers too."""
-        if self.epoch_for_workers is not None:
-            self.epoch_for_workers.fill_(epoch)
-        self.source.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self.source)
+class CountedShard(IterableDatasetShard):
+    """An IterableDatasetShard whose samples of partial steps come as CountedSample."""
 
     def __iter__(self) -> Iterator[Any]:
-        for share in self._shares():
+        for share in self.shares():
             if share.partial is None:
                 yield from share.batch
             else:
                 for sample in share.batch:
                     yield CountedSample(sample, share.partial)
 
-    def _shares(self) -> Iterator[Share]:
-        worker = torch_worker.get_worker_info()
-        if worker is None:
-            yield from self.source.shares()
-            return
-        if self.epoch_for_workers is not None:
-            self.source.set_epoch(int(self.epoch_for_workers))
-        watched: Any = _WatchedWorkerInfo(worker)
-        torch_worker._worker_info = watched
-        for step, share in enumerate(self.source.shares()):
-            # By the first step the data set has begun to read, and has asked for its worker if it ever does.
-            if watched.was_asked or step % worker.num_workers == worker.id:
-                yield share
 
+class EpochInWorkers(IterableDataset):
+    """A stream in loader workers that stay alive: in every pass its `set_epoch` is called there too.
 
-class _WatchedWorkerInfo:
-    """The information that `get_worker_info` returns, and whether anybody has looked at it."""
+    Each worker has a copy of the stream, made when the worker started. It sees a later epoch only through memory that
+    it shares with this process.
 
-    def __init__(self, info: Any) -> None:
-        self._info = info
-        self.was_asked = False
+    In all else this object is the stream: its attributes are read and set there, as `loader.dataset` in this process
+    and as `get_worker_info().dataset` in a worker.
+
+    Args:
+        stream: what has a `set_epoch`.
+    """
+
+    _stream: Any
+    _epoch_for_workers: torch.Tensor
+
+    def __init__(self, stream: Any) -> None:
+        own_attributes = vars(self)  # past `__setattr__`, which sets those of the stream
+        own_attributes["_stream"] = stream
+        own_attributes["_epoch_for_workers"] = torch.zeros((), dtype=torch.int64)
 
     def __getattr__(self, name: str) -> Any:
-        self.was_asked = True
-        return getattr(self._info, name)
+        # While a copy is being unpickled, it has no stream yet, and it must not take over the stream's way of pickling.
+        if name == "_stream" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._stream, name, value)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, in the workers too."""
+        self._epoch_for_workers.share_memory_()  # here, because a copy of this object has a tensor of its own
+        self._epoch_for_workers.fill_(epoch)
+        self._stream.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            self._stream.set_epoch(int(self._epoch_for_workers))
+        return iter(self._stream)
+
+
+def shard_of(dataset: Any) -> IterableDatasetShard | None:
+    """The share of a stream that `dataset` is, in a worker that stays alive or not; None where it is no share."""
+    if isinstance(dataset, EpochInWorkers):
+        dataset = dataset._stream
+    return dataset if isinstance(dataset, IterableDatasetShard) else None
 
 
 class CountedCollate:

@@ -1,5 +1,6 @@
 """Prepared loaders: who gets which sample, in which order, with which seeds. One process plays all ranks."""
 
+import importlib
 import itertools
 import pickle
 import random
@@ -45,6 +46,17 @@ class Stream(IterableDataset):
 class Sized(Stream):
     def __len__(self):
         return self.n
+
+
+@pytest.fixture
+def theirs():
+    """The module of accelerate, in a process that has no state of accelerate's before and after."""
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    state = importlib.import_module("accelerate.state")
+    state.PartialState(cpu=True)
+    yield data_loader
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    state.GradientState._reset_state()
 
 
 def ranks(world, make, **kwargs):
@@ -362,21 +374,122 @@ def test_epochs_reach_samplers_and_datasets_that_ask_for_them():
 # Streams and workers
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_a_stream_with_workers_has_no_duplicates_and_keeps_its_order(workers):
-    # What plain torch does with a stream that does not ask for workers: https://github.com/huggingface/datasets/issues/3423
-    for world, n in ((1, 7), (2, 13)):
-        loaders = ranks(world, lambda rank, n=n: DataLoader(Stream(n), batch_size=2, num_workers=workers))
-        assert gathered(loaders) == list(range(n))
+class AsksOnce(Stream):
+    """Keeps the answer, as some streams do."""
+
+    first, stride = None, None
+
+    def __iter__(self):
+        if self.first is None:
+            worker = get_worker_info()
+            self.first, self.stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return iter(range(self.first, self.n, self.stride))
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_stream_that_asks_for_its_worker_is_read_as_in_plain_torch(world):
-    make = lambda rank: DataLoader(Stream(13, knows_workers=True), batch_size=2, num_workers=2)  # noqa: E731
-    rows = gathered(ranks(world, make))
-    assert sorted(rows) == list(range(13))
-    if world == 1:
-        assert rows == [row for batch in make(0) for row in batch.tolist()] != sorted(rows)
+class ShuffledByWorker(Stream):
+    def __iter__(self):
+        return iter(torch.randperm(self.n).tolist())
+
+
+class Range(IterableDataset):
+    """As in torch's documentation: `worker_init_fn` sets what each worker's copy yields."""
+
+    start, end = 0, 13
+
+    def __iter__(self):
+        return iter(range(self.start, self.end))
+
+
+class RangeOfEpoch(Range):
+    epoch = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def take_a_part(worker_id):
+    worker = get_worker_info()
+    size = -(-(worker.dataset.end - worker.dataset.start) // worker.num_workers)
+    worker.dataset.start = worker_id * size
+    worker.dataset.end = min(worker.dataset.start + size, worker.dataset.end)
+
+
+STREAMS_IN_WORKERS = {
+    "asks for nothing": (lambda: Stream(13), None),
+    "asks for its worker": (lambda: Stream(13, knows_workers=True), None),
+    "asks once": (lambda: AsksOnce(13), None),
+    "shuffles": (lambda: ShuffledByWorker(13), None),
+    "worker_init_fn": (Range, take_a_part),
+    "worker_init_fn, and hears of epochs": (RangeOfEpoch, take_a_part),
+}
+
+
+def stream_in_workers(kind, persistent_workers):
+    make, init = STREAMS_IN_WORKERS[kind]
+    return DataLoader(make(), batch_size=2, num_workers=2, worker_init_fn=init, persistent_workers=persistent_workers)
+
+
+def two_epochs(loader):
+    return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("kind", STREAMS_IN_WORKERS)
+def test_on_one_process_streams_in_workers_are_read_as_in_plain_torch(kind, dispatch, persistent_workers):
+    """No sample is lost, whoever deals them out among the workers. A stream that nobody deals out is read by each."""
+    torch.manual_seed(1)
+    expected = two_epochs(stream_in_workers(kind, persistent_workers))
+    torch.manual_seed(1)
+    plain = stream_in_workers(kind, persistent_workers)
+    loader = prepare_data_loader(plain, torch.device("cpu"), put_on_device=dispatch, dispatch_batches=dispatch)
+    assert two_epochs(loader) == expected
+    times = 2 if kind in ("asks for nothing", "shuffles") else 1
+    for epoch in expected:
+        assert sorted(itertools.chain(*epoch)) == sorted(list(range(13)) * times)
+
+
+SEVERAL = pytest.mark.parametrize("kind", ["asks for nothing", "asks for its worker", "asks once"])
+STAYING = pytest.mark.parametrize("persistent_workers", [False, True])
+
+
+@STAYING
+@SEVERAL
+def test_on_several_processes_streams_in_workers_lose_nothing(kind, persistent_workers):
+    loaders = ranks(2, lambda rank: stream_in_workers(kind, persistent_workers))
+    times = 2 if kind == "asks for nothing" else 1
+    for _ in range(2):
+        assert sorted(gathered(loaders)) == sorted(list(range(13)) * times)
+
+
+@STAYING
+@SEVERAL
+def test_on_several_processes_streams_in_workers_are_read_as_on_accelerate(kind, persistent_workers, theirs):
+    for rank in range(2):
+        seen = []
+        for prepare in (prepare_data_loader, theirs.prepare_data_loader):
+            plain = stream_in_workers(kind, persistent_workers)
+            seen.append(two_epochs(prepare(plain, num_processes=2, process_index=rank)))
+        assert seen[0] == seen[1]
+
+
+def test_a_prepared_loader_has_the_scripts_stream_and_its_attributes():
+    stream = Range()
+    assert prepare_data_loader(DataLoader(stream, num_workers=2, persistent_workers=True)).dataset is stream
+    stream = RangeOfEpoch()
+    loader = prepare_data_loader(DataLoader(stream, batch_size=2, num_workers=1, persistent_workers=True))
+    loader.dataset.end = 4
+    assert loader.dataset.end == stream.end == 4
+    assert gathered([pickle.loads(pickle.dumps(loader))]) == gathered([loader]) == [0, 1, 2, 3]
+    assert not hasattr(loader.dataset, "beginning")
+
+
+def test_the_batch_size_of_a_stream_of_ones_own_says_nothing_of_the_loader():
+    stream = Stream(13)
+    stream.batch_size, stream.num_processes, stream.split_batches = 100, 7, True
+    for how in ({}, {"put_on_device": True, "device": torch.device("cpu")}):
+        assert prepare_data_loader(DataLoader(stream, batch_size=4), **how).total_batch_size == 4
+    assert [loader.total_batch_size for loader in ranks(2, lambda rank: DataLoader(stream, batch_size=4))] == [8, 8]
 
 
 def test_stream_shards_equal_those_of_accelerate():
