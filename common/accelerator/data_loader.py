@@ -27,6 +27,7 @@ from .sampler import (
     ShardedBatches,
     SkipBatchSampler,
     can_be_redrawn,
+    generator_of,
     innermost_sampler,
     sampler_chain,
 )
@@ -275,7 +276,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
 
     def _generators(self) -> list[torch.Generator]:
         """Those that a pass may draw from: torch's, the sampler's and, for the seed of its workers, the loader's."""
-        own = [getattr(self._order_sampler, "generator", None), self.generator]
+        own = [generator_of(self._order_sampler), self.generator]
         return [torch.default_generator, *(generator for generator in own if generator is not None)]
 
     @property
@@ -309,7 +310,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
             "step": 0 if current is None else current.step,
             "step_size": self.total_batch_size,
             "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
-            "sampler_generator": _state_of(getattr(sampler, "generator", None)),
+            "sampler_generator": _state_of(generator_of(sampler)),
             "loader_generator": _state_of(self.generator),
             "drawn_from_torch": None,
             "drawn_from_sampler": None,
@@ -344,10 +345,12 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         if isinstance(sampler, SeedableRandomSampler) and state_dict.get("sampler_seed") is not None:
             sampler.initial_seed = state_dict["sampler_seed"]
         own = state_dict.get("sampler_generator")
-        if own is not None and hasattr(sampler, "generator"):
-            if sampler.generator is None:  # one process continues for several
+        if own is not None:
+            if getattr(sampler, "generator", sampler) is None:  # one process continues for several
                 sampler.generator = torch.Generator()
-            sampler.generator.set_state(own)
+            generator = generator_of(sampler)
+            if generator is not None:
+                generator.set_state(own)
         if state_dict.get("loader_generator") is not None and self.generator is not None:
             self.generator.set_state(state_dict["loader_generator"])
 
@@ -828,7 +831,7 @@ def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
     return _Source(
         _with_epoch_in_workers(shard, dataloader),
         sampling,
-        getattr(stream, "generator", None),
+        generator_of(stream),
         {"collate_fn": CountedCollate(dataloader.collate_fn)},
     )
 
@@ -874,7 +877,7 @@ def _give_generator(sampler: Any) -> torch.Generator | None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
         sampler.generator.manual_seed(int(seed))
-    return sampler.generator
+    return generator_of(sampler)
 
 
 def _sampling(dataloader: DataLoader, shards: ReplayableBatches) -> dict[str, Any]:

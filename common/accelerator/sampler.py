@@ -48,6 +48,12 @@ class Share(NamedTuple):
     partial: PartialStep | None = None
 
 
+def generator_of(sampler: Any) -> torch.Generator | None:
+    """The generator of torch that `sampler` draws from, if it has one. Those of NumPy and `random` are not meant."""
+    generator = getattr(sampler, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
+
+
 class GeneratorStates(NamedTuple):
     """The states of the generators from which an epoch's order is drawn.
 
@@ -62,7 +68,7 @@ class GeneratorStates(NamedTuple):
     @classmethod
     def now(cls, sampler: Any) -> "GeneratorStates":
         """The states at this moment, for `sampler`."""
-        generator = getattr(sampler, "generator", None)
+        generator = generator_of(sampler)
         own = None if generator is None else generator.get_state()
         return cls(torch.get_rng_state(), own)
 
@@ -91,7 +97,7 @@ class Redraw:
         self.sampler = sampler
         self.drawn_from = drawn_from
         self.present_states = SavedGenerators(generators)
-        self.own_generator = getattr(sampler, "generator", None)
+        self.own_generator = generator_of(sampler)
         self.ended = False
 
     def begin(self) -> None:

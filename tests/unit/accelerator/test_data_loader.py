@@ -14,6 +14,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -369,6 +370,30 @@ def test_epochs_reach_samplers_and_datasets_that_ask_for_them():
     )
     assert gathered([dispatched]) == order(4, 6, 0) and data.epoch == 0
     assert gathered([dispatched]) == order(4, 6, 1) and data.epoch == 1
+
+
+class OwnGenerator(Sampler):
+    """Draws from a generator that is not torch's."""
+
+    def __init__(self, n):
+        self.n = n
+        self.generator = random.Random(5)
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return iter(self.generator.sample(range(self.n), self.n))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_sampler_may_have_a_generator_that_is_not_torchs(world):
+    loaders = ranks(world, lambda rank: DataLoader(Numbers(9), 2, sampler=OwnGenerator(9)), rng_types=["generator"])
+    expected = OwnGenerator(9)
+    assert gathered(loaders) == list(expected) and gathered(loaders) == list(expected)
+    state, _ = stopped_after(loaders[0], 1)
+    loaders[0].load_state_dict(state)
+    assert len(list(loaders[0])) == len(loaders[0]) - 1
 
 
 # Streams and workers
