@@ -124,6 +124,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         use_stateful_dataloader: the loader has `state_dict` and `load_state_dict` with either value.
         iteration: the epoch of the first `for`.
         progress: of the loader that this one is made from.
+        shards: the batches of this process, where the script is to find others in `batch_sampler`: its own.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         torch_device_mesh: Any = None,
         iteration: int = 0,
         progress: Progress | None = None,
+        shards: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, **kwargs)
@@ -152,12 +154,20 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self._progress = Progress() if progress is None else progress
+        self._shards = shards
         self._warned = False
 
     @property
     def shards(self) -> Any:
         """What deals out the samples of this loader: a batch sampler, a sampler or a stream."""
-        return self.dataset if isinstance(self.dataset, IterableDataset) else batches_of(self)
+        if isinstance(self.dataset, IterableDataset):
+            return self.dataset
+        return batches_of(self) if self._shards is None else self._shards
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What DataLoader draws from. Its own property names the batch sampler that the script finds."""
+        return super()._index_sampler if self._shards is None else self._shards
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
@@ -881,9 +891,12 @@ def _give_generator(sampler: Any) -> torch.Generator | None:
 
 
 def _sampling(dataloader: DataLoader, shards: ReplayableBatches) -> dict[str, Any]:
-    """`shards` as an argument for a loader like `dataloader`."""
+    """`shards` as arguments for a loader like `dataloader`."""
     if dataloader.batch_sampler is None:
         return {"sampler": shards, "batch_size": None}
+    if isinstance(shards, ReplayableBatches) and shards.takes_all:
+        # As on the original, the script finds its own batch sampler in the loader, to read and to change.
+        return {"batch_sampler": shards.batch_sampler, "shards": shards}
     return {"batch_sampler": shards}
 
 

@@ -190,10 +190,18 @@ class ReplayableBatches(BatchSampler):
 
     def __init__(self, batch_sampler: Any) -> None:
         self.batch_sampler = batch_sampler
-        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         self.drawn: Any = None
         self._next_pass = PassStart()
+
+    @property
+    def batch_size(self) -> Any:
+        """Of the batch sampler, which the script may change between two passes; None where it has none."""
+        return getattr(self.batch_sampler, "batch_size", None)
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        self.batch_sampler.batch_size = batch_size
 
     @property
     def sampler(self) -> Any:

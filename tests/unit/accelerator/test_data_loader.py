@@ -396,6 +396,38 @@ def test_a_sampler_may_have_a_generator_that_is_not_torchs(world):
     assert len(list(loaders[0])) == len(loaders[0]) - 1
 
 
+class OwnBatches(BatchSampler):
+    """Twice the batches of its kind, longer ones in every second epoch."""
+
+    note = "mine"
+    epochs = ()
+
+    def set_epoch(self, epoch):
+        self.epochs = (*self.epochs, epoch)
+
+    def __iter__(self):
+        yield from super().__iter__()
+        yield from super().__iter__()
+
+    def __len__(self):
+        return 2 * super().__len__()
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(dispatch):
+    mine = OwnBatches(SequentialSampler(range(4)), 2, False)
+    plain = DataLoader(Numbers(4), batch_sampler=mine)
+    loader = prepare_data_loader(plain, torch.device("cpu"), put_on_device=dispatch, dispatch_batches=dispatch)
+    assert loader.batch_sampler is mine is skip_first_batches(loader, 1).batch_sampler
+    assert loader.batch_sampler.note == "mine"
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]] * 2 and mine.epochs == (0,)
+    loader.batch_sampler.batch_size = 4
+    assert loader.total_batch_size == 4 and len(loader) == 2
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3]] * 2 and mine.epochs == (0, 1)
+    assert [batch.tolist() for batch in skip_first_batches(loader, 1)] == [[0, 1, 2, 3]]
+    assert [batch.tolist() for batch in pickle.loads(pickle.dumps(loader))] == [[0, 1, 2, 3]] * 2
+
+
 # Streams and workers
 
 
