@@ -460,7 +460,10 @@ class BatchSamplerShard(ShardedBatches):
     def _length_of_parts(self, total: int) -> int:
         if self.drop_last or self.even_batches or total == 0:
             return total
-        in_last_batch = len(self.batch_sampler.sampler) - (total - 1) * self.batch_size
+        if type(self.batch_sampler) is not BatchSampler:
+            return total  # as in the original: how many samples the last batch has, only its batch sampler knows
+        sampler: Any = self.batch_sampler.sampler
+        in_last_batch = len(sampler) - (total - 1) * self.batch_size
         before_this_process = self.process_index * (self.batch_size // self.num_processes)
         return total - (in_last_batch <= before_this_process)
 

@@ -428,6 +428,28 @@ def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(dis
     assert [batch.tolist() for batch in pickle.loads(pickle.dumps(loader))] == [[0, 1, 2, 3]] * 2
 
 
+class Buckets:
+    """A batch sampler without a sampler."""
+
+    batch_size = 2
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3], [4]])
+
+    def __len__(self):
+        return 3
+
+
+def test_len_of_split_batches_is_that_of_a_batch_sampler_of_ones_own():
+    for mine in (Buckets(), OwnBatches(SequentialSampler(range(4)), 2, False)):
+        (loader,) = ranks(1, lambda rank, mine=mine: DataLoader(Numbers(5), batch_sampler=mine), split_batches=True)
+        assert len(loader) == len(mine) == len(list(loader))
+    how = {"split_batches": True, "even_batches": False}
+    loaders = ranks(2, lambda rank: DataLoader(Numbers(5), batch_sampler=Buckets()), **how)
+    assert [len(loader) for loader in loaders] == [3, 3]
+    assert gathered(loaders) == [0, 1, 2, 3, 4]
+
+
 # Streams and workers
 
 
