@@ -661,9 +661,9 @@ def without_rows(batch: Any) -> Any:
 
 
 def get_sampler(dataloader: DataLoader) -> Any:
-    """What draws the sample numbers for `dataloader`, under the batch samplers; None where there is no such thing."""
+    """What draws the sample numbers for the batch sampler of `dataloader`; None where there is no such thing."""
     batches = batches_of(dataloader)
-    while hasattr(batches, "batch_sampler"):
+    if isinstance(batches, ReplayableBatches):
         batches = batches.batch_sampler
     return getattr(batches, "sampler", None)
 
@@ -759,9 +759,10 @@ def prepare_data_loader(
         dispatch_batches=dispatch_batches,
     )
     _check_batch_size(dataloader, sharing)
+    batches = batches_of(dataloader)
     if use_seedable_sampler:
-        _use_seedable_sampler(dataloader, data_seed)
-    source = _source(dataloader, sharing, use_seedable_sampler)
+        batches = _drawn_by_seed(batches, data_seed)
+    source = _source(dataloader, batches, sharing, use_seedable_sampler)
     loading = _loading_options(dataloader) | source.sampling | source.other
     loading["_drop_last"] = dataloader.drop_last
     loading["_non_blocking"] = non_blocking
@@ -792,34 +793,41 @@ def _check_batch_size(dataloader: DataLoader, sharing: _Sharing) -> None:
         )
 
 
-def _use_seedable_sampler(dataloader: DataLoader, data_seed: int | None) -> None:
-    """Put a SeedableRandomSampler in the place of a RandomSampler."""
-    sampler = get_sampler(dataloader)
-    if not isinstance(sampler, RandomSampler):
-        return
+def _drawn_by_seed(batches: Any, data_seed: int | None) -> Any:
+    """`batches` with a SeedableRandomSampler in the place of a RandomSampler."""
+    # A loader with `batch_size=None` draws from a sampler, without batches.
+    if isinstance(batches, RandomSampler):
+        return _seedable(batches, data_seed)
+    sampler = getattr(batches, "sampler", None)
+    if isinstance(sampler, RandomSampler):
+        batches.sampler = _seedable(sampler, data_seed)
+    return batches
+
+
+def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
     if data_seed is None:
         data_seed = broadcast_object_list([torch.initial_seed()])[0]
-    seedable = SeedableRandomSampler(
+    return SeedableRandomSampler(
         data_source=sampler.data_source,
         replacement=sampler.replacement,
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
     )
-    batches_of(dataloader).sampler = seedable
 
 
-def _source(dataloader: DataLoader, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
-    sampler = innermost_sampler(batches_of(dataloader))
+def _source(dataloader: DataLoader, batches: Any, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
+    """What the loader of one process reads, where a single process would draw `batches`."""
+    sampler = innermost_sampler(batches)
     if isinstance(dataloader.dataset, IterableDataset):
         return _stream(dataloader, sharing)
     if isinstance(sampler, DistributedEvalSampler) and not sharing.dispatch_batches:
-        return _evaluation_shards(dataloader)
+        return _evaluation_shards(dataloader, batches)
     if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sharing.num_processes > 1:
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     if sharing.dispatch_batches:
-        return _Source(dataloader.dataset, _sampling(dataloader, AllBatches(batches_of(dataloader))))
-    return _sharded_batches(dataloader, sharing, use_seedable_sampler)
+        return _Source(dataloader.dataset, _sampling(dataloader, AllBatches(batches)))
+    return _sharded_batches(dataloader, batches, sharing, use_seedable_sampler)
 
 
 def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
@@ -856,20 +864,20 @@ def _with_epoch_in_workers(stream: Any, dataloader: DataLoader) -> Any:
 def _evaluation_shards(dataloader: DataLoader, batches: Any) -> _Source:
     if dataloader.batch_size is None:
         raise ValueError("a loader with a DistributedEvalSampler needs a batch size")
-    sampling = _sampling(dataloader, EvalBatches(batches_of(dataloader)))
+    sampling = _sampling(dataloader, EvalBatches(batches))
     collate_fn = _EmptyBatchCollate(dataloader.dataset, dataloader.collate_fn)
     return _Source(dataloader.dataset, sampling, other={"collate_fn": collate_fn})
 
 
-def _sharded_batches(dataloader: DataLoader, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
-    batches = batches_of(dataloader)
-    sampler = get_sampler(dataloader)
+def _sharded_batches(dataloader: DataLoader, batches: Any, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
     if dataloader.batch_sampler is None and not isinstance(batches, BatchSampler):
         sampler = batches
         shards: ReplayableBatches = SampleShard(
             batches, sharing.num_processes, sharing.process_index, sharing.even_batches
         )
     else:
+        # As on the original: the sampler of a batch sampler within another one is left as it is.
+        sampler = getattr(batches, "sampler", None)
         shards = BatchSamplerShard(
             batches, sharing.num_processes, sharing.process_index, sharing.split_batches, sharing.even_batches
         )

@@ -22,6 +22,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+import common.accelerator.data_loader
 from common.accelerator.data_loader import (
     DataLoaderShard,
     IterableDatasetShard,
@@ -450,6 +451,26 @@ def test_len_of_split_batches_is_that_of_a_batch_sampler_of_ones_own():
     assert gathered(loaders) == [0, 1, 2, 3, 4]
 
 
+def test_a_sampler_behind_skipped_batches_draws_as_on_accelerate(theirs):
+    """Of a batch sampler within another one the original does not see the sampler, and gives it no generator."""
+    for rank, seedable_sampler in itertools.product(range(2), (False, True)):
+        seen = []
+        for data_loader in (common.accelerator.data_loader, theirs):
+            torch.manual_seed(3)
+            skipped = data_loader.skip_first_batches(shuffled(rank), 2)
+            loader = data_loader.prepare_data_loader(
+                skipped,
+                num_processes=2,
+                process_index=rank,
+                rng_types=["generator"],
+                use_seedable_sampler=seedable_sampler,
+                data_seed=1,
+            )
+            assert data_loader.get_sampler(skipped) is None
+            seen.append((two_epochs(loader), torch.rand(1).item()))
+        assert seen[0] == seen[1] and len(seen[0][0][0]) == 4
+
+
 # Streams and workers
 
 
@@ -661,6 +682,15 @@ def test_a_loader_without_batches_yields_single_samples(world):
     loaders = ranks(world, lambda rank: DataLoader(Numbers(9), batch_size=None, shuffle=True))
     rows = [int(loader.dataset[row]) for step in zip(*loaders, strict=True) for loader, row in zip(loaders, step)]  # noqa: B905
     assert sorted(rows[:9]) == list(range(9)) != rows[:9]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_single_samples_are_visited_in_the_seedable_order_too(world):
+    loaders = seedable(world, None)
+    for epoch in range(2):
+        torch.manual_seed(random.randrange(2**32))
+        rows = [int(row) for step in zip(*loaders, strict=True) for row in step]
+        assert rows == order(10, 2, epoch)
 
 
 # Leaving early, nesting, resuming
