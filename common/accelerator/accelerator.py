@@ -494,13 +494,23 @@ class Accelerator:
             optimizers = [optimizer]
         if self.scaler is not None:
             for each in optimizers:
-                self._prepared_form_of(each).unscale()
+                self._unscale(each)
 
-    def _prepared_form_of(self, optimizer: Any) -> AcceleratedOptimizer:
+    def _unscale(self, optimizer: Any) -> None:
+        prepared = self._prepared_form_of(optimizer)
+        if prepared is None:
+            # The script steps with it through the scaler by itself.
+            self.scaler.unscale_(optimizer)
+        else:
+            prepared.unscale()
+
+    def _prepared_form_of(self, optimizer: Any) -> AcceleratedOptimizer | None:
+        if isinstance(optimizer, AcceleratedOptimizer):
+            return optimizer
         for prepared in self._optimizers:
             if optimizer is prepared.optimizer:
                 return prepared
-        return optimizer
+        return None
 
     def _keeps_scaled_gradients(self) -> bool:
         # More micro-batches will add scaled gradients to these.

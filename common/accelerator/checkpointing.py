@@ -432,6 +432,8 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, models: list, load_model
     if saved != registered:
         where = f"Number of custom checkpoints in folder {checkpoint.folder}"
         raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
+    for optimizer in accelerator._optimizers:
+        optimizer.forget_unscaling()  # its gradients are replaced
     for index, model in enumerate(models):
         bare = accelerator.unwrap_model(model, keep_torch_compile=False)
         weights = _under_names_of(bare, checkpoint.load_weights(index))

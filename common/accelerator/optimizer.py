@@ -38,10 +38,20 @@ class LossScaler(torch.amp.GradScaler):
         self._adapt()
         return super().state_dict()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave."""
+        # What the optimizers have noted belongs to the scale that is replaced, and must not change the new one.
+        self._adapt()
+        super().load_state_dict(state_dict)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Change the scale by what the optimizers have noted. Scripts may call it for optimizers of their own."""
+        super().update(new_scale)
+        self.outdated = False
+
     def _adapt(self) -> None:
         if self.outdated:
             self.update()
-            self.outdated = False
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -103,10 +113,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad()
         else:
             raise ValueError("`set_to_none` for Optimizer.zero_grad` is not supported by this optimizer.")
-        if self.unscaled:
-            # These gradients are never stepped with, and the scaler must forget that it unscaled them.
-            self.unscaled = False
-            self.scaler.outdated = True
+        self.forget_unscaling()
 
     @property
     def step_was_skipped(self) -> bool:
@@ -123,6 +130,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self.scaler is not None and not self.unscaled and self.has_gradients():
             self.scaler.unscale_(self.optimizer)
             self.unscaled = True
+
+    def forget_unscaling(self) -> None:
+        """Take note that the gradients are dropped or replaced before there was a step with them."""
+        if self.unscaled:
+            self.unscaled = False
+            # The scaler must forget it too.
+            self.scaler.outdated = True
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The parameters of all groups."""

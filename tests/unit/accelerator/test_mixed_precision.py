@@ -202,3 +202,52 @@ def test_a_few_steps_of_a_convolution_in_fp16():
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[2] < losses[0]
+
+
+def some_steps_of_fp16(accelerator, model, optimizer, steps=1, factor=1.0):
+    for _ in range(steps):
+        accelerator.backward(factor * model(torch.ones(2, 4)).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):
+    accelerator, model, optimizer, _ = fp16_parts(init_scale=2.0**10)
+    some_steps_of_fp16(accelerator, model, optimizer)
+    accelerator.save_state(tmp_path / "c")
+    some_steps_of_fp16(accelerator, model, optimizer, factor=float("inf"))
+    accelerator.load_state(tmp_path / "c")
+    assert accelerator.scaler.get_scale() == 2.0**10
+    assert accelerator.scaler.state_dict()["_growth_tracker"] == 1
+    some_steps_of_fp16(accelerator, model, optimizer)
+    assert not accelerator.optimizer_step_was_skipped
+
+
+def test_loading_between_clipping_and_the_step_forgets_that_gradients_were_unscaled(tmp_path):
+    accelerator, model, *_ = fp16_parts(init_scale=2.0**10)
+    accelerator.save_state(tmp_path / "c")
+    accelerator.backward(model(torch.ones(2, 4)).mean())
+    accelerator.clip_grad_norm_(model.parameters(), 1e6)
+    accelerator.load_state(tmp_path / "c")
+    assert accelerator.scaler.get_scale() == 2.0**10
+    accelerator.backward(model(torch.ones(2, 4)).mean())
+    accelerator.clip_grad_norm_(model.parameters(), 1e6)
+    assert model.weight.grad.tolist() == [[1.0] * 4]
+
+
+def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler():
+    accelerator = Accelerator(
+        mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=2.0**10, growth_interval=2)], cpu=True
+    )
+    model = accelerator.prepare(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(3):
+        before = model.weight.detach().clone()
+        accelerator.backward(model(torch.ones(2, 4)).mean())
+        accelerator.unscale_gradients(optimizer)
+        assert model.weight.grad.tolist() == [[1.0] * 4]
+        accelerator.scaler.step(optimizer)
+        accelerator.scaler.update()
+        optimizer.zero_grad()
+        assert torch.equal(model.weight, before - 0.5)
+        assert accelerator.scaler.get_scale() == (2.0**10 if step == 0 else 2.0**11)
