@@ -259,7 +259,7 @@ class Accelerator:
             ValueError: on several processes, for a model that is spread over several devices.
         """
         if _is_prepared(model):
-            _remember(_innermost(model), self._models)
+            self._remember_model(model)
             return model
         self._models.append(model)
         if self.distributed_type != DistributedType.NO:
@@ -277,6 +277,12 @@ class Accelerator:
             model = torch.compile(model, **compiler.to_kwargs())  # type: ignore[assignment]  # a module is returned
         _mark_as_prepared(model)
         return model
+
+    def _remember_model(self, prepared: torch.nn.Module) -> None:
+        """Let checkpoints hold the model inside `prepared`, unless they do so already, compiled or not."""
+        model = _innermost(prepared)
+        if not any(_innermost(known) is model for known in self._models):
+            self._models.append(model)
 
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
         model._original_forward = model.forward

@@ -42,7 +42,7 @@ from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.files import discard_draft
 from .utils.modeling import write_weights
 from .utils.serialization import load_safely, save_loadable
-from .utils.weights import view_key, write_file
+from .utils.weights import under_names_of, view_key, write_file
 
 __all__ = [
     "CheckpointError",
@@ -260,7 +260,7 @@ def _state_of_rank(accelerator: Any) -> dict[str, Any]:
     of_rank: dict[str, Any] = {RANDOM_STATES_FILE: states}
     is_within_window = accelerator.step % accelerator.gradient_accumulation_steps != 0
     if is_within_window:
-        of_rank[GRADIENTS_FILE] = [_gradients(accelerator.unwrap_model(model)) for model in accelerator._models]
+        of_rank[GRADIENTS_FILE] = [_gradients(_bare(accelerator, model)) for model in accelerator._models]
     return of_rank
 
 
@@ -272,6 +272,11 @@ def get_random_states(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state(device)
     return states
+
+
+def _bare(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
+    """The script's own model inside `model`: in a resumed run it may be compiled where it was not before."""
+    return accelerator.unwrap_model(model, keep_torch_compile=False)
 
 
 def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -435,7 +440,7 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, models: list, load_model
     for optimizer in accelerator._optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced
     for index, model in enumerate(models):
-        bare = accelerator.unwrap_model(model, keep_torch_compile=False)
+        bare = _bare(accelerator, model)
         weights = _under_names_of(bare, checkpoint.load_weights(index))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for each in _objects_with_state(accelerator):
@@ -445,11 +450,17 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, models: list, load_model
 
 
 def _under_names_of(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`weights` under the names of `model`: without DDP's prefix. Tied weights, saved once, get all their names."""
+    """`weights` under the names of `model`: without the prefixes of DDP and of `torch.compile`.
+
+    Tied weights, saved once, get all their names.
+    """
     own = model.state_dict()
+    if own.keys() == weights.keys():
+        return weights  # with the versions of the modules, which a state dict holds as an attribute
     named = {}
     for name, tensor in weights.items():
         named[name if name in own else name.removeprefix("module.")] = tensor
+    named = under_names_of(model, named)
     saved = {}
     for name in own.keys() & named.keys():
         saved[view_key(own[name], name)] = named[name]
@@ -490,7 +501,7 @@ def _restore_gradients(accelerator: Any, checkpoint: _Checkpoint) -> None:
     gradients_of_ranks = [checkpoint.load(name) for name in names if name in checkpoint.manifest]
     for index, model in enumerate(accelerator._models):
         gradients_of_model = [gradients[index] for gradients in gradients_of_ranks]
-        for name, parameter in accelerator.unwrap_model(model).named_parameters():
+        for name, parameter in _bare(accelerator, model).named_parameters():
             parts = [gradients[name] for gradients in gradients_of_model if name in gradients]
             parameter.grad = _mean(parts, len(gradients_of_ranks), parameter.device)
 

@@ -47,7 +47,7 @@ from .device_maps import (  # noqa: F401
     set_module_tensor_to_device,
 )
 from .files import atomic_write, sync_to_disk
-from .weights import clean_state_dict_for_safetensors, view_key, write_file
+from .weights import clean_state_dict_for_safetensors, under_names_of, view_key, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -279,14 +279,19 @@ def load_checkpoint_in_model(
     if out_of_scope:
         raise NotImplementedError(f"load_checkpoint_in_model: {', '.join(out_of_scope)} is out of scope")
     model = _unwrapped(model)
-    if any(tensor.is_meta for tensor in model.state_dict().values()):
+    if any(_is_meta(value) for value in model.state_dict().values()):
         raise NotImplementedError("load_checkpoint_in_model: a model on the meta device is out of scope")
     loaded: set[str] = set()
     for path in _weight_files(Path(checkpoint)):
-        weights = load_state_dict(path)
+        weights = under_names_of(model, load_state_dict(path))
         model.load_state_dict(weights, strict=False)
         loaded |= weights.keys()
     _compare_names(model, checkpoint, loaded, strict)
+
+
+def _is_meta(value: Any) -> bool:
+    """Whether an entry of a state dict, which need not be a tensor, is one on the meta device."""
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:

@@ -39,15 +39,39 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> 
     return cleaned
 
 
-def view_key(tensor: torch.Tensor, name: str) -> Any:
+def view_key(tensor: Any, name: str) -> Any:
     """What two names of the same weights have in common: the same elements, in the same places, as the same type.
 
-    A square matrix and its transpose have the same memory and the same shape; they differ in their strides. Tensors
-    without memory, on the meta device or without elements, have nothing in common: their key is `name`.
+    A square matrix and its transpose have the same memory and the same shape; they differ in their strides. What
+    has no memory of that kind has nothing in common: tensors on the meta device, without elements or sparse ones, and
+    the extra states of modules, which need not be tensors. Its key is `name`.
     """
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        return name
     if tensor.data_ptr() == 0:
         return name
     place = (tensor.device, tensor.data_ptr())
     layout = (tensor.dtype, tensor.shape, tensor.stride())
     reading = (tensor.is_conj(), tensor.is_neg())
     return place, layout, reading
+
+
+def under_names_of(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
+    """`weights` under the names that `model` has for them, wherever the one or the other was compiled.
+
+    `torch.compile` puts a module into another one, so that the name of a weight is `_orig_mod.weight`. What `model`
+    does not have keeps its name.
+    """
+    own = model.state_dict()
+    if weights.keys() <= own.keys():
+        return weights  # with the versions of the modules, which a state dict holds as an attribute
+    own_names = {_without_compiler(name): name for name in own}
+    named = {}
+    for name, tensor in weights.items():
+        own_name = name if name in own else own_names.get(_without_compiler(name), name)
+        named[own_name] = tensor
+    return named
+
+
+def _without_compiler(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -756,3 +756,101 @@ def saved_from_two_folders(folder: str) -> list[str]:
 def test_machines_that_save_for_themselves_may_have_different_folders(tmp_path):
     first, second = ranks(2).run(saved_from_two_folders, str(tmp_path))
     assert first == second == ["manifest.json", "model.safetensors", "random_states_0.pkl", "random_states_1.pkl"]
+
+
+# Compiled models
+
+
+def weighing(number, compiled):
+    """An Accelerator and a model whose weights are all `number`; the script compiles it itself if it is `compiled`."""
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(model.weight, number)
+    if compiled:
+        model = torch.compile(model, backend="eager")
+    return accelerator, accelerator.prepare(model)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_run_that_compiles_its_model_loads_what_another_saved_and_the_reverse(saved, loaded, safe, tmp_path):
+    accelerator, model = weighing(3.0, compiled=saved)
+    accelerator.step = 1
+    accelerator.gradient_accumulation_steps = 2  # in the middle of a window, with gradients
+    model(torch.ones(1, 2)).sum().backward()
+    accelerator.save_state(tmp_path / "c", safe_serialization=safe)
+    accelerator, model = weighing(5.0, compiled=loaded)
+    accelerator.load_state(tmp_path / "c")
+    assert model.weight.tolist() == [[3.0, 3.0]]
+    assert model.weight.grad.tolist() == [[1.0, 1.0]]
+
+
+def test_the_weights_of_a_compiled_model_have_the_names_that_the_original_gives_them(tmp_path):
+    original = pytest.importorskip("accelerate")
+    accelerator, _ = weighing(3.0, compiled=True)
+    accelerator.save_state(tmp_path / "ours")
+    theirs = original.Accelerator(cpu=True)
+    theirs.prepare(torch.compile(torch.nn.Linear(2, 1), backend="eager"))
+    theirs.save_state(tmp_path / "theirs")
+    from safetensors.torch import load_file
+
+    names = [set(load_file(tmp_path / whose / "model.safetensors")) for whose in ("ours", "theirs")]
+    assert names[0] == names[1] == {"_orig_mod.weight", "_orig_mod.bias"}
+
+
+def test_a_compiled_model_that_is_prepared_again_is_saved_once():
+    accelerator, model = weighing(3.0, compiled=True)
+    assert accelerator.prepare(model) is model
+    assert len(accelerator._models) == 1
+    accelerator.free_memory()
+    accelerator.prepare(model)
+    assert len(accelerator._models) == 1
+
+
+# What a state dict may hold beside tensors with memory of their own
+
+
+class Unusual(torch.nn.Module):
+    """Has an extra state that is no tensor, and a buffer that is sparse."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+        self.number = number
+        self.register_buffer("sparse", (number * torch.eye(2)).to_sparse())
+
+    def get_extra_state(self) -> dict:
+        return {"number": self.number}
+
+    def set_extra_state(self, state: dict) -> None:
+        self.number = state["number"]
+
+
+def test_extra_states_and_sparse_buffers_come_back(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(Unusual(3))
+    accelerator.save_state(tmp_path / "c", safe_serialization=False)
+    model.number = 5
+    model.sparse.zero_()
+    accelerator.load_state(tmp_path / "c")
+    assert model.number == 3
+    assert torch.equal(model.sparse.to_dense(), 3 * torch.eye(2))
+
+
+class Versioned(torch.nn.Linear):
+    """Notes the version of the weights that it is given."""
+
+    _version = 4
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        self.version_loaded = local_metadata.get("version")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def test_modules_are_told_of_which_version_their_weights_are(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(Versioned(2, 1))
+    accelerator.save_state(tmp_path / "c", safe_serialization=False)
+    accelerator.load_state(tmp_path / "c")
+    assert model.version_loaded == 4

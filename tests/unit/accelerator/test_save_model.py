@@ -174,3 +174,39 @@ def test_one_object_is_saved_and_loaded_by_the_functions_of_utils(accelerator, o
     with (tmp_path / "open").open("wb") as file:
         utils.save({"b": state["b"]}, file, safe_serialization=True)
     assert torch.equal(load_state_dict((tmp_path / "open").rename(tmp_path / "b.safetensors"))["b"], state["b"])
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("into", ["compiled", "not compiled"])
+def test_a_compiled_model_is_saved_and_loaded(safe, into, accelerator, original, tmp_path, caplog):
+    modeling = importlib.import_module("accelerate.utils.modeling")
+    model = Network()
+    prepared = accelerator.prepare(torch.compile(model, backend="eager"))
+    accelerator.save_model(prepared, tmp_path, safe_serialization=safe)
+    for load in (load_checkpoint_in_model, modeling.load_checkpoint_in_model):
+        copy = Network()
+        load(torch.compile(copy, backend="eager") if into == "compiled" else copy, str(tmp_path))
+        is_loaded = all(torch.equal(tensor, copy.state_dict()[name]) for name, tensor in model.state_dict().items())
+        assert is_loaded == (into == "compiled" or load is load_checkpoint_in_model)
+
+
+def test_an_extra_state_that_is_no_tensor_is_loaded_as_in_accelerate(original, tmp_path):
+    modeling = importlib.import_module("accelerate.utils.modeling")
+
+    class Extra(torch.nn.Linear):
+        number = 3
+
+        def get_extra_state(self):
+            return {"number": self.number}
+
+        def set_extra_state(self, state):
+            self.number = state["number"]
+
+    model = Extra(2, 1)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    for load in (load_checkpoint_in_model, modeling.load_checkpoint_in_model):
+        copy = Extra(2, 1)
+        copy.number = 5
+        load(copy, str(tmp_path))
+        assert copy.number == 3
+        assert torch.equal(copy.weight, model.weight)
