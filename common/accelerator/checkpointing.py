@@ -141,7 +141,12 @@ def _path_on_writer(path: Path, on_each_node: bool) -> Path:
 # Saving
 
 
-def save_state(accelerator: Any, output_dir: str | os.PathLike | None = None, safe_serialization: bool = True) -> str:
+def save_state(
+    accelerator: Any,
+    output_dir: str | os.PathLike | None = None,
+    safe_serialization: bool = True,
+    **save_model_func_kwargs: Any,
+) -> str:
     """Write everything that the run needs to go on, and return the folder. A collective: all processes must call it.
 
     That is: the models' weights (under the names that the script's models give them), optimizers, schedulers, positions
@@ -153,6 +158,8 @@ def save_state(accelerator: Any, output_dir: str | os.PathLike | None = None, sa
         output_dir: the folder, where ~ is the home folder; under automatic naming
             `project_dir/checkpoints/checkpoint_{iteration}` instead.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
+        save_model_func_kwargs: for the engines of the original that save their models themselves. They are out of
+            scope, and without them the original ignores these arguments too.
 
     Raises:
         ValueError: without a folder; under automatic naming, if that checkpoint is there already.

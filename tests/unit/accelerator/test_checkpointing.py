@@ -854,3 +854,14 @@ def test_modules_are_told_of_which_version_their_weights_are(tmp_path):
     accelerator.save_state(tmp_path / "c", safe_serialization=False)
     accelerator.load_state(tmp_path / "c")
     assert model.version_loaded == 4
+
+
+# Arguments
+
+
+def test_further_arguments_of_save_state_are_ignored_as_in_the_original(tmp_path):
+    original = pytest.importorskip("accelerate")
+    accelerator, *_ = small()
+    for each, folder in ((accelerator, "ours"), (original.Accelerator(cpu=True), "theirs")):
+        each.save_state(str(tmp_path / folder), exclude_frozen_parameters=True)
+        assert (tmp_path / folder / "random_states_0.pkl").exists()
