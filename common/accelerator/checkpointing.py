@@ -224,7 +224,8 @@ def _collect(accelerator: Any, building: Path) -> CollectedState:
     weights = [accelerator.get_state_dict(model) for model in accelerator._models]
     for hook in accelerator._save_model_state_pre_hook.values():
         hook(accelerator._models, weights, str(building))
-    states = {each.file_name: each.object.state_dict() for each in _objects_with_state(accelerator)}
+    objects = [*_optimizers(accelerator), *_objects_with_state(accelerator)]
+    states = {each.file_name: each.object.state_dict() for each in objects}
     return CollectedState(weights, states, _state_of_rank(accelerator))
 
 
@@ -235,12 +236,15 @@ class ObjectWithState(NamedTuple):
     object: Any
 
 
+def _optimizers(accelerator: Any) -> list[ObjectWithState]:
+    return _numbered_files(OPTIMIZER_FILE, accelerator._optimizers)
+
+
 def _objects_with_state(accelerator: Any) -> list[ObjectWithState]:
-    """All but the models: hooks may take over the saving of their weights."""
+    """All but models and optimizers: hooks may take over the saving of weights."""
     scalers = [] if accelerator.scaler is None else [accelerator.scaler]
     custom = accelerator._custom_objects
     return [
-        *_numbered_files(OPTIMIZER_FILE, accelerator._optimizers),
         *_numbered_files(SCHEDULER_FILE, accelerator._schedulers),
         *_numbered_files(LOADER_FILE, accelerator._dataloaders),
         *_numbered_files(SCALER_NAME, scalers),
@@ -337,8 +341,8 @@ def load_state(
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
             default.
         load_kwargs: for `torch.load`; `weights_only` is always on.
-        load_model_func_kwargs: for the models' `load_state_dict`; `map_location`, "cpu" or "on_device", is where
-            tensors are read to.
+        load_model_func_kwargs: for the models' `load_state_dict`; `map_location`, "cpu" or "on_device", is where the
+            tensors of models and optimizers are read to. All others are read to the CPU.
 
     Raises:
         CheckpointError: naming the file that is missing, damaged or foreign; under automatic naming, if no checkpoint
@@ -403,13 +407,21 @@ class _Checkpoint:
     load_kwargs: dict[str, Any]
 
     def load(self, name: str) -> Any:
+        """The content of a file on the CPU, the only place from which generators take their states."""
+        return self._load(name, self.load_kwargs | {"map_location": "cpu"})
+
+    def load_to_device(self, name: str) -> Any:
+        """The content of a file that `map_location` is meant for: of a model or an optimizer."""
+        return self._load(name, {"map_location": self.map_location} | self.load_kwargs)
+
+    def _load(self, name: str, settings: dict[str, Any]) -> Any:
         with self.reading(name) as path:
-            return load_safely(path, **{"map_location": self.map_location} | self.load_kwargs)
+            return load_safely(path, **settings)
 
     def load_weights(self, index: int) -> dict[str, torch.Tensor]:
         safe_name = _weights_name(index, True)
         if safe_name not in self.manifest:
-            return self.load(_weights_name(index, False))
+            return self.load_to_device(_weights_name(index, False))
         from safetensors.torch import load_file
 
         with self.reading(safe_name) as path:
@@ -450,6 +462,8 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, models: list, load_model
         bare = _bare(accelerator, model)
         weights = _under_names_of(bare, checkpoint.load_weights(index))
         bare.load_state_dict(weights, **load_model_func_kwargs)
+    for each in _optimizers(accelerator):
+        each.object.load_state_dict(checkpoint.load_to_device(each.file_name))
     for each in _objects_with_state(accelerator):
         each.object.load_state_dict(checkpoint.load(each.file_name))
     _restore_random_states(accelerator, checkpoint)

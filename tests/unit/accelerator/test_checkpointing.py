@@ -859,6 +859,35 @@ def test_modules_are_told_of_which_version_their_weights_are(tmp_path):
 # Arguments
 
 
+def test_only_models_and_optimizers_are_read_to_the_device(tmp_path, monkeypatch):
+    """Generators take their states from the CPU alone, and registered objects get theirs there in the original."""
+    accelerator, _, optimizer = small()
+    loader = accelerator.prepare(DataLoader(range(8), shuffle=True, generator=torch.Generator()))
+    accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1))
+    accelerator.register_for_checkpointing(Progress())
+    for _ in loader:
+        accelerator.save_state(tmp_path / "c", safe_serialization=False)
+        break
+    places = {}
+    load_safely = checkpointing.load_safely
+
+    def noted(path, map_location, **settings):
+        places[path.name] = str(map_location)
+        return load_safely(path, "cpu", **settings)
+
+    monkeypatch.setattr(checkpointing, "load_safely", noted)
+    monkeypatch.setattr(checkpointing, "_device_to_read_to", lambda *_: torch.device("meta"))
+    accelerator.load_state(tmp_path / "c", map_location="on_device")
+    assert places == {
+        "pytorch_model.bin": "meta",
+        "optimizer.bin": "meta",
+        "scheduler.bin": "cpu",
+        "dl_state_dict.bin": "cpu",
+        "custom_checkpoint_0.pkl": "cpu",
+        "random_states_0.pkl": "cpu",
+    }
+
+
 def test_further_arguments_of_save_state_are_ignored_as_in_the_original(tmp_path):
     original = pytest.importorskip("accelerate")
     accelerator, *_ = small()
