@@ -12,12 +12,13 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
 from .state import PartialState
 from .utils import other
@@ -40,6 +41,7 @@ from .utils.checkpoint_folder import (
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.files import discard_draft
+from .utils.loader_identity import LoaderIdentity
 from .utils.modeling import write_weights
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, view_key, write_file
@@ -62,12 +64,16 @@ __all__ = [
     "write_manifest",
 ]
 
+logger = get_logger(__name__)
+
 OPTIMIZER_FILE = "optimizer.bin"
 SCHEDULER_FILE = "scheduler.bin"
 LOADER_FILE = "dl_state_dict.bin"
 CUSTOM_FILE = "custom_checkpoint_{}.pkl"
 RANDOM_STATES_FILE = "random_states_{}.pkl"
 GRADIENTS_FILE = "gradients_{}.bin"
+# Beside the position of a loader: which data it goes through.
+IDENTITY = "identity"
 
 _LEAST_FREE_BYTES = 2**16
 
@@ -224,8 +230,11 @@ def _collect(accelerator: Any, building: Path) -> CollectedState:
     weights = [accelerator.get_state_dict(model) for model in accelerator._models]
     for hook in accelerator._save_model_state_pre_hook.values():
         hook(accelerator._models, weights, str(building))
-    objects = [*_optimizers(accelerator), *_objects_with_state(accelerator)]
+    objects = [*_optimizers(accelerator), *_other_objects(accelerator)]
     states = {each.file_name: each.object.state_dict() for each in objects}
+    for each in _loaders(accelerator):
+        identity = LoaderIdentity.of(each.object)
+        states[each.file_name] = each.object.state_dict() | {IDENTITY: asdict(identity)}
     return CollectedState(weights, states, _state_of_rank(accelerator))
 
 
@@ -240,13 +249,16 @@ def _optimizers(accelerator: Any) -> list[ObjectWithState]:
     return _numbered_files(OPTIMIZER_FILE, accelerator._optimizers)
 
 
-def _objects_with_state(accelerator: Any) -> list[ObjectWithState]:
-    """All but models and optimizers: hooks may take over the saving of weights."""
+def _loaders(accelerator: Any) -> list[ObjectWithState]:
+    return _numbered_files(LOADER_FILE, accelerator._dataloaders)
+
+
+def _other_objects(accelerator: Any) -> list[ObjectWithState]:
+    """All but models, optimizers and loaders."""
     scalers = [] if accelerator.scaler is None else [accelerator.scaler]
     custom = accelerator._custom_objects
     return [
         *_numbered_files(SCHEDULER_FILE, accelerator._schedulers),
-        *_numbered_files(LOADER_FILE, accelerator._dataloaders),
         *_numbered_files(SCALER_NAME, scalers),
         *[ObjectWithState(CUSTOM_FILE.format(index), each) for index, each in enumerate(custom)],
     ]
@@ -357,12 +369,15 @@ def load_state(
     folder = _folder_to_load(accelerator, input_dir)
     models = list(accelerator._models)
     map_location = _device_to_read_to(accelerator, load_model_func_kwargs.pop("map_location", None))
+    # The position of a loader was saved by the main process. Whether a loader is the same is for it to say, too: the
+    # data sets of the others may differ, where the main process reads for all.
+    identities = broadcast_object_list([[LoaderIdentity.of(loader) for loader in accelerator._dataloaders]])[0]
 
     def restore() -> None:
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, str(folder))
         checkpoint = _Checkpoint(folder, read_manifest(folder) or {}, map_location, load_kwargs or {})
-        _restore(accelerator, checkpoint, models, load_model_func_kwargs)
+        _restore(accelerator, checkpoint, models, identities, load_model_func_kwargs)
 
     run_on_all_ranks(restore)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
@@ -418,23 +433,33 @@ class _Checkpoint:
         with self.reading(name) as path:
             return load_safely(path, **settings)
 
-    def load_weights(self, index: int) -> dict[str, torch.Tensor]:
+    def weights_name(self, index: int) -> str:
+        """The file with the weights of model `index`."""
         safe_name = _weights_name(index, True)
-        if safe_name not in self.manifest:
-            return self.load_to_device(_weights_name(index, False))
+        return safe_name if safe_name in self.manifest else _weights_name(index, False)
+
+    def load_weights(self, index: int) -> dict[str, torch.Tensor]:
+        name = self.weights_name(index)
+        if name == _weights_name(index, False):
+            return self.load_to_device(name)
         from safetensors.torch import load_file
 
-        with self.reading(safe_name) as path:
+        with self.reading(name) as path:
             return load_file(path, device=str(self.map_location))
+
+    def check_holds(self, names: list[str]) -> None:
+        """Raise a CheckpointError that names the first of `names` which is not there."""
+        for name in names:
+            if name not in self.manifest:
+                raise CheckpointError(
+                    f"{self.folder} holds no {name}: it was saved by a run that had prepared something else"
+                )
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
         """Turn any error in the block into a CheckpointError that names the file. Its manifest may have been forged."""
         path = self.folder / name
-        if name not in self.manifest:
-            raise CheckpointError(
-                f"{self.folder} holds no {name}: it was saved by a run that had prepared something else"
-            )
+        self.check_holds([name])
         try:
             yield path
         except CheckpointError:
@@ -450,24 +475,82 @@ class _Checkpoint:
         return number
 
 
-def _restore(accelerator: Any, checkpoint: _Checkpoint, models: list, load_model_func_kwargs: dict[str, Any]) -> None:
-    saved = checkpoint.count(CUSTOM_FILE)
-    registered = len(accelerator._custom_objects)
-    if saved != registered:
-        where = f"Number of custom checkpoints in folder {checkpoint.folder}"
-        raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
+def _restore(
+    accelerator: Any,
+    checkpoint: _Checkpoint,
+    models: list,
+    identities: list[LoaderIdentity],
+    load_model_func_kwargs: dict[str, Any],
+) -> None:
+    """Put everything into the state of `checkpoint`. What it cannot be put into is found before a weight changes."""
+    _check_registered_objects(accelerator, checkpoint)
+    optimizers = _optimizers(accelerator)
+    others = _other_objects(accelerator)
+    needed = [checkpoint.weights_name(index) for index in range(len(models))]
+    needed += [each.file_name for each in (*optimizers, *others)]
+    needed.append(RANDOM_STATES_FILE.format(0))
+    checkpoint.check_holds(needed)
+    positions = _saved_positions(accelerator, checkpoint, identities)
     for optimizer in accelerator._optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced
     for index, model in enumerate(models):
         bare = _bare(accelerator, model)
         weights = _under_names_of(bare, checkpoint.load_weights(index))
         bare.load_state_dict(weights, **load_model_func_kwargs)
-    for each in _optimizers(accelerator):
+    for each in optimizers:
         each.object.load_state_dict(checkpoint.load_to_device(each.file_name))
-    for each in _objects_with_state(accelerator):
+    for each in others:
         each.object.load_state_dict(checkpoint.load(each.file_name))
+    for position in positions:
+        position.loader.load_state_dict(position.state)
     _restore_random_states(accelerator, checkpoint)
     _restore_gradients(accelerator, checkpoint)
+
+
+def _check_registered_objects(accelerator: Any, checkpoint: _Checkpoint) -> None:
+    saved = checkpoint.count(CUSTOM_FILE)
+    registered = len(accelerator._custom_objects)
+    if saved != registered:
+        where = f"Number of custom checkpoints in folder {checkpoint.folder}"
+        raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
+
+
+class SavedPosition(NamedTuple):
+    """A loader, and the state in which a checkpoint has it."""
+
+    loader: Any
+    state: dict[str, Any]
+
+
+def _saved_positions(
+    accelerator: Any, checkpoint: _Checkpoint, identities: list[LoaderIdentity]
+) -> list[SavedPosition]:
+    """The loaders that go on where the checkpoint was made. The others start at their beginning.
+
+    Files tell the loaders apart by their number only. A script that evaluates may prepare its test data first, where
+    the training had prepared its training data; and a loader that was prepared after the checkpoint has no file.
+
+    Raises:
+        ValueError: if a loader cannot go on after that many samples.
+    """
+    positions = []
+    # A process may have prepared more loaders than the main process, which saves and loads none of these.
+    for each, identity in zip(_loaders(accelerator), identities, strict=False):
+        if each.file_name not in checkpoint.manifest:
+            continue
+        state = checkpoint.load(each.file_name)
+        with checkpoint.reading(each.file_name):
+            # Older checkpoints do not say which data a loader went through.
+            saved = LoaderIdentity(**state.pop(IDENTITY)) if IDENTITY in state else identity
+        if identity.is_other_than(saved):
+            logger.warning(
+                f"{checkpoint.folder / each.file_name} is of another loader ({saved}): "
+                f"the one that is prepared now ({identity}) starts at its beginning"
+            )
+            continue
+        each.object.step_of(state)
+        positions.append(SavedPosition(each.object, state))
+    return positions
 
 
 def _under_names_of(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

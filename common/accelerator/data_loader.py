@@ -338,17 +338,26 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         Raises:
             ValueError: if the samples handed out are no whole number of this loader's steps.
         """
-        samples = state_dict["step"] * state_dict["step_size"]
-        step, rest = divmod(samples, self.total_batch_size)
-        if rest:
-            where = f"{samples} samples of epoch {state_dict['epoch']}"
-            raise ValueError(f"it stopped after {where}, no whole number of steps of {self.total_batch_size}")
+        step = self.step_of(state_dict)
         self.iteration = state_dict["epoch"]
         self._load_generators(state_dict)
         drawn_from = None
         if state_dict.get("drawn_from_torch") is not None:
             drawn_from = GeneratorStates(state_dict["drawn_from_torch"], state_dict["drawn_from_sampler"])
         self._progress.resume = Pass(self.iteration, step, drawn_from) if step else None
+
+    def step_of(self, state_dict: dict[str, Any]) -> int:
+        """The steps of this loader that had been handed out when `state_dict` was saved.
+
+        Raises:
+            ValueError: if the samples handed out are no whole number of steps.
+        """
+        samples = state_dict["step"] * state_dict["step_size"]
+        step, rest = divmod(samples, self.total_batch_size)
+        if rest:
+            where = f"{samples} samples of epoch {state_dict['epoch']}"
+            raise ValueError(f"it stopped after {where}, no whole number of steps of {self.total_batch_size}")
+        return step
 
     def _load_generators(self, state_dict: dict[str, Any]) -> None:
         sampler = self._order_sampler

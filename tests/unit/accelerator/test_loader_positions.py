@@ -1,0 +1,190 @@
+"""A checkpoint's position in the data is taken over by the loader that it was saved for, and by no other."""
+
+import logging
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
+
+from common.accelerator import Accelerator, checkpointing
+from common.accelerator.checkpointing import CheckpointError
+from common.accelerator.state import PartialState
+from common.accelerator.utils import DataLoaderConfiguration
+from common.processes import ranks
+
+
+class Stream(IterableDataset):
+    """A stream that knows its length."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return ((torch.tensor(number),) for number in range(self.n))
+
+
+def numbers(n, batch_size=4, **how):
+    return DataLoader(TensorDataset(torch.arange(n)), batch_size=batch_size, **how)
+
+
+def seen(loader):
+    return [number for (batch,) in loader for number in batch.tolist()]
+
+
+def save_after_two_steps(folder, *loaders):
+    """Save a checkpoint within an epoch of the first of `loaders`."""
+    accelerator = Accelerator(cpu=True)
+    first, *_ = [accelerator.prepare(loader) for loader in loaders]
+    for step, _ in enumerate(first, 1):
+        if step == 2:
+            accelerator.save_state(folder)
+            break
+
+
+ANOTHER = {
+    "fewer samples": (lambda: numbers(24, shuffle=True), lambda: numbers(10, shuffle=True)),
+    "in order": (lambda: numbers(24, shuffle=True), lambda: numbers(24)),
+    "a stream": (lambda: numbers(24), lambda: DataLoader(Stream(24), batch_size=4)),
+    "a shorter stream": (
+        lambda: DataLoader(Stream(24), batch_size=4),
+        lambda: DataLoader(Stream(10), batch_size=4),
+    ),
+    "another part of the data": (
+        lambda: numbers(24, sampler=SubsetRandomSampler(range(20))),
+        lambda: numbers(24, sampler=SubsetRandomSampler(range(12, 24))),
+    ),
+    "no whole number of its steps": (lambda: numbers(24), lambda: numbers(10, batch_size=3)),
+}
+
+
+@pytest.mark.parametrize("kind", ANOTHER)
+def test_a_loader_of_other_data_starts_at_its_beginning_with_a_warning(kind, tmp_path, caplog):
+    training, evaluation = ANOTHER[kind]
+    save_after_two_steps(tmp_path / "c", training())
+    caplog.clear()
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(evaluation())
+    with caplog.at_level(logging.WARNING):
+        accelerator.load_state(tmp_path / "c")
+    (record,) = caplog.records
+    assert "starts at its beginning" in record.getMessage() and "\n" not in record.getMessage()
+    assert len(seen(loader)) == len(seen(evaluation()))
+
+
+THE_SAME = {
+    "unchanged": (lambda: numbers(24, shuffle=True), lambda: numbers(24, shuffle=True)),
+    "smaller batches": (lambda: numbers(24, shuffle=True), lambda: numbers(24, batch_size=2, shuffle=True)),
+    "larger batches": (lambda: numbers(24), lambda: numbers(24, batch_size=8)),
+    "without the tail": (
+        lambda: numbers(24, sampler=RandomSampler(range(24), num_samples=24)),
+        lambda: numbers(24, batch_size=8, sampler=RandomSampler(range(24), num_samples=16)),
+    ),
+    "a stream": (
+        lambda: DataLoader(Stream(24), batch_size=4),
+        lambda: DataLoader(Stream(24), batch_size=8),
+    ),
+    "batches of the script's own": (
+        lambda: DataLoader(TensorDataset(torch.arange(24)), batch_sampler=[[n, n + 1] for n in range(0, 24, 2)]),
+        lambda: DataLoader(TensorDataset(torch.arange(24)), batch_sampler=[[n, n + 1] for n in range(0, 24, 2)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", THE_SAME)
+def test_a_loader_of_the_same_data_goes_on_also_with_other_batches(kind, tmp_path, caplog):
+    training, resumed = THE_SAME[kind]
+    torch.manual_seed(1)
+    save_after_two_steps(tmp_path / "c", training())
+    caplog.clear()
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(resumed())
+    accelerator.load_state(tmp_path / "c")
+    assert not caplog.records
+    whole = len(seen(resumed()))
+    done = 4 if kind == "batches of the script's own" else 8
+    assert len(seen(loader)) == whole - done
+
+
+def test_a_checkpoint_that_does_not_say_what_its_loaders_are_goes_on_as_before(tmp_path):
+    save_after_two_steps(tmp_path / "c", numbers(24))
+    path = tmp_path / "c/dl_state_dict.bin"
+    state = torch.load(path, weights_only=True)
+    del state[checkpointing.IDENTITY]
+    torch.save(state, path)
+    (tmp_path / "c/manifest.json").unlink()
+    checkpointing.write_manifest(tmp_path / "c")
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(numbers(24))
+    accelerator.load_state(tmp_path / "c")
+    assert seen(loader) == list(range(8, 24))
+
+
+def with_data_on_the_main_process_only(folder):
+    """What is left of an epoch after a checkpoint, and a random number drawn after it, on processes without data."""
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True), cpu=True)
+
+    def prepared():
+        return accelerator.prepare(numbers(16 if accelerator.is_main_process else 1, batch_size=2))
+
+    for _ in prepared():
+        accelerator.save_state(folder)
+        break
+    accelerator.free_memory()
+    loader = prepared()
+    accelerator.load_state(folder)
+    torch.manual_seed(8)
+    rest = seen(loader)
+    drawn = torch.rand(()).item()
+    accelerator.end_training()
+    PartialState._reset_state()
+    return rest, drawn
+
+
+def test_the_main_process_says_whether_a_loader_is_the_same(tmp_path):
+    (first, drawn), (second, drawn_elsewhere) = ranks(2).run(with_data_on_the_main_process_only, str(tmp_path / "c"))
+    assert sorted(first + second) == list(range(4, 16))
+    assert drawn == drawn_elsewhere
+
+
+def test_a_loader_prepared_after_the_checkpoint_starts_at_its_beginning(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    training = accelerator.prepare(numbers(24))
+    for step, _ in enumerate(training, 1):
+        if step == 2:
+            accelerator.save_state(tmp_path / "c")
+    evaluation = accelerator.prepare(numbers(10))
+    accelerator.load_state(tmp_path / "c")
+    assert seen(evaluation) == list(range(10))
+    assert seen(training) == list(range(8, 24))
+
+
+def loaded(accelerator, model, folder):
+    """The error of loading `folder`, and the weight after it, which was 7 before."""
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    with pytest.raises(ValueError) as raised:
+        accelerator.load_state(folder)
+    return raised.value, model.weight.item()
+
+
+def test_what_cannot_be_loaded_is_found_before_a_weight_is_changed(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    for step, _ in enumerate(accelerator.prepare(numbers(24)), 1):
+        if step == 2:
+            accelerator.save_state(tmp_path / "c")
+    accelerator._dataloaders.clear()
+    accelerator.prepare(numbers(24, batch_size=3))
+    error, weight = loaded(accelerator, model, tmp_path / "c")
+    assert "no whole number of steps of 3" in str(error) and weight == 7.0
+    accelerator._dataloaders.clear()
+    accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    error, weight = loaded(accelerator, model, tmp_path / "c")
+    assert isinstance(error, CheckpointError) and "optimizer.bin" in str(error) and weight == 7.0
+    accelerator._optimizers.clear()
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    error, weight = loaded(accelerator, model, tmp_path / "c")
+    assert isinstance(error, CheckpointError) and "pytorch_model_1.bin" in str(error) and weight == 7.0
