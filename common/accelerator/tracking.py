@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .out_of_scope import refusal
+from .out_of_scope import OutOfScope, refusal
 from .state import PartialState
 from .utils.dataclasses import LoggerType  # noqa: F401
 
@@ -301,14 +301,11 @@ class SwanLabTracker(_RunTracker):
         return swanlab
 
 
-class _OutOfScopeTracker(GeneralTracker):
+class _OutOfScopeTracker(OutOfScope, GeneralTracker):
     """A tracker of Accelerate's that this core does not have."""
 
     requires_logging_directory = False
     tracker: Any = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(refusal(type(self).__name__))
 
 
 class AimTracker(_OutOfScopeTracker):

@@ -37,6 +37,13 @@ def test_the_table_is_what_the_script_makes():
     assert original_names.TABLE.read_text(encoding="utf-8") == made, f"write it anew: {original_names.__doc__}"
 
 
+def test_trackers_that_are_not_here_are_said_to_be_out_of_scope(names):
+    trackers = {name.name: verdict(name) for name in names if name.module == "accelerate.tracking"}
+    for name in ("AimTracker", "ClearMLTracker", "CometMLTracker", "DVCLiveTracker", "MLflowTracker", "TrackioTracker"):
+        assert trackers[name] == STAND_IN, name
+    assert trackers["WandBTracker"] == HERE
+
+
 def test_calls_that_the_original_takes_are_taken_here(names):
     wrong = {}
     for name in names:
