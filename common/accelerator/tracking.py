@@ -150,7 +150,7 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Show `values` as hyperparameters, and write them to `<time>/hparams.yml`; what is no number as text."""
+        """Show `values` as hyperparameters, and write them to `<time>/hparams.yml`; lists, paths and such as text."""
         import yaml
 
         values = {name: _number_or_text(value) for name, value in plain(values).items()}
@@ -492,11 +492,12 @@ def _structure_or_text(value: Any) -> Any:
         return {name: _structure_or_text(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_structure_or_text(item) for item in value]
-    return value if value is None else _number_or_text(value)
+    return _number_or_text(value)
 
 
-def _number_or_text(value: Any) -> bool | int | float | str:
-    return value if isinstance(value, (bool, int, float, str)) else str(value)
+def _number_or_text(value: Any) -> bool | int | float | str | None:
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if is_plain else str(value)
 
 
 def _finite(value: Any) -> Any:

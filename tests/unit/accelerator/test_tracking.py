@@ -257,12 +257,12 @@ def test_tensorboard_keeps_the_hyperparameters_in_a_file_too_as_in_accelerate(tm
     for module, name in ((theirs, "theirs"), (tracking, "ours")):
         tracker = module.TensorBoardTracker(name, str(tmp_path))
         tracker.start()
-        tracker.store_init_configuration({"lr": 0.1, "layers": 3, "name": "net", "on": True})
+        tracker.store_init_configuration({"lr": 0.1, "layers": 3, "name": "net", "on": True, "resume": None})
         tracker.finish()
         (path,) = (tmp_path / name).glob("*/hparams.yml")
         found.append(yaml.safe_load(path.read_text()))
     TheirState._reset_state()
-    assert found[0] == found[1] == {"lr": 0.1, "layers": 3, "name": "net", "on": True}
+    assert found[0] == found[1] == {"lr": 0.1, "layers": 3, "name": "net", "on": True, "resume": None}
 
 
 @pytest.fixture
