@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from .. import Accelerator
-from ..utils import DataLoaderConfiguration
+from ..utils import DataLoaderConfiguration, GradientAccumulationPlugin
 
 SAMPLES = 46  # divides by no usual global batch: some ranks get less than others
 
@@ -79,7 +79,12 @@ def train(data: TensorDataset, batch_size: int, seed: int, prepare: Callable, ba
 
 
 def main() -> None:
-    accelerator = Accelerator(mixed_precision="no", dataloader_config=DataLoaderConfiguration(split_batches=True))
+    accelerator = Accelerator(
+        mixed_precision="no",
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
+        # A number of steps would give way to the one that the configuration or the environment sets.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+    )
     for check in (check_ranks, check_sharding, check_training):
         check(accelerator)
         accelerator.print(f"ok: {check.__doc__}")

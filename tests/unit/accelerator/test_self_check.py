@@ -66,3 +66,10 @@ def _with(name: str, broken: str) -> str:
 def test_each_check_notices_its_fault(check, broken, message):
     answers = ranks(2).run(_with, check, broken, timeout=60)
     assert any(message in answer for answer in answers), answers
+
+
+def test_a_number_of_accumulation_steps_in_the_environment_is_no_fault(monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    self_check.main()
+    assert "PASSED: 1 process" in capsys.readouterr().out
