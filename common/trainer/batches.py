@@ -11,6 +11,10 @@ from torch import Tensor, nn
 # What the default collator calls a sample's label, and what a batch's labels are called.
 LABEL_KEYS = ("label", "label_ids")
 LABELS = "labels"
+# What the labels of models for question answering may be called besides.
+POSITION_LABELS = ("start_positions", "end_positions")
+# The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
+CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 
 
 def default_data_collator(samples: list) -> Any:
@@ -34,25 +38,36 @@ def default_data_collator(samples: list) -> Any:
 def _stack_dicts(samples: list[Mapping]) -> dict[str, Tensor]:
     first = samples[0]
     batch = {}
-    for key in LABEL_KEYS:
-        if first.get(key) is not None:
-            batch[LABELS] = _stack_labels([sample[key] for sample in samples])
-            break
+    if first.get("label") is not None:
+        batch[LABELS] = _stack_label([sample["label"] for sample in samples])
+    elif first.get("label_ids") is not None:
+        batch[LABELS] = _stack_label_ids([sample["label_ids"] for sample in samples])
     for key, value in first.items():
         if key not in LABEL_KEYS and value is not None and not isinstance(value, str):
             batch[key] = _stack([sample[key] for sample in samples])
     return batch
 
 
-def _stack_labels(labels: list) -> Tensor:
+def _stack_label(labels: list) -> Tensor:
+    """The labels that samples call "label". Only whole numbers become int64: a list or an array becomes float32."""
     first = labels[0]
-    if isinstance(first, Tensor) and first.dim() > 0:
+    if isinstance(first, Tensor) and first.numel() != 1:
         return torch.stack(labels)
+    number = first.item() if isinstance(first, Tensor) else first
+    return torch.tensor(labels, dtype=_label_dtype(number))
+
+
+def _stack_label_ids(labels: list) -> Tensor:
+    """The labels that samples call "label_ids": a list of values or a tensor for each sample."""
+    first = labels[0]
     if isinstance(first, Tensor):
-        first = first.item()
+        return torch.stack(labels)
     number = first if np.isscalar(first) else first[0]
-    is_integer = isinstance(number, int | np.integer)
-    return torch.tensor(labels, dtype=torch.long if is_integer else torch.float)
+    return torch.tensor(labels, dtype=_label_dtype(number))
+
+
+def _label_dtype(label: Any) -> torch.dtype:
+    return torch.long if isinstance(label, int | np.integer) else torch.float
 
 
 def _stack(values: list) -> Tensor:
@@ -67,7 +82,7 @@ class ColumnFilter:
     """A collator that drops, from samples that are dicts, the keys that the model does not take.
 
     Raises:
-        ValueError: when none of a sample's keys is left.
+        ValueError: when no key of any sample is left.
     """
 
     def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
@@ -75,13 +90,16 @@ class ColumnFilter:
         self.columns = {*parameters(model.forward), *label_names, *LABEL_KEYS}
 
     def __call__(self, samples: list) -> Any:
-        if not isinstance(samples[0], Mapping):
-            return self.collator(samples)
-        kept = [key for key in samples[0] if key in self.columns]
-        if not kept:
+        kept = [self._without_unused(sample) for sample in samples]
+        if all(isinstance(sample, dict) and not sample for sample in kept):
             columns = f"{', '.join(samples[0])} of the samples, {', '.join(sorted(self.columns))} of the model"
             raise ValueError(f"no column in common: {columns}. remove_unused_columns=False keeps them all")
-        return self.collator([{key: sample[key] for key in kept} for sample in samples])
+        return self.collator(kept)
+
+    def _without_unused(self, sample: Any) -> Any:
+        if not isinstance(sample, dict):
+            return sample
+        return {key: value for key, value in sample.items() if key in self.columns}
 
 
 def parameters(function: Callable) -> list[str]:
@@ -90,19 +108,40 @@ def parameters(function: Callable) -> list[str]:
 
 
 def find_labels(model: nn.Module) -> list[str]:
-    """The parameters of the model's `forward` that have "label" in their name."""
-    return [name for name in parameters(model.forward) if "label" in name]
+    """The parameters of the model's `forward` that have "label" in their name.
+
+    The labels of a model for question answering, which has these words in the name of its class, are positions too.
+    """
+    answers_questions = "QuestionAnswering" in type(model).__name__
+    positions = POSITION_LABELS if answers_questions else ()
+    return [name for name in parameters(model.forward) if "label" in name or name in positions]
 
 
-def takes_any_keyword(model: nn.Module) -> bool:
+def takes_any_keyword(function: Callable) -> bool:
+    """Whether a function has a `**kwargs`."""
+    taken = inspect.signature(function).parameters.values()
+    return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
+
+
+def takes_loss_keywords(model: nn.Module) -> bool:
     """Whether `forward` has a `**kwargs`: the Trainer then passes it `num_items_in_batch`.
 
     A model whose attribute `accepts_loss_kwargs` is set says it so.
     """
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
-    taken = inspect.signature(model.forward).parameters.values()
-    return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
+    return takes_any_keyword(model.forward)
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether the model's loss compares what it says at a position with the label of the next position.
+
+    Then the first label of each row is no target, and is not counted. The causal language models of `transformers`
+    say it by their attribute `loss_type`. In an encoder-decoder the labels stand where they are predicted.
+    """
+    config = getattr(model, "config", None)
+    is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
+    return getattr(model, "loss_type", None) in CAUSAL_LOSS_TYPES and not is_encoder_decoder
 
 
 def returns_loss_without_labels(model: nn.Module) -> bool:
@@ -140,14 +179,19 @@ def split_labels(batch: Any) -> LabelledBatch:
     return LabelledBatch(batch, None)
 
 
-def count_labels(batch: Any) -> Tensor | None:
+def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     """Labels other than -100 in a batch, a tensor without dimensions; None where there are none to count.
 
     `shift_labels`, which some collators of language models make, are counted in place of the labels.
+
+    Args:
+        shifted: leave out the first label of each row, see `shifts_labels`.
     """
     labels = split_labels(batch).labels
-    if labels is not None and isinstance(batch, Mapping):
-        labels = batch.get("shift_labels", labels)
+    if labels is not None and isinstance(batch, Mapping) and "shift_labels" in batch:
+        labels = batch["shift_labels"]
+    elif shifted and isinstance(labels, Tensor):
+        labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
 
 

@@ -94,7 +94,8 @@ class Trainer:
         self.model_wrapped = self.model
         label_names = self.args.label_names
         self.label_names = batches.find_labels(self.model) if label_names is None else label_names
-        self.model_accepts_loss_kwargs = batches.takes_any_keyword(self.model)
+        self.model_accepts_loss_kwargs = batches.takes_loss_keywords(self.model)
+        self._loss_shifts_labels = batches.shifts_labels(self.model)
 
         self.data_collator = data_collator or batches.default_data_collator
         self.train_dataset = train_dataset
@@ -109,7 +110,8 @@ class Trainer:
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         # Overrides in the style of older tutorials do without this argument.
-        self._loss_takes_count = "num_items_in_batch" in batches.parameters(self.compute_loss)
+        names = batches.parameters(self.compute_loss)
+        self._loss_takes_count = "num_items_in_batch" in names or batches.takes_any_keyword(self.compute_loss)
 
         # `train` puts the prepared ones in the place of these.
         self.optimizer: Any = optimizers[0]
@@ -360,16 +362,34 @@ class Trainer:
         return self.compute_loss(model, inputs, **options)
 
     def _count_items(self, window: list[Any]) -> Tensor | None:
-        """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels."""
+        """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
+
+        It is a float, as in the original, so that a loss in half precision becomes float32 when it is divided by it.
+        """
+        count = self._count_own_items(window)
+        if count is None:
+            return None
+        return self.accelerator.gather(count).sum().to(torch.get_default_dtype())
+
+    def _count_own_items(self, window: list[Any]) -> Tensor | None:
+        """The same of this rank alone, as a whole number."""
         if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in window:
-            count = batches.count_labels(batch)
+            count = batches.count_labels(batch, self._loss_shifts_labels)
             if count is None:
                 return None
             total += count.to(total.device)
-        return self.accelerator.gather(total).sum()
+        return total
+
+    def _count_items_in_evaluation(self, inputs: Any) -> Tensor | None:
+        num_processes = self.accelerator.num_processes
+        if num_processes == 1 or self.args.loading.even_batches:
+            return self._count_items([inputs])
+        # A rank may have no batch in this step, so none waits for the others: they count as if they had the same one.
+        count = self._count_own_items([inputs])
+        return None if count is None else (count * num_processes).to(torch.get_default_dtype())
 
     def _step(self, epoch: int, plan: TrainingPlan) -> None:
         """One optimizer step with the gradients of a window. Nothing in it waits for the device."""
@@ -670,7 +690,7 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items([inputs])
+                num_items = self._count_items_in_evaluation(inputs)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:

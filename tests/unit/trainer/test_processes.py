@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from common.accelerator import PartialState
 from common.processes import ranks
 from common.trainer import TrainerCallback, get_last_checkpoint
-from tests.unit.trainer.toy import Points, accuracy, make_trainer, seeded_net, weights, without_timings
+from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
 
 ROOT = Path(__file__).parents[3]
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
@@ -226,9 +226,29 @@ def test_ranks_train_together_after_an_evaluation(tmp_path):
     assert torch.equal(first, second)
 
 
-def evaluate_unevenly(folder) -> tuple[float, int]:
+class TakesKeywords(Net):
+    """Divides its loss by the items that it is told of."""
+
+    def forward(self, x, labels=None, **kwargs):
+        outputs = super().forward(x)
+        return {"loss": token_loss(outputs, labels, **kwargs), **outputs}
+
+
+UNEVEN = {
+    "model": lambda: {"model": seeded_net()},
+    "function": lambda: {"model": seeded_net(), "extra": {"compute_loss_func": token_loss}},
+    "keywords": lambda: {"model": seeded(TakesKeywords)},
+}
+
+
+def seeded(network):
+    torch.manual_seed(3)
+    return network()
+
+
+def evaluate_unevenly(folder, kind) -> tuple[float, int]:
     try:
-        trainer = make_trainer(folder, evaluate=21, accelerator_config={"even_batches": False})
+        trainer = make_trainer(folder, evaluate=21, accelerator_config={"even_batches": False}, **UNEVEN[kind]())
         metrics = trainer.evaluate()
         return metrics["eval_loss"], len(trainer.predict(Points(21)).predictions)
     finally:
@@ -236,10 +256,11 @@ def evaluate_unevenly(folder) -> tuple[float, int]:
         PartialState._reset_state()
 
 
-def test_ranks_without_even_batches_evaluate_every_sample_once(tmp_path):
+@pytest.mark.parametrize("kind", UNEVEN)
+def test_ranks_without_even_batches_evaluate_every_sample_once(kind, tmp_path):
     """21 samples in batches of 8: the second rank has a batch less than the first."""
     model, points = seeded_net(), Points(21)
     expected = model(points.x, points.labels)["loss"].item()
-    for loss, predictions in ranks(2).run(evaluate_unevenly, tmp_path):
+    for loss, predictions in ranks(2).run(evaluate_unevenly, tmp_path, kind, timeout=60):
         assert loss == pytest.approx(expected, rel=1e-6)
         assert predictions == 21

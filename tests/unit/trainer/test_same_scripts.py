@@ -1,0 +1,223 @@
+"""What scripts do with transformers' Trainer beyond its arguments ends the same on ours: overrides, callbacks, loaders.
+
+Each script is written once, for whichever library it is given, and what it comes to is compared bit for bit.
+"""
+
+import importlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.trainer import default_data_collator
+from common.trainer.batches import CAUSAL_LOSS_TYPES
+from tests.unit.trainer.same import NetWithKeywords, comparable, comparable_logs, digest, reset
+from tests.unit.trainer.toy import Net, Points, seeded_net
+
+LIBRARIES = ("common.trainer", "transformers")
+
+
+@pytest.fixture(autouse=True)
+def transformers(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    library = pytest.importorskip("transformers")
+    library.logging.set_verbosity_error()
+    return library
+
+
+def on_both(script, folder, *args) -> tuple:
+    """What `script` returns for our library and for theirs, each as in a new process."""
+    outcomes = []
+    for name in LIBRARIES:
+        torch.manual_seed(11)
+        outcomes.append(script(importlib.import_module(name), str(folder / name), *args))
+        reset(name)
+    return tuple(outcomes)
+
+
+def make(library, folder, trainer_class=None, extra=None, **arguments):
+    """A Trainer of `library` that logs every step."""
+    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    settings |= {"learning_rate": 0.05, "num_train_epochs": 2, "logging_steps": 1} | arguments
+    extra = {"train_dataset": Points(22), "eval_dataset": Points(16)} | (extra or {})
+    if "model_init" not in extra:
+        extra.setdefault("model", seeded_net(dropout=0.3))
+    args = library.TrainingArguments(folder, **settings)
+    return (trainer_class or library.Trainer)(args=args, **extra)
+
+
+def end(trainer) -> dict:
+    """All that a training came to."""
+    return {
+        "weights": {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()},
+        "logs": comparable_logs(trainer.state.log_history),
+        "steps": (trainer.state.global_step, trainer.state.max_steps, trainer.state.epoch),
+        "next_random_number": torch.rand(()).item(),
+    }
+
+
+class Texts(Points):
+    """Rows of 6 labels, some of which are to be ignored."""
+
+    def __getitem__(self, index):
+        labels = self.labels.roll(index)[:6].clone()
+        labels[: 1 + index % 3] = index % 10
+        labels[3 + index % 3 :] = -100
+        return {"x": self.x[index], "labels": labels}
+
+
+class LanguageModel(nn.Module):
+    """Says of itself what the models of transformers say."""
+
+    def __init__(self, loss_type, is_encoder_decoder) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.linear = nn.Linear(16, 60)
+        self.loss_type = loss_type
+        self.config = SimpleNamespace(is_encoder_decoder=is_encoder_decoder)
+        self.counts = []
+
+    def forward(self, x, labels=None, shift_labels=None, **kwargs):
+        logits = self.linear(x).view(-1, 6, 10)
+        self.counts.append(float(kwargs["num_items_in_batch"]))
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        return {"loss": loss / kwargs["num_items_in_batch"], "logits": logits}
+
+
+@pytest.mark.parametrize("loss_type", [None, "ForMaskedLM", *CAUSAL_LOSS_TYPES])
+@pytest.mark.parametrize("is_encoder_decoder", [False, True])
+@pytest.mark.parametrize("gives_shifted", [False, True])
+def test_a_causal_model_is_given_the_number_of_its_targets(loss_type, is_encoder_decoder, gives_shifted, tmp_path):
+    def collate(samples):
+        batch = default_data_collator(samples)
+        if gives_shifted:
+            batch["shift_labels"] = batch["labels"][:, 2:]
+        return batch
+
+    def script(library, folder):
+        model = LanguageModel(loss_type, is_encoder_decoder)
+        extra = {"model": model, "train_dataset": Texts(22), "eval_dataset": Texts(16), "data_collator": collate}
+        settings = {"gradient_accumulation_steps": 2, "num_train_epochs": 1, "label_names": ["labels"]}
+        trainer = make(library, folder, extra=extra, **settings)
+        trainer.train()
+        trainer.evaluate()
+        return model.counts, end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
+def test_the_loss_types_of_causal_models_are_those_of_transformers(transformers):
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    assert {name for name, loss in LOSS_MAPPING.items() if loss is ForCausalLMLoss} == set(CAUSAL_LOSS_TYPES)
+
+
+def test_a_loss_with_any_keywords_is_given_the_number_of_items(tmp_path):
+    def script(library, folder):
+        class Keywords(library.Trainer):
+            def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+                return super().compute_loss(model, inputs, return_outputs, **kwargs)
+
+        torch.manual_seed(3)
+        extra = {"model": NetWithKeywords(0.0)}
+        trainer = make(library, folder, Keywords, extra, gradient_accumulation_steps=2)
+        trainer.train()
+        return end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
+def test_a_loss_in_half_precision_is_divided_in_float32(tmp_path):
+    def half(outputs, labels, num_items_in_batch=None):
+        assert num_items_in_batch.dtype == torch.float32
+        return F.cross_entropy(outputs["logits"].bfloat16(), labels, reduction="sum") / num_items_in_batch
+
+    def script(library, folder):
+        trainer = make(library, folder, extra={"compute_loss_func": half})
+        trainer.train()
+        trainer.evaluate()
+        return end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
+def test_each_sample_keeps_the_columns_that_the_model_takes(tmp_path):
+    class Uneven(Points):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            if index % 2:
+                return {"x": sample["x"], "labels": sample["labels"], "name": "odd"}
+            return {"source": "even", "x": sample["x"]}
+
+    def script(library, folder):
+        seen = []
+
+        def collate(samples):
+            seen.append([sorted(sample) for sample in samples])
+            labels = [sample.get("labels", torch.tensor(0)) for sample in samples]
+            return {"x": torch.stack([sample["x"] for sample in samples]), "labels": torch.stack(labels)}
+
+        trainer = make(library, folder, extra={"train_dataset": Uneven(22), "data_collator": collate})
+        trainer.train()
+        return seen, end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
+LABELLED = {
+    "whole numbers": {"label": 3},
+    "whole numbers of NumPy": {"label": np.int64(3)},
+    "numbers": {"label": 0.5},
+    "truth values": {"label": True},
+    "lists": {"label": [1, 0]},
+    "arrays": {"label": np.array([1, 0])},
+    "tensors": {"label": torch.tensor(3, dtype=torch.int32)},
+    "tensors of numbers": {"label": torch.tensor(0.5, dtype=torch.float64)},
+    "ids in lists": {"label_ids": [1, 0]},
+    "ids in arrays": {"label_ids": np.array([1, 0])},
+    "ids in arrays of numbers": {"label_ids": np.array([0.5, 0.25])},
+    "ids in tensors": {"label_ids": torch.tensor([1, 0], dtype=torch.int32)},
+    "ids that are tensors": {"label_ids": torch.tensor(3, dtype=torch.int32)},
+    "both": {"label": None, "label_ids": [1, 0]},
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_are_stacked_alike(name, transformers):
+    samples = [{"x": torch.ones(2), **LABELLED[name]} for _ in range(3)]
+    ours = default_data_collator(samples)
+    theirs = transformers.default_data_collator(samples)
+    assert ours.keys() == theirs.keys()
+    for key, tensor in ours.items():
+        assert tensor.dtype == theirs[key].dtype
+        assert torch.equal(tensor, theirs[key])
+
+
+def test_the_labels_of_question_answering_are_found(tmp_path):
+    class Spans(Points):
+        def __getitem__(self, index):
+            label = self.labels[index]
+            return {"x": self.x[index], "start_positions": label, "end_positions": label}
+
+    class ForQuestionAnswering(Net):
+        def forward(self, x, start_positions=None, end_positions=None):
+            return super().forward(x, start_positions)
+
+    def script(library, folder):
+        torch.manual_seed(3)
+        extra = {"model": ForQuestionAnswering(), "train_dataset": Spans(22), "eval_dataset": Spans(16)}
+        trainer = make(library, folder, extra=extra)
+        trainer.train()
+        metrics = comparable(trainer.evaluate())
+        label_ids = trainer.predict(Spans(5)).label_ids
+        return trainer.label_names, metrics, [part.tolist() for part in label_ids], end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
