@@ -116,7 +116,7 @@ class Trainer:
         # `train` puts the prepared ones in the place of these.
         self.optimizer: Any = optimizers[0]
         self.lr_scheduler: Any = optimizers[1]
-        self._makes_scheduler = self.lr_scheduler is None
+        self._created_lr_scheduler = False
 
         self.callback_handler = CallbackHandler(self._standard_callbacks(callbacks or []))
         self.state = self._new_state()
@@ -215,12 +215,14 @@ class Trainer:
         )
         self._running_loss = RunningLoss(accelerator.device, self.args.logging_nan_inf_filter)
 
-        if self._makes_scheduler:
+        if self._created_lr_scheduler:
+            # Its length may be another one. A scheduler that the script made is kept.
             self.lr_scheduler = None
+            self._created_lr_scheduler = False
         self.create_optimizer()
-        self.create_scheduler(plan.max_steps)
-        prepared = accelerator.prepare(self.model_wrapped, self.optimizer, self.lr_scheduler)
-        self.model_wrapped, self.optimizer, self.lr_scheduler = prepared
+        self.create_scheduler(num_training_steps=plan.max_steps)
+        self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
+        self.lr_scheduler = accelerator.prepare_scheduler(self.lr_scheduler)
         return plan
 
     def _epochs_left(self, plan: TrainingPlan) -> range:
@@ -761,6 +763,7 @@ class Trainer:
         if self.lr_scheduler is None:
             optimizer = optimizer or self.optimizer
             self.lr_scheduler = optimization.make_scheduler(optimizer, self.args, num_training_steps)
+            self._created_lr_scheduler = True
         return self.lr_scheduler
 
     # Callbacks, and what is written.

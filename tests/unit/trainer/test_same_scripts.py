@@ -147,6 +147,23 @@ def test_a_loss_in_half_precision_is_divided_in_float32(tmp_path):
     assert ours == theirs
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_scheduler_that_was_assigned_is_kept(accumulation, tmp_path):
+    def script(library, folder):
+        trainer = make(library, folder, gradient_accumulation_steps=accumulation)
+        optimizer = trainer.create_optimizer()
+        trainer.lr_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        trainer.train()
+        first = end(trainer)
+        trainer.train()
+        return first, end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    rates = {entry.get("learning_rate") for entry in ours[1]["logs"]}
+    assert "0.05" not in rates  # the second training goes on with the schedule of the first
+
+
 def test_each_sample_keeps_the_columns_that_the_model_takes(tmp_path):
     class Uneven(Points):
         def __getitem__(self, index):
