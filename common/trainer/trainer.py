@@ -171,10 +171,17 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        if self.state.global_step >= self.state.max_steps:
+        is_resumed = first_step > 0
+        if is_resumed and first_step >= self.state.max_steps:
             self.control.should_training_stop = True
+        # In a new run a stop acts after the next micro-batch, as in the original.
+        was_over = is_resumed and self.control.should_training_stop
         for epoch in self._epochs_left(plan):
-            self._train_epoch(epoch, plan)
+            # A callback may have ended this epoch early before the checkpoint was saved.
+            was_stopped = self.progress.epoch_stopped
+            self._begin_epoch(epoch)
+            if not (was_over or was_stopped):
+                self._train_epoch(epoch, plan)
             self.call_event("on_epoch_end")
             self._note_epoch_end(epoch, plan)
             self._log_evaluate_save()
@@ -229,15 +236,13 @@ class Trainer:
         """The epochs to begin or to go on with."""
         if self.control.should_training_stop and self.progress.epoch_ended:
             return range(0)
-        # A training that is over within an epoch still ends that epoch: `_train_epoch` then returns at once.
+        # A training that was over within an epoch still ends that epoch, without a further step.
         return range(self.progress.epoch, plan.num_epochs)
 
-    def _train_epoch(self, epoch: int, plan: TrainingPlan) -> None:
-        """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
+    def _begin_epoch(self, epoch: int) -> None:
         self.call_event("on_epoch_begin")
         progress = self.progress
         if progress.epoch_stopped:
-            # A callback had ended this epoch early when the checkpoint was saved.
             self.control.should_epoch_stop = True
             progress.epoch_stopped = False
         if progress.batches == 0:
@@ -245,9 +250,10 @@ class Trainer:
             progress.grad_norm = None
         progress.epoch = epoch
         progress.epoch_ended = False
-        if self._should_stop():
-            return
 
+    def _train_epoch(self, epoch: int, plan: TrainingPlan) -> None:
+        """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
+        progress = self.progress
         micro_batches = self._micro_batches(epoch)
         self._open_epoch = micro_batches
         for size in plan.window_sizes(progress.batches):

@@ -188,6 +188,26 @@ def test_each_sample_keeps_the_columns_that_the_model_takes(tmp_path):
     assert ours == theirs
 
 
+@pytest.mark.parametrize(
+    "event", ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_epoch_end"]
+)
+@pytest.mark.parametrize("switch", ["should_training_stop", "should_epoch_stop"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_stop_acts_at_the_same_moment(event, switch, accumulation, tmp_path):
+    def script(library, folder):
+        def stop(self, args, state, control, **kwargs):
+            setattr(control, switch, True)
+
+        stopper = type("Stopper", (library.TrainerCallback,), {event: stop})
+        settings = {"gradient_accumulation_steps": accumulation, "eval_strategy": "epoch"}
+        trainer = make(library, folder, extra={"callbacks": [stopper]}, **settings)
+        trainer.train()
+        return end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
 LABELLED = {
     "whole numbers": {"label": 3},
     "whole numbers of NumPy": {"label": np.int64(3)},
