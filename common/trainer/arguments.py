@@ -91,7 +91,7 @@ REQUIREMENTS = {
     "logging_steps": INTERVAL,
     "eval_steps": INTERVAL,
     "save_steps": INTERVAL,
-    "num_train_epochs": ABOVE_ZERO,
+    "num_train_epochs": NOT_NEGATIVE,
     "adam_epsilon": ABOVE_ZERO,
     "ddp_timeout": ABOVE_ZERO,
     "seed": WHOLE,
@@ -152,8 +152,7 @@ class TrainingArguments:
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
             of a walk through the graph in every step.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
-        resume_from_checkpoint: what `Trainer.train` resumes from unless it is told: a folder, or True for the
-            newest that is not damaged.
+        resume_from_checkpoint: for scripts, which pass it on to `Trainer.train`. The Trainer does not look at it.
 
     Raises:
         TypeError: for a name that is not listed here.

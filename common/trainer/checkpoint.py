@@ -13,7 +13,6 @@ from common.accelerator import Accelerator
 from common.accelerator.checkpointing import newest, numbered, run_on_all_ranks, verify
 from common.accelerator.utils import broadcast_object_list
 from common.accelerator.utils.files import new_draft, remove_folder, replace_folder
-from common.trainer.arguments import TrainingArguments
 from common.trainer.state import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -65,13 +64,11 @@ def get_last_checkpoint(output_dir: str) -> str | None:
     return str(found[0]) if found else None
 
 
-def find_checkpoint(accelerator: Accelerator, args: TrainingArguments, wanted: str | bool | None) -> str | None:
-    """The checkpoint `wanted`, by default by `args`; True is the newest that is whole. All ranks must call this."""
-    if wanted is None:
-        wanted = args.resume_from_checkpoint
+def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | bool | None) -> str | None:
+    """The checkpoint `wanted`; True is the newest in `output_dir` that is whole. All ranks must call this."""
     if wanted is not True:
         return wanted or None
-    found = run_on_all_ranks(lambda: str(newest(Path(args.output_dir), PREFIX)), accelerator.is_main_process)
+    found = run_on_all_ranks(lambda: str(newest(Path(output_dir), PREFIX)), accelerator.is_main_process)
     return broadcast_object_list([found])[0]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -76,7 +77,7 @@ class Trainer:
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         *,
-        model_init: Callable[[], nn.Module] | None = None,
+        model_init: Callable[..., nn.Module] | None = None,
         compute_loss_func: Callable | None = None,
         compute_metrics: Callable[[evaluation.EvalPrediction], dict[str, Any]] | None = None,
         callbacks: list[Any] | None = None,
@@ -89,7 +90,7 @@ class Trainer:
         self.accelerator = make_accelerator(self.args)
 
         self.model_init = model_init
-        self.model = self._make_model() if model is None else model
+        self.model = self.call_model_init() if model is None else model
         self.model.to(self.accelerator.device)
         self.model_wrapped = self.model
         label_names = self.args.label_names
@@ -104,6 +105,7 @@ class Trainer:
         self.eval_dataloader: Any = None
         self._open_epoch: Generator[Any, None, None] | None = None
         self._batches_to_skip = 0
+        self._ignore_keys_for_eval: list[str] | None = None
         self._running_loss = RunningLoss(self.accelerator.device, self.args.logging_nan_inf_filter)
 
         self.compute_loss_func = compute_loss_func
@@ -147,28 +149,36 @@ class Trainer:
 
     # Training, from the whole to the parts.
 
-    def train(self, resume_from_checkpoint: str | bool | None = None) -> evaluation.TrainOutput:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> evaluation.TrainOutput:
         """Train, and return the number of steps, the mean loss over all steps, and the metrics of the run.
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
-                damaged; by default what `args` say. Weights, log history and everything else end up as without the
-                interruption.
+                damaged. Weights, log history and everything else end up as without the interruption.
+            trial: what a `model_init` that takes an argument is given.
+            ignore_keys_for_eval: keys of the model's output that hold no predictions, for the evaluations of this
+                training.
 
         Raises:
             ValueError: if there is nothing to train on.
             CheckpointError: a ValueError too, naming what is damaged, if there is no whole checkpoint to resume from;
                 on the other processes a RuntimeError that quotes it.
         """
-        resume_from = checkpoint.find_checkpoint(self.accelerator, self.args, resume_from_checkpoint)
+        resume_from = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         if self.model_init is not None:
-            self._make_model_anew()
+            self._make_model_anew(trial)
         plan = self._prepare_training()
         if resume_from is not None:
             self._load_checkpoint(resume_from, plan)
         start_time = time.time()
         first_step = self.state.global_step
 
+        self._ignore_keys_for_eval = ignore_keys_for_eval
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
         is_resumed = first_step > 0
@@ -189,16 +199,28 @@ class Trainer:
                 break
         return self._finish(plan, start_time, first_step)
 
-    def _make_model(self) -> nn.Module:
-        assert self.model_init is not None
-        return self.model_init()
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """A new model from `model_init`, which is given `trial` if it takes an argument.
 
-    def _make_model_anew(self) -> None:
+        Raises:
+            RuntimeError: if `model_init` takes more than one argument, or returns nothing.
+        """
+        assert self.model_init is not None
+        number = number_of_arguments(self.model_init)
+        if number > 1:
+            raise RuntimeError(f"model_init should have 0 or 1 argument, and has {number}")
+        model = self.model_init() if number == 0 else self.model_init(trial)
+        if model is None:
+            raise RuntimeError("model_init should return a model, and returned None")
+        return model
+
+    def _make_model_anew(self, trial: Any) -> None:
         utils.set_seed(self.args.seed)
-        self.model = self._make_model()
+        self.model = self.call_model_init(trial)
         self.model.to(self.accelerator.device)
         self.model_wrapped = self.model
         self.optimizer = None
+        self.lr_scheduler = None
 
     def _prepare_training(self) -> TrainingPlan:
         """Prepare loader, model, optimizer and scheduler, and begin a new state."""
@@ -450,7 +472,7 @@ class Trainer:
         self.progress.total_loss += self._running_loss.sum.item()
         train_loss = self.progress.total_loss / max(state.global_step, 0.001)
         num_steps = state.global_step - first_step
-        num_samples = plan.num_samples * num_steps / plan.max_steps
+        num_samples = plan.num_samples * num_steps / max(plan.max_steps, 1)
         metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
         metrics["total_flos"] = float(state.total_flos)
         metrics["train_loss"] = train_loss
@@ -469,7 +491,7 @@ class Trainer:
         if self.control.should_log and self.state.global_step > self.progress.logged_step:
             self._log_training()
         if self.control.should_evaluate:
-            metrics = self.evaluate()
+            metrics = self.evaluate(ignore_keys=self._ignore_keys_for_eval)
             self._step_plateau_schedule(metrics)
             if self.args.best_metric_key is not None and self.state.best_metric is None:
                 # As in the original, also where the first metric is not a number.
@@ -866,6 +888,19 @@ class Trainer:
 def steps_between(interval: float, max_steps: int) -> int:
     """An interval in steps; below 1 it is a share of all steps."""
     return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
+
+
+def has_samplers(dataset: Dataset | None) -> bool:
+    """Whether a sampler can say in which order samples are read: not where there is no dataset, or a stream."""
+    return dataset is not None and not isinstance(dataset, IterableDataset)
+
+
+def number_of_arguments(function: Callable) -> int:
+    """How many arguments a call of `function` could give; those that a `partial` has filled in are not counted."""
+    if isinstance(function, partial):
+        filled_in = len(function.args) + len(function.keywords)
+        return len(batches.parameters(function.func)) - filled_in
+    return len(batches.parameters(function))
 
 
 def make_accelerator(args: TrainingArguments) -> Accelerator:

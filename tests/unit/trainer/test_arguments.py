@@ -241,7 +241,7 @@ def check_greater_is_better(tmp_path):
 
 
 def check_seed(tmp_path):
-    results = [trained(tmp_path, seed=seed, extra={"model_init": Net}, data_seed=0) for seed in (1, 1, 2)]
+    results = [trained(tmp_path, seed=seed, extra={"model_init": lambda: Net()}, data_seed=0) for seed in (1, 1, 2)]
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
 
@@ -437,17 +437,20 @@ class Counter(TrainerCallback):
 
 
 def check_resume_from_checkpoint(tmp_path):
+    """It is for scripts, which pass it on."""
     make_trainer(tmp_path, save_strategy="steps", save_steps=2).train()
     straight = trained(tmp_path / "straight")
-    for checkpoint, steps in ((str(tmp_path / "checkpoint-2"), 3), (True, 0)):
-        trainer = make_trainer(tmp_path, resume_from_checkpoint=checkpoint)
+    for given, steps in ((str(tmp_path / "checkpoint-2"), 3), (True, 0), (None, STEPS)):
+        trainer = make_trainer(tmp_path, resume_from_checkpoint=given)
         taken = Counter()
         trainer.add_callback(taken)
-        trainer.train()
+        trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
         assert taken.steps == steps
         assert torch.equal(weights(trainer), straight)
+    nowhere = make_trainer(tmp_path / "none", resume_from_checkpoint=True)
+    assert nowhere.train().global_step == STEPS
     with pytest.raises(ValueError, match="no complete checkpoint"):
-        make_trainer(tmp_path / "none", resume_from_checkpoint=True).train()
+        nowhere.train(resume_from_checkpoint=True)
 
 
 def check_torch_compile(tmp_path, monkeypatch):
@@ -487,7 +490,7 @@ IMPOSSIBLE = {
     "per_device_train_batch_size": [0, 1.5],
     "per_device_eval_batch_size": [0],
     "gradient_accumulation_steps": [0],
-    "num_train_epochs": [0],
+    "num_train_epochs": [-1],
     "ddp_timeout": [0],
     "max_steps": [0, -2],
     "learning_rate": [-1],

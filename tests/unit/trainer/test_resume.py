@@ -318,14 +318,14 @@ def test_processes_killed_for_real_end_the_same(tmp_path):
 
 
 def test_resuming_restores_what_a_new_model_init_would_draw(tmp_path):
-    def run(folder, **arguments):
+    def run(folder, resume=None):
         extra = {"model_init": lambda: Net(dropout=0.2)}
-        trainer = make_trainer(folder, extra=extra, save_strategy="steps", save_steps=2, **arguments)
-        trainer.train()
+        trainer = make_trainer(folder, extra=extra, save_strategy="steps", save_steps=2)
+        trainer.train(resume_from_checkpoint=resume)
         return weights(trainer)
 
     straight = run(tmp_path)
-    assert torch.equal(run(tmp_path / "more", resume_from_checkpoint=str(tmp_path / "checkpoint-2")), straight)
+    assert torch.equal(run(tmp_path / "more", resume=str(tmp_path / "checkpoint-2")), straight)
 
 
 def damage(path: Path) -> None:

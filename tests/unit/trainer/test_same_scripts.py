@@ -4,6 +4,7 @@ Each script is written once, for whichever library it is given, and what it come
 """
 
 import importlib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
 from tests.unit.trainer.same import NetWithKeywords, comparable, comparable_logs, digest, reset
-from tests.unit.trainer.toy import Net, Points, seeded_net
+from tests.unit.trainer.toy import Net, Points, seeded_net, without_timings
 
 LIBRARIES = ("common.trainer", "transformers")
 
@@ -237,6 +238,58 @@ def test_labels_are_stacked_alike(name, transformers):
         assert torch.equal(tensor, theirs[key])
 
 
+def make_net(trial, dropout=0.3):
+    assert trial is None or trial == {"dropout": 0.1}
+    return Net(dropout if trial is None else trial["dropout"])
+
+
+MODEL_INITS = {
+    "without arguments": lambda: Net(0.3),
+    "with a trial": lambda trial: make_net(trial),
+    "partial": partial(make_net, dropout=0.2),
+    "partial without arguments": partial(make_net, None, dropout=0.2),
+    "two arguments": make_net,
+    "nothing": lambda: None,
+}
+
+
+@pytest.mark.parametrize("name", MODEL_INITS)
+def test_a_model_init_may_take_a_trial(name, tmp_path):
+    def script(library, folder):
+        try:
+            trainer = make(library, folder, extra={"model_init": MODEL_INITS[name]})
+            first = digest(trainer.model.linear.weight)
+            trainer.train(trial={"dropout": 0.1})
+            return first, end(trainer)
+        except RuntimeError as error:
+            return type(error)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    assert (ours is RuntimeError) == (name in ("two arguments", "nothing"))
+
+
+def test_keys_are_ignored_in_the_evaluations_of_a_training(tmp_path):
+    class Two(Net):
+        def forward(self, x, labels=None):
+            return super().forward(x, labels) | {"hidden": x}
+
+    def script(library, folder):
+        shapes = []
+
+        def measure(prediction):
+            shapes.append(np.shape(prediction.predictions))
+            return {}
+
+        extra = {"model": Two(), "compute_metrics": measure}
+        trainer = make(library, folder, extra=extra, eval_strategy="epoch")
+        trainer.train(ignore_keys_for_eval=["hidden"])
+        return shapes
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs == [(16, 10), (16, 10)]
+
+
 def test_the_labels_of_question_answering_are_found(tmp_path):
     class Spans(Points):
         def __getitem__(self, index):
@@ -258,3 +311,31 @@ def test_the_labels_of_question_answering_are_found(tmp_path):
 
     ours, theirs = on_both(script, tmp_path)
     assert ours == theirs
+
+
+def test_a_checkpoint_in_the_arguments_is_for_the_script(tmp_path):
+    def script(library, folder):
+        make(library, folder, save_strategy="steps", save_steps=3).train()
+        reset(library.__name__)
+        trainer = make(library, folder, resume_from_checkpoint=f"{folder}/checkpoint-3", learning_rate=0.02)
+        trainer.train()
+        return end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    assert len(ours["logs"]) == 7
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "inverse_sqrt"])
+def test_no_epoch_is_no_step(schedule, tmp_path):
+    def script(library, folder):
+        trainer = make(library, folder, num_train_epochs=0, lr_scheduler_type=schedule, eval_strategy="epoch")
+        output = trainer.train()
+        weights = [digest(parameter) for parameter in trainer.model.parameters()]
+        # Not `comparable`, for which 0 and 0.0 are different numbers.
+        logs = without_timings(trainer.state.log_history)
+        return output.global_step, output.training_loss, weights, logs
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    assert ours[0] == 0

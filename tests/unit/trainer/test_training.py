@@ -109,7 +109,7 @@ def test_training_twice_goes_on_and_a_model_init_begins_anew(tmp_path):
     assert not torch.equal(weights(trainer), first)
     assert trainer.state.global_step == 5
 
-    trainer = make_trainer(tmp_path, extra={"model_init": Net})
+    trainer = make_trainer(tmp_path, extra={"model_init": lambda: Net()})
     trainer.train()
     first, model = weights(trainer), trainer.model
     trainer.train()
