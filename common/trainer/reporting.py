@@ -159,7 +159,8 @@ class ProgressCallback(PrinterCallback):
         **kwargs: Any,
     ) -> None:
         if self.bar is not None and "loss" in logs:
-            shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate")}
+            # What a script logs itself has no learning rate.
+            shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate") if name in logs}
             self.bar.set_postfix(shown, refresh=False)
 
     def on_train_end(
@@ -238,7 +239,7 @@ def _table_line(cells: list[str]) -> str:
 
 
 class TrackerCallback(TrainerCallback):
-    """Hands what is logged to the accelerator's trackers, as `train/…` and `eval/…`, and the arguments as config."""
+    """Hands what is logged to the accelerator's trackers, as `train/…`, `eval/…` and `test/…`, and the arguments."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -267,8 +268,9 @@ class TrackerCallback(TrainerCallback):
 
 
 def _tracked_name(name: str) -> str:
-    if name.startswith("eval_"):
-        return "eval/" + name.removeprefix("eval_")
+    for split in ("eval", "test"):
+        if name.startswith(f"{split}_"):
+            return f"{split}/" + name.removeprefix(f"{split}_")
     return f"train/{name}"
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
+from common.trainer.reporting import _tracked_name
 from tests.unit.trainer.same import NetWithKeywords, comparable, comparable_logs, digest, reset
 from tests.unit.trainer.toy import Net, Points, seeded_net, without_timings
 
@@ -339,3 +340,10 @@ def test_no_epoch_is_no_step(schedule, tmp_path):
     ours, theirs = on_both(script, tmp_path)
     assert ours == theirs
     assert ours[0] == 0
+
+
+def test_trackers_get_the_names_of_transformers(transformers):
+    from transformers.integrations.integration_utils import rewrite_logs
+
+    names = ["loss", "eval_loss", "test_loss", "eval_test_loss", "epoch"]
+    assert [_tracked_name(name) for name in names] == list(rewrite_logs(dict.fromkeys(names)))
