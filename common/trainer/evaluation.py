@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
 from common.accelerator.utils import gather_object, send_to_device
+from common.trainer import loading
 from common.trainer.batches import count_samples
 
 # Predictions of batches with different second dimensions, such as lengths of texts, are filled up with this value.
@@ -72,16 +72,18 @@ class BatchPrediction(NamedTuple):
 
 def evaluation_loop(
     trainer: Any,
-    dataloader: DataLoader,
+    dataloader: Any,
     prediction_loss_only: bool,
     ignore_keys: list[str] | None,
     metric_key_prefix: str,
 ) -> EvalLoopOutput:
-    """Run `trainer.prediction_step` over a prepared loader and put the ranks' results together; all ranks get them.
+    """Run `trainer.prediction_step` over a loader and put the ranks' results together; all ranks get them.
 
     The loss is the mean over the samples, of which each counts with the mean loss of its batch.
     """
     accelerator = trainer.accelerator
+    args = trainer.args
+    is_prepared = loading.is_prepared(dataloader)
     trainer.eval_dataloader = dataloader
     model = trainer.prepare_model_for_evaluation()
     model.eval()
@@ -89,24 +91,26 @@ def evaluation_loop(
     predictions = []
     rows_of_last_step = None
     num_observed = 0
-    for inputs in dataloader:
+    for inputs in loading.read_batches(dataloader, accelerator.device):
         rows = count_samples(inputs) or 0
         num_observed += rows
         loss, prediction = _predict_batch(trainer, model, inputs, prediction_loss_only, ignore_keys)
         if loss is not None:
-            losses.append(BatchLoss(rows, loss))
+            losses.append(BatchLoss(rows or args.per_device_eval_batch_size, loss))
         if prediction is not None:
             predictions.append(prediction)
-        if accelerator.gradient_state.end_of_dataloader:
-            rows_of_last_step = _count_rows_of_last_step(accelerator, trainer.args)
+        # A loader that is not prepared repeats nothing, and the accelerator does not know where it ends.
+        if is_prepared and accelerator.gradient_state.end_of_dataloader:
+            rows_of_last_step = _count_rows_of_last_step(accelerator, args)
         trainer.call_event("on_prediction_step")
 
     joined = join_predictions(gather_steps(accelerator, predictions), rows_of_last_step)
     prefix = f"{metric_key_prefix}_"
     metrics = {}
-    sample_losses = join_losses(gather_steps(accelerator, _on_host(losses)), rows_of_last_step, trainer.args)
+    rows_per_batch = args.per_device_eval_batch_size if is_prepared and args.loading.even_batches else None
+    sample_losses = join_losses(gather_steps(accelerator, _on_host(losses)), rows_of_last_step, rows_per_batch)
     if sample_losses is not None:
-        metrics[f"{prefix}loss"] = mean_loss(sample_losses, trainer.args.logging_nan_inf_filter)
+        metrics[f"{prefix}loss"] = mean_loss(sample_losses, args.logging_nan_inf_filter)
     if trainer.compute_metrics is not None and joined.logits is not None and joined.labels is not None:
         computed = trainer.compute_metrics(EvalPrediction(joined.logits, joined.labels))
         _add_metrics(metrics, as_numbers(computed), prefix)
@@ -126,7 +130,7 @@ def _predict_batch(
     trainer: Any, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None
 ) -> tuple[Tensor | None, BatchPrediction | None]:
     """The loss of a batch, which stays on the device, and what else is kept of it, which leaves the device at once."""
-    loss, logits, labels = trainer.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+    loss, logits, labels = trainer.prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
     if logits is not None and trainer.preprocess_logits_for_metrics is not None:
         logits = trainer.preprocess_logits_for_metrics(logits, labels)
     if logits is None and labels is None:
@@ -150,11 +154,11 @@ def _count_rows_of_last_step(accelerator: Accelerator, args: Any) -> int | None:
     return rows if rows < len(own) * accelerator.num_processes else None
 
 
-def _dataset_length(dataloader: DataLoader) -> int | None:
-    dataset: Any = dataloader.dataset
+def _dataset_length(dataloader: Any) -> int | None:
+    dataset: Any = getattr(dataloader, "dataset", None)
     try:
         return len(dataset)
-    except TypeError:  # a stream
+    except TypeError:  # a stream, or no dataset at all
         return None
 
 
@@ -212,19 +216,22 @@ def _on_host(losses: list[BatchLoss]) -> list[BatchLoss]:
     return [BatchLoss(batch.rows, number) for batch, number in zip(losses, numbers, strict=True)]
 
 
-def join_losses(steps: list[list[BatchLoss]], rows_of_last_step: int | None, args: Any) -> np.ndarray | None:
+def join_losses(
+    steps: list[list[BatchLoss]], rows_of_last_step: int | None, rows_per_batch: int | None
+) -> np.ndarray | None:
     """The loss of each sample, which is the mean loss of its batch, in the order of the dataset; None without losses.
 
-    As in `transformers` every batch counts `per_device_eval_batch_size` times, and the last step is cut off where
-    repetitions begin. Without `even_batches` it counts as often as it has samples.
+    Args:
+        rows_of_last_step: where repetitions begin in the last step, which is cut off there.
+        rows_per_batch: how often every batch counts; None if each counts as often as it has samples.
     """
     if not steps:
         return None
     joined = []
     for step in steps:
         counts = [batch.rows for batch in step]
-        if args.loading.even_batches:
-            counts = [args.per_device_eval_batch_size] * len(step)
+        if rows_per_batch is not None:
+            counts = [rows_per_batch] * len(step)
         joined.append(np.repeat([batch.loss for batch in step], counts))
     joined[-1] = joined[-1][:rows_of_last_step]
     return np.concatenate(joined)

@@ -1,14 +1,17 @@
-"""The loaders of a Trainer, before the accelerator deals them out to the ranks."""
+"""The loaders of a Trainer: those that it makes, and those that an override of its methods returns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
-from common.accelerator import Accelerator, utils
+from common.accelerator import Accelerator, skip_first_batches, utils
+from common.accelerator.data_loader import DataLoaderShard, batches_of, prepare_data_loader
+from common.accelerator.sampler import can_be_redrawn, innermost_sampler
 from common.trainer import batches
 from common.trainer.arguments import TrainingArguments
 
@@ -41,8 +44,8 @@ class LoaderMaker:
             "pin_memory": self.args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
         }
 
-    def for_training(self, dataset: Dataset | None) -> DataLoader:
-        """A loader in random order; a stream keeps its own order.
+    def for_training(self, dataset: Dataset | None, sampler: Sampler | None = None) -> DataLoader:
+        """A loader in the order of `sampler`; a stream, and without a sampler every dataset, keeps its own order.
 
         Raises:
             ValueError: without a dataset.
@@ -50,20 +53,22 @@ class LoaderMaker:
         dataset = _given(dataset)
         settings = self._settings()
         if not isinstance(dataset, IterableDataset):
-            settings["shuffle"] = True
+            settings["sampler"] = sampler
             settings["drop_last"] = self.args.dataloader_drop_last
             num_workers = self.args.dataloader_num_workers
             rank = self.accelerator.process_index
             settings["worker_init_fn"] = partial(seed_worker, num_workers=num_workers, rank=rank)
         return DataLoader(dataset, self.args.per_device_train_batch_size, **settings)
 
-    def for_evaluation(self, dataset: Dataset | None) -> DataLoader:
-        """A loader in the dataset's order, which drops nothing.
+    def for_evaluation(self, dataset: Dataset | None, sampler: Sampler | None = None) -> DataLoader:
+        """The same for an evaluation, which drops nothing.
 
         Raises:
             ValueError: without a dataset.
         """
-        return DataLoader(_given(dataset), self.args.per_device_eval_batch_size, **self._settings())
+        settings = self._settings()
+        settings["sampler"] = sampler
+        return DataLoader(_given(dataset), self.args.per_device_eval_batch_size, **settings)
 
 
 def _given(dataset: Dataset | None) -> Dataset:
@@ -79,3 +84,70 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
     """
     seed_of_worker = torch.initial_seed() % 2**32
     utils.set_seed(num_workers * rank + seed_of_worker)
+
+
+def is_prepared(loader: Any) -> bool:
+    """Whether the accelerator has made this loader: it puts batches on the device, and knows its position."""
+    return isinstance(loader, DataLoaderShard)
+
+
+def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
+    """Whether a loader is to be dealt out to several ranks: a `DataLoader` that gives all of them the same batches."""
+    if num_processes == 1 or is_prepared(loader) or not isinstance(loader, DataLoader):
+        return False
+    return not isinstance(innermost_sampler(batches_of(loader)), DistributedSampler)
+
+
+def prepare_for_training(loader: Any, accelerator: Accelerator) -> Any:
+    """What this rank trains on for a loader that `get_train_dataloader` returned.
+
+    On one process the batches are those of `loader`, in its order. It becomes a loader of the accelerator all the same
+    where that reads it in the same way, because a resumed run then continues exactly.
+    """
+    if is_prepared(loader) or every_rank_reads_all(loader, accelerator.num_processes):
+        return accelerator.prepare_data_loader(loader)
+    if accelerator.num_processes > 1 or not _has_fixed_order(loader):
+        return loader
+    in_same_order = prepare_data_loader(loader, accelerator.device, put_on_device=True)
+    return accelerator.prepare_data_loader(in_same_order)
+
+
+def _has_fixed_order(loader: Any) -> bool:
+    """Whether the order of an epoch is drawn by a sampler of torch when the epoch begins, and by nothing else."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return False
+    # The original tells a plain loader nothing of its epoch.
+    sampler = innermost_sampler(batches_of(loader))
+    knows_epochs = hasattr(sampler, "set_epoch") or hasattr(loader.dataset, "set_epoch")
+    return can_be_redrawn(batches_of(loader)) and not knows_epochs
+
+
+def samples_per_step(loader: Any, num_processes: int) -> int:
+    """Samples of all ranks in a micro-batch, as far as the loader says it."""
+    if is_prepared(loader):
+        return loader.total_batch_size
+    return (getattr(loader, "batch_size", None) or 1) * num_processes
+
+
+def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:
+    """The batches of any loader, on the device."""
+    if is_prepared(loader):
+        yield from loader
+        return
+    for batch in loader:
+        yield utils.send_to_device(batch, device)
+
+
+def read_epoch(loader: Any, epoch: int, batches_to_skip: int, device: torch.device) -> Iterator[Any]:
+    """The batches of an epoch, on the device, without the first `batches_to_skip`."""
+    if is_prepared(loader):
+        if batches_to_skip > 0:
+            loader = skip_first_batches(loader, batches_to_skip)
+        loader.set_epoch(epoch)
+        yield from loader
+        return
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
+    yield from islice(read_batches(loader, device), batches_to_skip, None)

@@ -6,7 +6,7 @@ of `transformers.optimization`, bit for bit.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,9 @@ OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm($|\.)")
 
 
-def make_optimizer(model: nn.Module, args: Any) -> Optimizer:
-    """The optimizer `args.optim`, in two parameter groups: with `args.weight_decay` and without.
-
-    Without are the parameters of nn.LayerNorm and those whose names speak of a bias or a norm, as in `transformers`.
-    """
-    groups = _parameter_groups(model, args.weight_decay)
+def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) -> Optimizer:
+    """The optimizer `args.optim`, in two parameter groups: `decay_names` get `args.weight_decay`, the others none."""
+    groups = _parameter_groups(model, args.weight_decay, decay_names)
     if args.optim in ("adamw_torch", "adamw_torch_fused"):
         fused = True if args.optim == "adamw_torch_fused" else None
         betas = (args.adam_beta1, args.adam_beta2)
@@ -35,17 +32,26 @@ def make_optimizer(model: nn.Module, args: Any) -> Optimizer:
     return by_name[args.optim](groups, lr=args.learning_rate)
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def decay_parameter_names(model: nn.Module) -> list[str]:
+    """All but the parameters of nn.LayerNorm, and those whose names speak of a bias or a norm, as in `transformers`."""
     of_layer_norms = _parameters_of_layer_norms(model)
+    names = []
+    for name, parameter in model.named_parameters():
+        if not _WITHOUT_DECAY.search(name.lower()) and id(parameter) not in of_layer_norms:
+            names.append(name)
+    return names
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float, decay_names: Collection[str]) -> list[dict[str, Any]]:
     with_decay = []
     without_decay = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if _WITHOUT_DECAY.search(name.lower()) or id(parameter) in of_layer_norms:
-            without_decay.append(parameter)
-        else:
+        if name in decay_names:
             with_decay.append(parameter)
+        else:
+            without_decay.append(parameter)
     return [
         {"params": with_decay, "weight_decay": weight_decay},
         {"params": without_decay, "weight_decay": 0.0},

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
-
 from common.trainer.arguments import TrainingArguments
 
 
@@ -41,8 +39,8 @@ class TrainingPlan(NamedTuple):
         return batches_done % self.accumulation == 0 or batches_done == self.batches_per_epoch
 
 
-def make_plan(args: TrainingArguments, loader: DataLoader, num_processes: int) -> TrainingPlan:
-    """The length of a training with `args` on the prepared `loader`, as `transformers` counts it.
+def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> TrainingPlan:
+    """The length of a training with `args` on this rank's `loader`, as `transformers` counts it.
 
     Raises:
         ValueError: for a loader without a batch or without a length, if `args.max_steps` is not set.
@@ -65,7 +63,7 @@ def make_plan(args: TrainingArguments, loader: DataLoader, num_processes: int) -
             num_samples=samples_per_step * args.max_steps,
         )
     steps_per_epoch = math.ceil(batches_per_epoch / accumulation)
-    num_examples = _length(loader.dataset) or batches_per_epoch * args.per_device_train_batch_size
+    num_examples = _length(getattr(loader, "dataset", None)) or batches_per_epoch * args.per_device_train_batch_size
     if args.max_steps > 0:
         max_steps = args.max_steps
         num_epochs = math.ceil(max_steps / steps_per_epoch)

@@ -1,13 +1,14 @@
 """Callbacks that show a run: plain lines, a progress bar, a notebook's table, and trackers. Only rank 0 shows."""
 
 import sys
+from collections.abc import Sized
 from dataclasses import asdict
 from html import escape
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from common.accelerator import Accelerator, PartialState
@@ -22,14 +23,13 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def training_summary(
-    args: TrainingArguments, state: TrainerState, model: nn.Module, train_dataloader: DataLoader
-) -> str:
+def training_summary(args: TrainingArguments, state: TrainerState, model: nn.Module, train_dataloader: Any) -> str:
     """What is about to be trained, in a few lines."""
     num_processes = PartialState().num_processes
     total_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
-    dataset: Any = train_dataloader.dataset
-    num_examples = "unknown" if isinstance(dataset, IterableDataset) else len(dataset)
+    dataset = getattr(train_dataloader, "dataset", None)
+    has_length = isinstance(dataset, Sized) and not isinstance(dataset, IterableDataset)
+    num_examples = len(dataset) if has_length else "unknown"
     trainable = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     lines = [
         "***** Running training *****",

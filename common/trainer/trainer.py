@@ -6,7 +6,7 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
-from common.accelerator import Accelerator, skip_first_batches, utils
+from common.accelerator import Accelerator, utils
 from common.accelerator.checkpointing import get_random_states, set_random_states
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
-from common.trainer import batches, checkpoint, evaluation, optimization, reporting
+from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import SWITCHED_OFF, CallbackHandler, DefaultFlowCallback
 from common.trainer.loading import LoaderMaker
@@ -233,13 +233,13 @@ class Trainer:
         self._batches_to_skip = 0
         self._random_states_after_skip: dict[str, Any] | None = None
         self._open_epoch = None
-        self.train_dataloader = accelerator.prepare(self.get_train_dataloader())
+        self.train_dataloader = loading.prepare_for_training(self.get_train_dataloader(), accelerator)
         plan = make_plan(self.args, self.train_dataloader, accelerator.num_processes)
         self.state = self._new_state(plan.max_steps, plan.num_epochs)
         self.control = TrainerControl()
         self.progress = Progress(
             batches_per_epoch=plan.batches_per_epoch,
-            samples_per_batch=self.train_dataloader.total_batch_size,
+            samples_per_batch=loading.samples_per_step(self.train_dataloader, accelerator.num_processes),
             accumulation=plan.accumulation,
         )
         self._running_loss = RunningLoss(accelerator.device, self.args.logging_nan_inf_filter)
@@ -304,12 +304,9 @@ class Trainer:
 
     def _micro_batches(self, epoch: int) -> Generator[Any, None, None]:
         """This rank's micro-batches of an epoch, from where a checkpoint stopped in it."""
-        loader = self.train_dataloader
-        if self._batches_to_skip > 0:
-            loader = skip_first_batches(loader, self._batches_to_skip)
-            self._batches_to_skip = 0
-        loader.set_epoch(epoch)
-        yield from loader
+        batches_to_skip = self._batches_to_skip
+        self._batches_to_skip = 0
+        yield from loading.read_epoch(self.train_dataloader, epoch, batches_to_skip, self.accelerator.device)
 
     def _should_stop(self) -> bool:
         return self.control.should_epoch_stop or self.control.should_training_stop
@@ -603,7 +600,10 @@ class Trainer:
         with accelerator.register_load_state_pre_hook(read_own_state):
             accelerator.load_state(folder)
         self._running_loss.restore(self.progress.loss_since_log, accelerator.process_index, accelerator.num_processes)
-        if not counts_alike:
+        if not loading.is_prepared(self.train_dataloader):
+            # Nobody but this Trainer knows how far it was read.
+            self._batches_to_skip = self.progress.batches
+        elif not counts_alike:
             accelerator._dataloaders.append(self.train_dataloader)
         if self._batches_to_skip > 0:
             self._random_states_after_skip = get_random_states(accelerator.device)
@@ -669,9 +669,9 @@ class Trainer:
                 metrics |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
 
-        loader = self._prepare_eval_loader(self.get_eval_dataloader(eval_dataset))
-        without_predictions = self.compute_metrics is None
-        output = self._run_evaluation(loader, without_predictions, ignore_keys, metric_key_prefix)
+        loader = self._dealt_out(self.get_eval_dataloader(eval_dataset))
+        without_predictions = True if self.compute_metrics is None else None
+        output = self._run_evaluation(loader, "Evaluation", without_predictions, ignore_keys, metric_key_prefix)
         self.log(output.metrics)
         self.call_event("on_evaluate", metrics=output.metrics)
         return output.metrics
@@ -680,16 +680,40 @@ class Trainer:
         self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
-        loader = self._prepare_eval_loader(self.get_test_dataloader(test_dataset))
-        output = self._run_evaluation(loader, False, ignore_keys, metric_key_prefix)
+        loader = self._dealt_out(self.get_test_dataloader(test_dataset))
+        output = self._run_evaluation(loader, "Prediction", None, ignore_keys, metric_key_prefix)
         self.call_event("on_predict", metrics=output.metrics)
         return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> evaluation.EvalLoopOutput:
+        """One pass over a loader, for `evaluate` and `predict`: what all ranks predicted, and the metrics.
+
+        Args:
+            description: "Evaluation" or "Prediction", for overrides.
+            prediction_loss_only: keep no predictions; None is the same as False.
+            ignore_keys: keys of the model's output that hold no predictions.
+        """
+        loss_only = bool(prediction_loss_only)
+        return evaluation.evaluation_loop(self, dataloader, loss_only, ignore_keys, metric_key_prefix)
+
     def _run_evaluation(
-        self, loader: DataLoader, loss_only: bool, ignore_keys: list[str] | None, prefix: str
+        self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
     ) -> evaluation.EvalLoopOutput:
         start_time = time.time()
-        output = evaluation.evaluation_loop(self, loader, loss_only, ignore_keys, prefix)
+        output = self.evaluation_loop(
+            loader,
+            description=description,
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=prefix,
+        )
         samples_per_step = self.args.per_device_eval_batch_size * self.accelerator.num_processes
         num_steps = math.ceil(output.num_samples / samples_per_step)
         output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
@@ -707,6 +731,12 @@ class Trainer:
         prepared = self.accelerator.prepare_data_loader(loader)
         self.accelerator._dataloaders[:] = prepared_before
         return prepared
+
+    def _dealt_out(self, loader: Any) -> Any:
+        """What an override of a loader's method returned; where all ranks would read the whole, this rank's part."""
+        if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
+            return self._prepare_eval_loader(loader)
+        return loader
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -748,15 +778,28 @@ class Trainer:
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
 
+        Any object that can be iterated over will do. On one process its batches come in the order in which it has them.
+        On several, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that. Where the
+        sampler is not one of torch, or the loader is no `DataLoader`, a resumed run reads it again from the start up
+        to the batch where it stopped, so that a random order may be another one.
+
         Raises:
             ValueError: without a training set.
         """
-        return self.accelerator.prepare(self._loader_maker().for_training(self.train_dataset))
+        dataset = self.train_dataset
+        sampler = self._get_train_sampler(dataset) if has_samplers(dataset) else None
+        return self.accelerator.prepare(self._loader_maker().for_training(dataset, sampler))
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        """What draws the order of the training set, at random; None, for the order that it has, if it has no length."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return RandomSampler(dataset) if isinstance(dataset, Sized) else None
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
         """The loader of this rank's share of an evaluation set, in order: a dataset, or the key of one of several.
 
-        An override may return a plain loader of the whole set: it is dealt out to the ranks before use.
+        An override may return a plain loader of the whole set: its batches are dealt out to the ranks before use.
+        Any other object that can be iterated over is read as it is, by every rank.
 
         Raises:
             ValueError: without an evaluation set.
@@ -766,7 +809,15 @@ class Trainer:
             dataset = self.eval_dataset
         elif isinstance(eval_dataset, str):
             dataset = self._sets_to_evaluate()[eval_dataset]
-        return self._prepare_eval_loader(self._loader_maker().for_evaluation(dataset))
+        return self._make_eval_loader(dataset)
+
+    def _make_eval_loader(self, dataset: Any) -> DataLoader:
+        sampler = self._get_eval_sampler(dataset) if has_samplers(dataset) else None
+        return self._prepare_eval_loader(self._loader_maker().for_evaluation(dataset, sampler))
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
+        """What draws the order of an evaluation; None for the order of the dataset."""
+        return None
 
     def _sets_to_evaluate(self) -> dict[str, Dataset]:
         if not isinstance(self.eval_dataset, dict):
@@ -775,7 +826,7 @@ class Trainer:
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return self._prepare_eval_loader(self._loader_maker().for_evaluation(test_dataset))
+        return self._make_eval_loader(test_dataset)
 
     def _loader_maker(self) -> LoaderMaker:
         return LoaderMaker(self.args, self.accelerator, self.data_collator, self.model, self.label_names)
@@ -783,8 +834,13 @@ class Trainer:
     def create_optimizer(self) -> torch.optim.Optimizer:
         """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay."""
         if self.optimizer is None:
-            self.optimizer = optimization.make_optimizer(self.model, self.args)
+            decay_names = set(self.get_decay_parameter_names(self.model))
+            self.optimizer = optimization.make_optimizer(self.model, self.args, decay_names)
         return self.optimizer
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """The names of the parameters that get weight decay, in `model.named_parameters`."""
+        return optimization.decay_parameter_names(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         """Make `self.lr_scheduler` unless there is one."""
@@ -850,7 +906,7 @@ class Trainer:
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """Samples of a loader's data set or, where it has no length, as many as its batches could hold."""
-        counted: Any = dataloader.dataset
+        counted: Any = getattr(dataloader, "dataset", None)
         if isinstance(counted, IterableDataset):
             counted = getattr(counted, "dataset", counted)
         try:
@@ -913,7 +969,7 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
     elif args.bf16:
         mixed_precision = "bf16"
     config = args.loading
-    loading = utils.DataLoaderConfiguration(
+    dataloader_config = utils.DataLoaderConfiguration(
         split_batches=config.split_batches,
         dispatch_batches=config.dispatch_batches,
         even_batches=config.even_batches,
@@ -930,7 +986,7 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
         cpu=args.use_cpu,
         mixed_precision=mixed_precision,
         gradient_accumulation_plugin=utils.GradientAccumulationPlugin(**accumulation),
-        dataloader_config=loading,
+        dataloader_config=dataloader_config,
         # Otherwise each call would step the scheduler once for every process.
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[

@@ -43,9 +43,12 @@ def check_per_device_eval_batch_size(tmp_path):
     sizes = []
     trainer = make_trainer(tmp_path, evaluate=40, per_device_eval_batch_size=16)
     step = trainer.prediction_step
-    trainer.prediction_step = lambda model, inputs, *rest: (sizes.append(len(inputs["x"])), step(model, inputs, *rest))[
-        1
-    ]
+
+    def measured_step(model, inputs, *args, **kwargs):
+        sizes.append(len(inputs["x"]))
+        return step(model, inputs, *args, **kwargs)
+
+    trainer.prediction_step = measured_step
     trainer.evaluate()
     assert sizes == [16, 16, 8]
 

@@ -327,3 +327,19 @@ def test_predictions_are_gathered_in_chunks_and_not_batch_by_batch(tmp_path):
         # 13 batches of each rank, of 96 bytes each, and their losses.
         assert sizes == [13, 13] or sizes == [7, 6, 13]
         assert error < 1e-6
+
+
+def test_a_plain_loader_is_evaluated_whole_after_a_training_with_a_short_last_batch(tmp_path):
+    """The original cuts each batch of such a loader to the 3 samples that the last training batch has."""
+    counts = []
+
+    def count(prediction):
+        counts.append(len(prediction.predictions))
+        return {}
+
+    settings = {"train": 43, "evaluate": 24, "eval_strategy": "epoch", "per_device_train_batch_size": 8}
+    trainer = make_trainer(tmp_path, extra={"compute_metrics": count}, **settings)
+    trainer.get_eval_dataloader = lambda dataset=None: DataLoader(Points(24), batch_size=8)
+    trainer.train()
+    trainer.evaluate()
+    assert counts == [24, 24]

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader, DistributedSampler
 
 from common.accelerator import PartialState
 from common.processes import ranks
@@ -264,3 +265,38 @@ def test_ranks_without_even_batches_evaluate_every_sample_once(kind, tmp_path):
     for loss, predictions in ranks(2).run(evaluate_unevenly, tmp_path, kind, timeout=60):
         assert loss == pytest.approx(expected, rel=1e-6)
         assert predictions == 21
+
+
+RETURNED = {
+    "whole": lambda rank: DataLoader(Points(48), 4, shuffle=True),
+    "dealt out": lambda rank: DataLoader(Points(48), 4, sampler=DistributedSampler(Points(48), 2, rank)),
+    "list": lambda rank: list(DataLoader(Points(48), 4)),
+}
+
+
+def samples_seen(folder, name) -> list[torch.Tensor]:
+    """What this rank sees of each of two epochs, as the first number of each sample."""
+    try:
+        trainer = make_trainer(folder, num_train_epochs=2)
+        trainer.get_train_dataloader = lambda: RETURNED[name](trainer.accelerator.process_index)
+        seen = []
+        trainer.model.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs["x"][:, 0]), with_kwargs=True
+        )
+        trainer.train()
+        return torch.cat(seen).chunk(2)
+    finally:
+        PartialState().destroy_process_group()
+        PartialState._reset_state()
+
+
+@pytest.mark.parametrize("name", ["whole", "dealt out"])
+def test_the_loader_of_an_override_is_dealt_out(name, tmp_path):
+    expected = Points(48).x[:, 0].sort().values
+    for epoch in zip(*ranks(2).run(samples_seen, tmp_path, name), strict=True):
+        assert torch.equal(torch.cat(epoch).sort().values, expected)
+
+
+def test_what_is_no_data_loader_is_read_by_every_rank(tmp_path):
+    for epochs in ranks(2).run(samples_seen, tmp_path, "list"):
+        assert all(torch.equal(epoch, Points(48).x[:, 0]) for epoch in epochs)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader
 
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
@@ -430,3 +431,38 @@ def test_numbers_of_numpy_in_the_states_of_optimizer_and_scheduler_are_loaded_ag
 
     straight = run(tmp_path)
     assert torch.equal(run(tmp_path / "again", str(tmp_path / "checkpoint-2")), straight)
+
+
+LOADERS = {
+    "shuffled": lambda: DataLoader(Points(23), 3, shuffle=True),
+    "generator": lambda: DataLoader(Points(23), 3, shuffle=True, generator=torch.Generator().manual_seed(5)),
+    "list": lambda: list(DataLoader(Points(23), 3)),
+}
+
+
+@pytest.mark.parametrize("step", [3, 6])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_of_an_override_goes_on_where_it_was(name, step, tmp_path):
+    def run(folder, resume=None):
+        trainer = busy_trainer(folder, **SETTINGS["steps"])
+        trainer.get_train_dataloader = LOADERS[name]
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = run(tmp_path)
+    resumed = run(tmp_path / "more", str(tmp_path / f"checkpoint-{step}"))
+    assert torch.equal(weights(resumed), weights(straight))
+    assert without_timings(resumed.state.log_history) == without_timings(straight.state.log_history)
+
+
+def test_a_kept_scheduler_is_in_the_checkpoints_of_a_second_training(tmp_path):
+    def run(folder, resume=None):
+        trainer = make_trainer(folder, save_strategy="steps", save_steps=2, logging_steps=1)
+        optimizer = trainer.create_optimizer()
+        trainer.lr_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        trainer.train()
+        trainer.train(resume_from_checkpoint=resume)
+        return weights(trainer)
+
+    straight = run(tmp_path)
+    assert torch.equal(run(tmp_path / "more", resume=str(tmp_path / "checkpoint-2")), straight)

@@ -12,11 +12,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
 from common.trainer.reporting import _tracked_name
-from tests.unit.trainer.same import NetWithKeywords, comparable, comparable_logs, digest, reset
+from tests.unit.trainer.same import NetWithKeywords, Stream, comparable, comparable_logs, digest, reset
 from tests.unit.trainer.toy import Net, Points, seeded_net, without_timings
 
 LIBRARIES = ("common.trainer", "transformers")
@@ -164,6 +172,125 @@ def test_a_scheduler_that_was_assigned_is_kept(accumulation, tmp_path):
     assert ours == theirs
     rates = {entry.get("learning_rate") for entry in ours[1]["logs"]}
     assert "0.05" not in rates  # the second training goes on with the schedule of the first
+
+
+class Lazy(Sampler):
+    """Draws each index when it is asked for, and says in which epoch."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self):
+        return ((self.epoch + int(torch.randint(self.n, ()))) % self.n for _ in range(self.n))
+
+
+class Backwards(DataLoader):
+    """Changes each batch on its way."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {name: column.flip(0) for name, column in batch.items()}
+
+
+class NoisyPoints(Points):
+    """Draws a random number for each sample, and would draw another epoch's if it were told of epochs."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.x = self.x + epoch
+
+    def __getitem__(self, index):
+        return {"x": self.x[index] + torch.rand(()), "labels": self.labels[index]}
+
+
+class Iterated:
+    """Nothing but a length and an iterator."""
+
+    def __init__(self, batches) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def batches_of_points(n: int) -> list[dict]:
+    return list(DataLoader(Points(n), 4))
+
+
+LOADERS = {
+    "shuffled": lambda: DataLoader(Points(22), 4, shuffle=True),
+    "generator": lambda: DataLoader(Points(22), 4, shuffle=True, generator=torch.Generator().manual_seed(5)),
+    "in order": lambda: DataLoader(Points(22), 4),
+    "weighted": lambda: DataLoader(Points(22), 4, sampler=WeightedRandomSampler(torch.arange(22.0), 22)),
+    "replaced": lambda: DataLoader(Points(22), 4, sampler=RandomSampler(Points(22), replacement=True)),
+    "lazy": lambda: DataLoader(Points(22), 4, sampler=Lazy(22)),
+    "distributed": lambda: DataLoader(Points(22), 4, sampler=DistributedSampler(Points(22), 1, 0)),
+    "noisy": lambda: DataLoader(NoisyPoints(22), 4, shuffle=True),
+    "workers": lambda: DataLoader(Points(22), 4, shuffle=True, num_workers=1),
+    "without batches": lambda: DataLoader(batches_of_points(22), batch_size=None, shuffle=True),
+    "subclass": lambda: Backwards(Points(22), 4, shuffle=True),
+    "stream": lambda: DataLoader(Stream(22), 4),
+    "list": lambda: batches_of_points(22),
+    "object": lambda: Iterated(batches_of_points(22)),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_loader_of_an_override_is_trained_on_in_its_order(name, accumulation, tmp_path):
+    def script(library, folder):
+        class Own(library.Trainer):
+            def get_train_dataloader(self):
+                return LOADERS[name]()
+
+        limit = {"max_steps": 7} if name == "stream" else {}
+        trainer = make(library, folder, Own, gradient_accumulation_steps=accumulation, **limit)
+        trainer.train()
+        return end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["shuffled", "in order", "weighted", "noisy", "list", "object"])
+def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
+    """24 samples in batches of 4: a smaller last batch has a row in the table."""
+
+    def script(library, folder):
+        class Own(library.Trainer):
+            def get_eval_dataloader(self, eval_dataset=None):
+                loaders = {
+                    "shuffled": lambda: DataLoader(Points(24), 4, shuffle=True),
+                    "in order": lambda: DataLoader(Points(24), 4),
+                    "weighted": lambda: DataLoader(
+                        Points(24), 4, sampler=WeightedRandomSampler(torch.arange(24.0), 24)
+                    ),
+                    "noisy": lambda: DataLoader(NoisyPoints(24), 4, shuffle=True),
+                    "list": lambda: batches_of_points(24),
+                    "object": lambda: Iterated(batches_of_points(24)),
+                }
+                return loaders[name]()
+
+            get_test_dataloader = get_eval_dataloader
+
+        settings = {"eval_strategy": "epoch", "per_device_eval_batch_size": 4}
+        trainer = make(library, folder, Own, extra={"train_dataset": Points(24)}, **settings)
+        trainer.train()
+        metrics = comparable(trainer.evaluate())
+        output = trainer.predict(Points(24))
+        return metrics, output.predictions.tolist(), output.label_ids.tolist(), end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
 
 
 def test_each_sample_keeps_the_columns_that_the_model_takes(tmp_path):
@@ -340,6 +467,40 @@ def test_no_epoch_is_no_step(schedule, tmp_path):
     ours, theirs = on_both(script, tmp_path)
     assert ours == theirs
     assert ours[0] == 0
+
+
+def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
+    def script(library, folder):
+        calls = []
+
+        class Own(library.Trainer):
+            def _get_train_sampler(self, train_dataset=None):
+                return SequentialSampler(train_dataset)
+
+            def _get_eval_sampler(self, eval_dataset):
+                return range(len(eval_dataset) - 1, -1, -1)
+
+            def get_decay_parameter_names(self, model):
+                return ["linear.bias"]
+
+            def create_scheduler(self, *, num_training_steps):
+                return super().create_scheduler(num_training_steps + 3)
+
+            def prediction_step(self, model, inputs, prediction_loss_only, **kwargs):
+                calls.append(sorted(kwargs))
+                return super().prediction_step(model, inputs, prediction_loss_only, **kwargs)
+
+            def evaluation_loop(self, dataloader, description, *args, **kwargs):
+                calls.append((description, kwargs["metric_key_prefix"], kwargs.get("prediction_loss_only")))
+                return super().evaluation_loop(dataloader, description, *args, **kwargs)
+
+        trainer = make(library, folder, Own, weight_decay=0.5, eval_strategy="epoch")
+        trainer.train()
+        output = trainer.predict(Points(5))
+        return calls, output.label_ids.tolist(), end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
 
 
 def test_trackers_get_the_names_of_transformers(transformers):

@@ -252,8 +252,7 @@ def test_overridden_loaders_may_be_plain(tmp_path):
             return DataLoader(Points(11), batch_size=4)
 
     trainer = make_trainer(tmp_path, trainer_class=Own, evaluate=11)
-    trainer.train()
-    assert torch.equal(weights(trainer), trained(tmp_path))
+    assert trainer.train().global_step == 5
     assert trainer.evaluate()["eval_loss"] > 0
 
 
