@@ -92,7 +92,8 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
             f"folded.</p>{html_page.side_by_side(_rungs(report))}",
         ),
     ]
-    parts = [_header(report), _verdicts(report), _contents(sections), *(section.markup() for section in sections)]
+    parts = [_header(report), _verdicts(report), _contents(sections)]
+    parts += [section.markup() for section in sections]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>The parallelism ladder, compared</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -145,7 +145,8 @@ def throughput(report: dict, path: Path) -> None:
 
 def memory(report: dict, path: Path) -> None:
     """Peak memory of every device under DataParallel and under DDP, stacked by what it holds."""
-    rows = [row for row in report.get("memory") or [] if row["devices"] > 1 and row["wrapper"] in WRAPPERS]
+    recorded = report.get("memory") or []
+    rows = [row for row in recorded if row["devices"] > 1 and row["wrapper"] in WRAPPERS]
     if not rows:
         raise MissingResults("memory on 2, 4 and 8 devices has not been accounted for")
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
