@@ -185,13 +185,24 @@ def smaller() -> str:
 
 def interpreter_lock() -> str:
     """What a forward of a replica takes alone, beside another thread, and beside another process, as a table."""
-    rows = ["| samples of each | one worker | two threads | two processes |", "|--:|--:|--:|--:|"]
+    rows = [
+        "| samples | one worker | two threads | two processes | threads / processes |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    suite = interpreter_lock_suite
     for group in _recorded("interpreter_lock")["groups"]:
-        medians = {name: row["median"] for name, row in group["rows"].items()}
         (samples,) = {row["samples_per_worker"] for row in group["rows"].values()}
-        cells = [f"{medians[name]:,.0f} µs" for name in interpreter_lock_suite.ROWS]
-        rows.append(f"| {samples} | {' | '.join(cells)} |")
+        cells = [_microseconds(group["rows"][name]) for name in suite.ROWS]
+        (pair,) = [pair for pair in group["pairs"] if (pair["of"], pair["to"]) == (suite.THREADS, suite.PROCESSES)]
+        low, high = pair["interval"]
+        rows.append(f"| {samples} | {' | '.join(cells)} | {pair['median']:.2f} ({low:.2f}–{high:.2f}) |")
     return "\n".join(rows)
+
+
+def _microseconds(row: dict) -> str:
+    """The median of a row, with a star if its rounds differ much."""
+    star = "*" if row["noisy"] else ""
+    return f"{row['median']:,.0f} µs{star}"
 
 
 def _fullest(wrapper: str, devices: int) -> int:
