@@ -110,9 +110,8 @@ def _device(rank: int) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def distance(name: str) -> float:
-    """The largest difference between the weights with the options of `name` and without options."""
-    plain, *_ = ranks(RANKS).run(weights, PLAIN)
+def distance(name: str, plain: Tensor) -> float:
+    """The largest difference between the weights with the options of `name` and those without options, `plain`."""
     ours, *_ = ranks(RANKS).run(weights, name)
     return (ours - plain).abs().max().item()
 
@@ -129,8 +128,9 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     """
     steps = 2 if extent.quick else 40
     facts = {}
+    plain, *_ = ranks(RANKS).run(weights, PLAIN)
     for name in rows:
-        far = distance(name)
+        far = distance(name, plain)
         if not far <= TOLERANCE:
             raise ValueError(f"{name} is another training: |Δw| is {far:.1e}, not below {TOLERANCE:.0e}")
         facts[name] = {
