@@ -19,7 +19,7 @@ from common.allocator import (
     OLD_MMAP_THRESHOLD,
     keep_large_blocks,
     minor_faults,
-    set_threshold,
+    set_parameter,
     why_not,
 )
 
@@ -50,8 +50,8 @@ def faults_per_step(numbers):
 def allocator_of_glibc():
     """What glibc's own rule grows to: blocks of up to 32 MiB are kept."""
     if why_not() is None:
-        set_threshold(M_MMAP_THRESHOLD, OLD_MMAP_THRESHOLD)
-        set_threshold(M_TRIM_THRESHOLD, 2 * OLD_MMAP_THRESHOLD)
+        set_parameter(M_MMAP_THRESHOLD, OLD_MMAP_THRESHOLD)
+        set_parameter(M_TRIM_THRESHOLD, 2 * OLD_MMAP_THRESHOLD)
 
 
 def wrong():

@@ -43,22 +43,23 @@ def glibc(monkeypatch):
     asked = []
     refused = set()
 
-    def set_threshold(parameter, value):
+    def set_parameter(parameter, value):
         asked.append((parameter, value))
         return (parameter, value) not in refused
 
     monkeypatch.setattr(platform, "libc_ver", lambda *_: ("glibc", "2.36"))
-    monkeypatch.setattr(allocator, "set_threshold", set_threshold)
+    monkeypatch.setattr(allocator, "set_parameter", set_parameter)
     for variable in (*allocator.ENVIRONMENT, "LD_PRELOAD"):
         monkeypatch.delenv(variable, raising=False)
     return asked, refused
 
 
-def test_both_thresholds_are_set_the_mmap_threshold_first(glibc):
+def test_both_thresholds_and_the_arenas_are_set_the_mmap_threshold_first(glibc):
     asked, _ = glibc
     said = allocator.keep_large_blocks()
-    assert asked == [(allocator.M_MMAP_THRESHOLD, 2**30), (allocator.M_TRIM_THRESHOLD, 2**31 - 1)]
-    assert said == allocator.Allocator("glibc 2.36", 2**30, 2**31 - 1)
+    assert asked[0] == (allocator.M_MMAP_THRESHOLD, 2**30)
+    assert set(asked[1:]) == {(allocator.M_TRIM_THRESHOLD, 2**31 - 1), (allocator.M_ARENA_MAX, 1)}
+    assert said == allocator.Allocator("glibc 2.36", 2**30, 2**31 - 1, 1)
     assert said.keeps_large_blocks
 
 
@@ -69,6 +70,15 @@ def test_an_older_glibc_gets_what_it_accepts(glibc):
     assert said.mmap_threshold == 2**25
     assert "32 MiB" in said.note
     assert asked[-1] == (allocator.M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def test_a_glibc_that_refuses_arenas_keeps_blocks_and_says_so(glibc):
+    _, refused = glibc
+    refused.add((allocator.M_ARENA_MAX, 1))
+    said = allocator.keep_large_blocks()
+    assert said.keeps_large_blocks
+    assert said.arenas is None
+    assert "M_ARENA_MAX" in said.note
 
 
 def test_the_trim_threshold_is_never_set_alone(glibc):
@@ -84,6 +94,7 @@ def test_the_trim_threshold_is_never_set_alone(glibc):
     ("variable", "value", "left_alone"),
     [
         ("MALLOC_TRIM_THRESHOLD_", "100", True),
+        ("MALLOC_ARENA_MAX", "4", True),
         ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1", True),
         ("GLIBC_TUNABLES", "glibc.rtld.nns=4", False),
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2", True),
