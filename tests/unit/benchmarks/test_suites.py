@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.harness.groups import CannotMeasure, Extent
-from benchmarks.report import network_plot
+from benchmarks.report import network_plot, roofline_plot
 from benchmarks.report import publish as report
 from benchmarks.suites import ceiling, evaluation, launch, loading, memory, network, overhead
 from common import ladder
@@ -63,6 +63,7 @@ def test_plain_pytest_does_not_run_the_benchmarks(pytestconfig):
         (report, ["no/such.json"], "no results of a comparison in no/such.json"),
         (report, [str(ladder.ROOT / "README.md")], "no results of a comparison in"),
         (network_plot, ["no/such.json"], "no record of the network in no/such.json"),
+        (roofline_plot, ["no/such.json"], "no record of the ceiling in no/such.json"),
     ],
 )
 def test_a_wrong_value_is_an_error_before_anything_is_measured_or_drawn(program, flags, said, monkeypatch, capsys):
@@ -159,6 +160,22 @@ def test_a_level_is_placed_under_the_roofline():
     assert any("of its roof" in note for note in record["notes"])
     alone = ceiling.record({level: [40.0]}, {level: {"global_batch_size": 64}})
     assert "share_of_roof" not in alone["rows"][level]
+
+
+def test_the_roofline_is_drawn_from_a_record_alone(tmp_path):
+    level = "00_single_gpu"
+    samples = {ceiling.MATMUL: [10.0], ceiling.COPY: [50.0], level: [40.0]}
+    record = ceiling.record(samples, {level: {"global_batch_size": 64}})
+    machine = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
+    file = tmp_path / "ceiling.json"
+    file.write_text(json.dumps({"machine": machine, "groups": [record]}))
+    folder = tmp_path / "plots"
+    roofline_plot.main([str(file), "--out", str(folder)])
+    assert (folder / roofline_plot.NAME).read_bytes().startswith(b"\x89PNG")
+    del record["rows"][ceiling.COPY]
+    with pytest.raises(KeyError):
+        roofline_plot.draw(record, machine, folder)
+    assert not list(folder.iterdir()), "an old plot can be taken for new"
 
 
 def test_two_nodes_are_looked_for_when_they_are_needed_and_not_before(monkeypatch):
