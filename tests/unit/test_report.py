@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from common import ladder
-from common.accelerator import PartialState
 from common.args import CheckpointInterval, parse_args
 from common.errors import UserError
 from common.model import BasicNet
-from common.processes import leave_process_group, process_group, ranks
+from common.processes import process_group, ranks
 from common.run import Run, checkpointing
 from common.run import meter as meters
 from common.run.checkpointing import Checkpointing
 from common.run.meter import WARM_UP_STEPS, Meter
 from tests.levels import SHORT, farthest, run_level
+from tests.states import forget_states
 
 CPU = torch.device("cpu")
 
@@ -273,8 +273,7 @@ def train_on_other_data() -> str:
     except UserError as error:
         return str(error)
     finally:
-        leave_process_group()
-        PartialState._reset_state()
+        forget_states()
     return "trained"
 
 

@@ -2,12 +2,7 @@
 
 import pytest
 
-from common.accelerator.state import AcceleratorState, GradientState
-
-
-def forget_states() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+from tests.states import forget_states
 
 
 @pytest.fixture(autouse=True)

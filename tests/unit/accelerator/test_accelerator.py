@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import common.accelerator
 from common.accelerator import Accelerator
 from common.accelerator.data_loader import get_sampler
-from common.accelerator.state import DistributedType, GradientState, PartialState
+from common.accelerator.state import DistributedType, PartialState
 from common.accelerator.utils import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -23,6 +23,7 @@ from common.accelerator.utils import (
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
+from tests.states import THEIRS, forget_states
 
 
 def data(n):
@@ -56,8 +57,7 @@ def parts(seed=0, lr=0.1, dtype=torch.float64):
 
 
 def weights_after_an_epoch(n, batch, accumulation, dataset=TensorDataset, clip=None, lr=0.1):
-    PartialState._reset_state()
-    GradientState._reset_state()
+    forget_states()
     accelerator = Accelerator(gradient_accumulation_steps=accumulation, cpu=True)
     model, optimizer = parts(lr=lr)
     pairs = [tensor.double() for tensor in data(n)]
@@ -101,14 +101,11 @@ def test_a_loss_that_the_script_divides_itself_is_not_scaled_again():
 
 def test_windows_equal_those_of_accelerate():
     theirs = pytest.importorskip("accelerate")
-    from accelerate.state import AcceleratorState as TheirState
-    from accelerate.state import GradientState as TheirGradients
     from accelerate.utils import GradientAccumulationPlugin as TheirPlugin
 
     for steps, n, with_loader in itertools.product((1, 2, 3), (1, 4, 5), (True, False)):
-        TheirState._reset_state(True)
-        TheirGradients._reset_state()
-        GradientState._reset_state()
+        forget_states(THEIRS)
+        forget_states()
         seen = []
         for library, plugin in ((Accelerator, GradientAccumulationPlugin), (theirs.Accelerator, TheirPlugin)):
             accelerator = library(
@@ -505,7 +502,6 @@ def test_an_accelerator_after_end_training_starts_afresh():
 
 def trained_in_a_cell_that_runs_twice(library):
     """The weights, and how often the optimizer stepped: objects stay prepared, the Accelerator is made anew."""
-    state = importlib.import_module(f"{library}.state")
     model, optimizer = parts()
     pairs = TensorDataset(*[tensor.double() for tensor in data(10)])
     loader = DataLoader(pairs, batch_size=1)
@@ -517,8 +513,7 @@ def trained_in_a_cell_that_runs_twice(library):
         train(accelerator, loader, model, optimizer)
         assert accelerator.sync_gradients
         accelerator.end_training()
-    state.AcceleratorState._reset_state(True)
-    state.GradientState._reset_state()
+    forget_states(library)
     return model.weight.tolist(), len(steps)
 
 

@@ -11,8 +11,8 @@ import torch
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
-from common.accelerator.state import GradientState, PartialState
 from common.accelerator.utils import ProjectConfiguration
+from tests.states import forget_states
 
 NEEDS_LINKS = pytest.mark.skipif(os.name == "nt", reason="makes symbolic links")
 
@@ -248,8 +248,7 @@ def test_a_missing_folder_is_named(accelerator, tmp_path):
 
 
 def numbering(folder, **config):
-    PartialState._reset_state()
-    GradientState._reset_state()
+    forget_states()
     config = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, **config)
     return Accelerator(project_config=config, cpu=True)
 

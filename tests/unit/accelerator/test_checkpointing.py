@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
-from common.accelerator.state import GradientState, PartialState
+from common.accelerator.state import PartialState
 from common.accelerator.utils import ProjectConfiguration, set_seed
 from common.processes import ranks
+from tests.states import forget_states
 
 
 class Net(torch.nn.Module):
@@ -75,8 +76,7 @@ def train(
     total=100,
 ):
     """Train from scratch or a checkpoint; save, and stop if asked, after micro-batch `save_at` (counted from 1)."""
-    PartialState._reset_state()
-    GradientState._reset_state()
+    forget_states()
     accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=accumulation, cpu=True)
     set_seed(1000 * resume + 5, device_specific=True)
     generator = torch.Generator().manual_seed(0)
@@ -186,8 +186,7 @@ def test_two_processes_resume_bit_for_bit_and_other_numbers_within_tolerance(tmp
 
 
 def small(folder=None, **config):
-    PartialState._reset_state()
-    GradientState._reset_state()
+    forget_states()
     accelerator = Accelerator(project_config=ProjectConfiguration(project_dir=folder, **config), cpu=True)
     torch.manual_seed(1)
     model = torch.nn.Linear(2, 1)
@@ -531,8 +530,7 @@ def test_what_a_killed_save_left_is_swept_and_what_a_living_one_builds_is_not(tm
 
 
 def scheduled(kind: str):
-    PartialState._reset_state()
-    GradientState._reset_state()
+    forget_states()
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(1)
     model = torch.nn.Linear(2, 1)

@@ -34,6 +34,7 @@ from common.accelerator.data_loader import (
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.state import GradientState
 from common.accelerator.utils import synchronize_rng_state
+from tests.states import THEIRS, forget_states
 
 
 class Stream(IterableDataset):
@@ -54,11 +55,9 @@ class Sized(Stream):
 def theirs():
     """The module of accelerate, in a process that has no state of accelerate's before and after."""
     data_loader = pytest.importorskip("accelerate.data_loader")
-    state = importlib.import_module("accelerate.state")
-    state.PartialState(cpu=True)
+    importlib.import_module("accelerate.state").PartialState(cpu=True)
     yield data_loader
-    state.AcceleratorState._reset_state(reset_partial_state=True)
-    state.GradientState._reset_state()
+    forget_states(THEIRS)
 
 
 def ranks(world, make, **kwargs):

@@ -12,6 +12,7 @@ from common.accelerator import Accelerator, DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
 from common.accelerator.utils import DataLoaderConfiguration, listify, slice_tensors
 from common.processes import RankFailed, ranks
+from tests.states import forget_states
 
 
 class Numbers(Dataset):
@@ -214,14 +215,12 @@ def test_texts_are_dealt_out_like_rows():
 def dispatched_with_numbers(library):
     """What comes of batches that hold a number, a text and nothing beside their rows."""
     data_loader = importlib.import_module(f"{library}.data_loader")
-    state = importlib.import_module(f"{library}.state")
     importlib.import_module(library).Accelerator(cpu=True)
     batches = DataLoader(range(8), batch_size=4, collate_fn=with_numbers)
     how = {"put_on_device": True, "dispatch_batches": True, "split_batches": True}
     loader = data_loader.prepare_data_loader(batches, torch.device("cpu"), **how)
     seen = [{name: listify(value) for name, value in batch.items()} for batch in loader]
-    state.AcceleratorState._reset_state(True)
-    state.GradientState._reset_state()
+    forget_states(library)
     return seen
 
 
@@ -273,13 +272,11 @@ def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
 def of_own_making(library):
     """Two epochs of a loader that no `prepare` made."""
     data_loader = importlib.import_module(f"{library}.data_loader")
-    state = importlib.import_module(f"{library}.state")
     accelerator = importlib.import_module(library).Accelerator(cpu=True)
     loader = data_loader.DataLoaderDispatcher(range(16), batch_size=4)
     steps = [[(batch.tolist(), loader.end_of_dataloader) for batch in loader] for _ in range(2)]
     accelerator.end_training()
-    state.AcceleratorState._reset_state(True)
-    state.GradientState._reset_state()
+    forget_states(library)
     return steps
 
 
@@ -299,7 +296,8 @@ class InOrder(SizedStream):
 
 
 def whole_epochs(package, kind):
-    accelerate, data_loader, state = (importlib.import_module(package + end) for end in ("", ".data_loader", ".state"))
+    accelerate = importlib.import_module(package)
+    data_loader = importlib.import_module(f"{package}.data_loader")
     accelerator = accelerate.Accelerator(cpu=True)
     kwargs = {"put_on_device": True, "device": accelerator.device}
     found = []
@@ -313,7 +311,7 @@ def whole_epochs(package, kind):
         ]
         found.append((type(loader).__name__, len(loader), steps, torch.rand(1).item()))
     accelerator.end_training()
-    state.AcceleratorState._reset_state(reset_partial_state=True)
+    forget_states(package)
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from common.processes import ranks
+from tests.states import forget_states
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "03_accelerate" / "examples"
@@ -31,10 +32,7 @@ def _run(path: str, arguments: list[str]) -> dict:
         example.main()
     finally:
         sys.argv = argv
-        from common.accelerator.state import GradientState, PartialState
-
-        PartialState._reset_state()
-        GradientState._reset_state()
+        forget_states()
     return results[0]
 
 

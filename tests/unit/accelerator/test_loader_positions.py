@@ -8,9 +8,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetR
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
-from common.accelerator.state import PartialState
 from common.accelerator.utils import DataLoaderConfiguration
 from common.processes import ranks
+from tests.states import forget_states
 
 
 class Stream(IterableDataset):
@@ -139,7 +139,7 @@ def with_data_on_the_main_process_only(folder):
     rest = seen(loader)
     drawn = torch.rand(()).item()
     accelerator.end_training()
-    PartialState._reset_state()
+    forget_states()
     return rest, drawn
 
 

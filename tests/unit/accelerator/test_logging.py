@@ -8,6 +8,7 @@ import pytest
 from common.accelerator.logging import get_logger
 from common.accelerator.state import PartialState
 from common.processes import ranks
+from tests.states import THEIRS, forget_states
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +70,7 @@ def _logged(path) -> None:
         logger.debug("nobody", in_order=True)
     finally:
         logger.logger.removeHandler(handler)
-        state.destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 def test_ranks_log_once_in_order_or_all(tmp_path):
@@ -88,19 +88,18 @@ def _theirs(path) -> None:
     handler = logging.FileHandler(path)
     logger.logger.addHandler(handler)
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    state = TheirState(cpu=True)
+    TheirState(cpu=True)
     try:
         logger.info("a")
         logger.warning("b %d", 1, in_order=True)
         logger.error("c", main_process_only=False, in_order=True)
     finally:
         logger.logger.removeHandler(handler)
-        state.destroy_process_group()
-        TheirState._reset_state()
+        forget_states(THEIRS)
 
 
 def _ours(path) -> None:
-    state = PartialState(cpu=True)
+    PartialState(cpu=True)
     logger = get_logger("g", "INFO")
     handler = logging.FileHandler(path)
     logger.logger.addHandler(handler)
@@ -110,8 +109,7 @@ def _ours(path) -> None:
         logger.error("c", main_process_only=False, in_order=True)
     finally:
         logger.logger.removeHandler(handler)
-        state.destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 def test_the_same_lines_as_accelerate(tmp_path):

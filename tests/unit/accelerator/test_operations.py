@@ -23,9 +23,8 @@ from common.accelerator.utils import (
     should_reduce_batch_size,
 )
 from common.processes import ranks
+from tests.states import OURS, THEIRS, forget_states
 
-OURS = "common.accelerator"
-THEIRS = "accelerate"
 Point = collections.namedtuple("Point", "x y")
 UNKNOWN_TO_GLOO = [torch.int16, torch.uint16, torch.float8_e4m3fn]
 
@@ -177,7 +176,7 @@ def test_the_batch_size_shrinks_as_in_accelerate():
                 raise RuntimeError("CUDA out of memory.")
             return model
 
-        wrapped = module.find_executable_batch_size(train, starting_batch_size=100)
+        wrapped = module.find_executable_batch_size(train, starting_batch_size=60)
         assert wrapped("model") == "model" and wrapped("again") == "again"
         with pytest.raises(TypeError, match="Batch size was passed into `train` as the first argument"):
             wrapped(8, "model", 1)
@@ -191,7 +190,7 @@ def _exhaust(module):
     def train(batch_size):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    module.find_executable_batch_size(train, starting_batch_size=4)()
+    module.find_executable_batch_size(train, starting_batch_size=2)()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +245,7 @@ def collectives(library):
     with accelerator.split_between_processes(torch.arange(3), apply_padding=True) as share:
         results["split"] = share
     accelerator.end_training()
-    accelerator.state._reset_state(reset_partial_state=True)
+    forget_states()
     return {name: plain(result) for name, result in results.items()}
 
 
@@ -311,7 +310,7 @@ def switched_on(library):
         except operations.DistributedOperationException as error:
             messages[name] = str(error)
     accelerator.end_training()
-    accelerator.state._reset_state(reset_partial_state=True)
+    forget_states()
     return messages
 
 

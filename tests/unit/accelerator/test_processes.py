@@ -31,6 +31,7 @@ from common.accelerator.utils import (
     synchronize_rng_states,
 )
 from common.processes import RankFailed, ranks
+from tests.states import forget_states
 
 ROOT = Path(__file__).parents[3]
 
@@ -539,8 +540,7 @@ def threads():
     try:
         return torch.get_num_threads()
     finally:
-        PartialState().destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():

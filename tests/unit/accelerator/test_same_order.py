@@ -26,9 +26,9 @@ from torch.utils.data import (
 )
 
 from common.processes import ranks
+from tests.states import OURS, THEIRS, forget_states
 
 pytest.importorskip("accelerate")
-OURS, THEIRS = "common.accelerator", "accelerate"
 # Scripts that are given to the ranks at once, for one process group.
 CHUNK = 20
 
@@ -425,12 +425,10 @@ def check(strategy, examples, compare):
 @pytest.fixture(autouse=True)
 def their_state():
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
 
     Accelerator(cpu=True)
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_states(THEIRS)
 
 
 @pytest.mark.parametrize(
@@ -459,8 +457,7 @@ def run_scripts(library, chosen):
         seen.append(run_script(library, script, accelerator.process_index, accelerator))
         state.GradientState().dataloader_references = [None]  # the original keeps loaders that were left early
     accelerator.end_training()
-    state.AcceleratorState._reset_state(True)
-    state.GradientState._reset_state()
+    forget_states(library)
     return seen
 
 
@@ -505,7 +502,6 @@ def test_processes_that_talk_to_each_other_see_the_same(world, examples):
 def gathered_without_rows(library, samples):
     """What is gathered of things that have no row for each sample, in each step."""
     root = importlib.import_module(library)
-    state = importlib.import_module(f"{library}.state")
     accelerator = root.Accelerator(cpu=True)
     steps = []
     for batch in accelerator.prepare(DataLoader(Numbers(samples), batch_size=2)):
@@ -515,8 +511,7 @@ def gathered_without_rows(library, samples):
         steps[-1]["objects"] = accelerator.gather_for_metrics([f"rank {accelerator.process_index}"])
         steps[-1]["text"] = accelerator.gather_for_metrics("ab")
     accelerator.end_training()
-    state.AcceleratorState._reset_state(True)
-    state.GradientState._reset_state()
+    forget_states(library)
     return steps
 
 

@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from common.processes import ranks
+from tests.states import OURS, THEIRS, forget_states
 
 pytest.importorskip("accelerate")
-OURS, THEIRS = "common.accelerator", "accelerate"
 N, GLOBAL_BATCH = 50, 12
 
 
@@ -60,10 +60,7 @@ def script(library, accumulation, split, precision="no"):
     reduced = accelerator.reduce(torch.tensor([1.0, 2.0]), "mean"), accelerator.gather(torch.tensor([steps]))
     padded = accelerator.pad_across_processes(torch.ones(accelerator.process_index + 1, 2), pad_index=5)
     accelerator.end_training()
-    if library == THEIRS:
-        state = importlib.import_module("accelerate.state")
-        state.AcceleratorState._reset_state(True)
-        state.GradientState._reset_state()
+    forget_states(library)
     return *result, steps, reduced, padded
 
 

@@ -18,10 +18,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from common.processes import keep_process_group, ranks
+from tests.states import OURS, THEIRS, forget_states
 
 pytest.importorskip("accelerate")
-OURS = "common.accelerator"
-THEIRS = "accelerate"
 WIDTH = 4
 
 
@@ -241,17 +240,11 @@ class Training:
                         break
 
 
-def forget(library):
-    state = importlib.import_module(f"{library}.state")
-    state.AcceleratorState._reset_state(True)
-    state.GradientState._reset_state()
-
-
 def end(library, accelerator):
     """End the training, so that the next one in this process can be one of the other library."""
     keep_process_group()
     accelerator.end_training()
-    forget(library)
+    forget_states(library)
 
 
 def outcome(library, script, **settings):

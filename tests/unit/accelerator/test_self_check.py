@@ -8,8 +8,8 @@ import pytest
 
 from common.accelerator import Accelerator
 from common.accelerator.commands import self_check
-from common.accelerator.state import PartialState
 from common.processes import ranks
+from tests.states import forget_states
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,8 +50,7 @@ def _with(name: str, broken: str) -> str:
         return str(failure)
     finally:
         setattr(Accelerator, broken, real)
-        PartialState().destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
     return "passed"
 
 

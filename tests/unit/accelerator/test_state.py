@@ -18,6 +18,7 @@ import torch.distributed as dist
 from common.accelerator import Accelerator
 from common.accelerator.state import AcceleratorState, PartialState, available_cores
 from common.processes import free_port, ranks
+from tests.states import THEIRS, forget_states
 
 ROOT = Path(__file__).parents[3]
 LIBRARIES = ("common.accelerator", "accelerate")
@@ -27,11 +28,10 @@ LIBRARIES = ("common.accelerator", "accelerate")
 def libraries():
     """Ours and theirs, both without a state before and after the test."""
     pytest.importorskip("accelerate")
-    from accelerate.state import AcceleratorState as TheirState
 
-    TheirState._reset_state(True)
+    forget_states(THEIRS)
     yield [importlib.import_module(name) for name in LIBRARIES]
-    TheirState._reset_state(True)
+    forget_states(THEIRS)
 
 
 @pytest.fixture
@@ -204,8 +204,7 @@ def group_of_one():
     saved.seek(0)
     total = torch.load(saved, map_location=state.device)
     described = repr(state), state.use_distributed, int(total)
-    state.destroy_process_group()
-    PartialState._reset_state()
+    forget_states()
     return described
 
 
@@ -214,8 +213,7 @@ def group_of_one_there():
 
     state = TheirState(cpu=True)
     described = repr(state).replace("cpu:0", "cpu"), state.use_distributed, 1
-    state.destroy_process_group()
-    TheirState._reset_state()
+    forget_states(THEIRS)
     return described
 
 
@@ -283,7 +281,7 @@ def test_processes_with_gpus_share_the_cores_too(two_gpus, monkeypatch, threads)
 
 def unequal_nodes():
     """Rank 1 is on a node with a GPU, rank 0 on one without."""
-    PartialState._reset_state()
+    forget_states()
     rank = int(os.environ["RANK"])
     patches = [
         mock.patch.object(socket, "gethostname", lambda: f"node-{rank}"),

@@ -28,6 +28,7 @@ from common.accelerator.tracking import (
     select_trackers,
 )
 from common.processes import ranks
+from tests.states import THEIRS, forget_states
 
 
 @pytest.fixture(autouse=True)
@@ -261,7 +262,7 @@ def test_tensorboard_keeps_the_hyperparameters_in_a_file_too_as_in_accelerate(tm
         tracker.finish()
         (path,) = (tmp_path / name).glob("*/hparams.yml")
         found.append(yaml.safe_load(path.read_text()))
-    TheirState._reset_state()
+    forget_states(THEIRS)
     assert found[0] == found[1] == {"lr": 0.1, "layers": 3, "name": "net", "on": True, "resume": None}
 
 
@@ -411,7 +412,7 @@ def _log_on_every_rank(folder):
         each.log({})
     accelerator.get_tracker("jsonl").log({})  # a blank one elsewhere
     accelerator.end_training()
-    PartialState._reset_state()
+    forget_states()
     return mine.calls, once.calls, everywhere.calls
 
 
@@ -436,7 +437,7 @@ def test_tensorboard_events_equal_accelerates(tmp_path):
         events = EventAccumulator(str(tmp_path / name)).Reload()
         tags = events.Tags()["scalars"]
         scalars.append({tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags})
-    TheirState._reset_state()
+    forget_states(THEIRS)
     assert scalars[0] == scalars[1] == {"loss": [(7, 0.5)], "epoch": [(7, 1.0)]}
     assert TensorBoardTracker.requires_logging_directory is theirs.TensorBoardTracker.requires_logging_directory
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from common.processes import leave_process_group
+from tests.states import OURS, THEIRS, forget_states
 from tests.unit.trainer.toy import Points
 
 # What takes another time in each run.
@@ -280,12 +280,7 @@ def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reset(library: str) -> None:
     """Let the next training of this process begin as in a new process."""
-    name = "accelerate.state" if library == "transformers" else "common.accelerator.state"
-    module = importlib.import_module(name)
-    leave_process_group()
-    module.AcceleratorState._reset_state(True)
-    module.PartialState._reset_state()
-    module.GradientState._reset_state()
+    forget_states(THEIRS if library == "transformers" else OURS)
 
 
 def run_all(library: str, configurations: list[dict[str, Any]], folder: str) -> list[Any]:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState, evaluation
 from common.trainer.evaluation import as_arrays, concatenate
+from tests.states import forget_states
 from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net
 
 N = 101
@@ -44,19 +45,12 @@ def outcome(folder, batch: int, dtype=torch.float64, kind: str = "map", n: int =
     return metrics["eval_loss"], metrics["eval_accuracy"], same, error, reference
 
 
-def end_group():
-    from common.accelerator import PartialState
-
-    PartialState().destroy_process_group()
-    PartialState._reset_state()
-
-
 def outcome_on_rank(*args):
     torch.set_num_threads(1)
     try:
         return outcome(*args)
     finally:
-        end_group()
+        forget_states()
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
@@ -200,7 +194,7 @@ def train_with_buffers(folder):
         trainer.train()
         return trainer.state.log_history[0]["eval_loss"]
     finally:
-        end_group()
+        forget_states()
 
 
 def test_uneven_ranks_do_not_wait_for_each_other_in_the_model(tmp_path):
@@ -319,7 +313,7 @@ def gathered_in_chunks(folder) -> tuple[list[int], float]:
     finally:
         evaluation.gather_object = gather
         evaluation.GATHERED_BYTES = 32 * 2**20
-        end_group()
+        forget_states()
 
 
 def test_predictions_are_gathered_in_chunks_and_not_batch_by_batch(tmp_path):

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.accelerator import PartialState
 from common.processes import ranks
 from common.trainer import TrainerCallback, get_last_checkpoint
+from tests.states import forget_states
 from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
 
 ROOT = Path(__file__).parents[3]
@@ -57,8 +57,7 @@ def run(folder, accumulation=1, world_size=1, resume=None, stop_at=None, dropout
         trainer.train(resume_from_checkpoint=resume)
         return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
     finally:
-        PartialState().destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 def assert_same(outcomes, expected) -> None:
@@ -147,8 +146,7 @@ def run_with_ignored_labels(folder, world_size: int, accumulation: int):
         trainer.train()
         return weights(trainer), without_timings(trainer.state.log_history), None
     finally:
-        PartialState().destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 3), (3, 2)])
@@ -168,8 +166,7 @@ def report_on_rank(folder):
             make_trainer(folder, evaluate=9, eval_strategy="epoch", logging_steps=2).train()
         return out.getvalue()
     finally:
-        PartialState().destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 def test_only_rank_0_speaks(tmp_path):
@@ -218,8 +215,7 @@ def evaluate_then_train(folder) -> torch.Tensor:
         trainer.train()
         return weights(trainer)
     finally:
-        PartialState().destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 def test_ranks_train_together_after_an_evaluation(tmp_path):
@@ -253,8 +249,7 @@ def evaluate_unevenly(folder, kind) -> tuple[float, int]:
         metrics = trainer.evaluate()
         return metrics["eval_loss"], len(trainer.predict(Points(21)).predictions)
     finally:
-        PartialState().destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 @pytest.mark.parametrize("kind", UNEVEN)
@@ -286,8 +281,7 @@ def samples_seen(folder, name) -> list[torch.Tensor]:
         trainer.train()
         return torch.cat(seen).chunk(2)
     finally:
-        PartialState().destroy_process_group()
-        PartialState._reset_state()
+        forget_states()
 
 
 @pytest.mark.parametrize("name", ["whole", "dealt out"])
