@@ -31,6 +31,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -209,10 +210,25 @@ def circumstances() -> dict:
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {
         "commit": _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
-        "command": " ".join(sys.argv),
+        "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load": [round(value, 2) for value in load] if load else None,
     }
+
+
+def _command() -> str:
+    """The command that a user typed, without the folders of this machine."""
+    started_as = sys.modules["__main__"].__spec__
+    if started_as:
+        program = ["python", "-m", started_as.name.removesuffix(".__main__")]
+    else:
+        program = [Path(sys.argv[0]).name]
+    return shlex.join([*program, *map(_without_folder, sys.argv[1:])])
+
+
+def _without_folder(argument: str) -> str:
+    path = Path(argument)
+    return path.name if path.is_absolute() else argument
 
 
 def _output(*command: str) -> str | None:

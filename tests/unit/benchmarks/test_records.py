@@ -1,6 +1,9 @@
 """What a benchmark leaves behind: small, complete, printable in 80 columns."""
 
 import json
+import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,3 +105,23 @@ def test_the_circumstances_of_a_recording_are_no_part_of_the_machine(tmp_path):
     written = json.loads((tmp_path / "suite.json").read_text())
     assert written["began"] == began
     assert written["ended"]["date"] >= began["date"]
+
+
+def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(monkeypatch):
+    import __main__
+
+    monkeypatch.setattr(sys, "argv", ["/home/somebody/bin/pytest", "benchmarks", "--record", "/home/out", "-k", "a or b"])
+    monkeypatch.setattr(__main__, "__spec__", None)
+    assert records.circumstances()["command"] == "pytest benchmarks --record out -k 'a or b'"
+    monkeypatch.setattr(sys, "argv", ["/home/somebody/clone/benchmarks/compare.py", "--full"])
+    monkeypatch.setattr(__main__, "__spec__", SimpleNamespace(name="benchmarks.compare"))
+    assert records.circumstances()["command"] == "python -m benchmarks.compare --full"
+    monkeypatch.setattr(__main__, "__spec__", SimpleNamespace(name="pytest.__main__"))
+    assert records.circumstances()["command"] == "python -m pytest --full"
+
+
+@pytest.mark.parametrize("path", sorted(ladder.ROOT.glob("benchmarks/results/*/*.json")), ids=lambda path: path.stem)
+def test_nothing_that_was_recorded_names_a_folder_of_the_machine(path):
+    texts = re.findall(r'"((?:[^"\\]|\\.)*)"', path.read_text())
+    named = [text for text in texts if re.search(r"(^|\s)/\w", text)]
+    assert not named
