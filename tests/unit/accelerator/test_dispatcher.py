@@ -205,7 +205,7 @@ def texts(accelerator):
     return steps
 
 
-def test_texts_are_dealt_out_like_rows():
+def test_texts_are_sharded_like_rows():
     one, two = ranks(2).run(run, texts, dispatch_batches=True)
     gathered = [(list("abcd"), [0, 1, 2, 3]), (["e"], [4])]
     assert one == [(batch, *both) for batch, both in zip((["a", "b"], ["e"]), gathered, strict=True)]
@@ -295,6 +295,13 @@ class InOrder(SizedStream):
         return map(self.numbers.__getitem__, range(self.numbers.n))
 
 
+class ShuffledWhenIterated(SizedStream):
+    """Draws its order when `iter` is called on it, not when the first sample is asked for."""
+
+    def __iter__(self):
+        return map(self.numbers.__getitem__, torch.randperm(self.numbers.n).tolist())
+
+
 def whole_epochs(package, kind):
     accelerate = importlib.import_module(package)
     data_loader = importlib.import_module(f"{package}.data_loader")
@@ -315,8 +322,11 @@ def whole_epochs(package, kind):
     return found
 
 
-@pytest.mark.parametrize("kind", [Numbers, InOrder])
+@pytest.mark.parametrize("kind", [Numbers, InOrder, ShuffledWhenIterated])
 def test_steps_and_draws_equal_those_of_accelerate(kind):
     pytest.importorskip("accelerate")
     ours, theirs = (ranks(2).run(whole_epochs, package, kind) for package in ("common.accelerator", "accelerate"))
     assert ours == theirs and ours[0][0][0] == "DataLoaderDispatcher"
+    # A sampler without a generator draws on the main process alone. `iter` of a stream is called on every process.
+    next_draws_of_ranks = [[draw for *_, draw in found] for found in ours]
+    assert (next_draws_of_ranks[0] == next_draws_of_ranks[1]) == (kind is not Numbers)
