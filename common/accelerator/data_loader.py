@@ -1,4 +1,4 @@
-"""A DataLoader that hands each process its share, knows its last batch, and can continue where it was stopped."""
+"""A DataLoader that yields each process its share, knows its last batch, and can continue where it was stopped."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,18 +52,18 @@ class Pass:
 
     Attributes:
         epoch: its number.
-        step: steps handed out, those passed over at its start included.
-        drawn_from: the states of the generators when its order was drawn; None for streams.
+        step: steps yielded, including those skipped at the start.
+        rng_before_order: the states of the generators right before the order was drawn; None for streams.
     """
 
     epoch: int
     step: int
-    drawn_from: GeneratorStates | None = None
+    rng_before_order: GeneratorStates | None = None
 
 
 @dataclass
-class Progress:
-    """How far a loader is. The loader and those that `skip_first_batches` makes of it share one object.
+class LoaderPosition:
+    """How far a loader is. A loader and those that `skip_first_batches` makes of it share one object.
 
     Attributes:
         current: the pass under way, or None.
@@ -78,8 +78,9 @@ class DataLoaderStateMixin:
     """What a loader tells the accumulation of gradients and `gather_for_metrics`.
 
     Attributes:
-        end_of_dataloader: whether the batch just handed out is the last.
-        remainder: samples in the last step of all processes: 0 for a whole step, -1 where that is not known.
+        end_of_dataloader: whether the batch just yielded is the last.
+        remainder: samples of all processes in the last step, or -1 where that is not known. If the last step is whole,
+            it is 0; only a DataLoaderDispatcher sets it, in that step, to the number of the step's samples.
         partial_step: a PartialStep where some process lacks samples of its own in this step, else None.
     """
 
@@ -112,7 +113,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
 
     `iteration` is the number of the epoch that the next `for` visits. A pass that comes to its end moves on to the
     next epoch; after a `break` the same epoch is visited again, by samplers and data sets that have `set_epoch`.
-    After `load_state_dict` the next `for` continues with the batch after the last one handed out.
+    After `load_state_dict` the next `for` continues with the batch after the last one yielded.
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -120,11 +121,12 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         rng_types: generators that all processes take over from rank 0 at the start of every `for`: "torch", "cuda", or
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
-        skip_batches: steps to pass over in every `for`.
+        skip_batches: steps to skip in every `for`.
         use_stateful_dataloader: the loader has `state_dict` and `load_state_dict` with either value.
         iteration: the epoch of the first `for`.
-        progress: of the loader that this one is made from.
-        shards: the batches of this process, where the script is to find others in `batch_sampler`: its own.
+        position: of the loader that this one is made from.
+        shards: the batches that this loader draws. It is needed only where `batch_sampler` must stay the script's own
+            object; by default the loader draws from `batch_sampler` itself.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         _non_blocking: bool = False,
         torch_device_mesh: Any = None,
         iteration: int = 0,
-        progress: Progress | None = None,
+        position: LoaderPosition | None = None,
         shards: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -153,20 +155,20 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         self.gradient_state = GradientState()
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._progress = Progress() if progress is None else progress
+        self._position = LoaderPosition() if position is None else position
         self._shards = shards
         self._warned = False
 
     @property
     def shards(self) -> Any:
-        """What deals out the samples of this loader: a batch sampler, a sampler or a stream."""
+        """Where this loader's samples come from: a batch sampler, a sampler or a stream, usually a sharded one."""
         if isinstance(self.dataset, IterableDataset):
             return self.dataset
         return batches_of(self) if self._shards is None else self._shards
 
     @property
     def _index_sampler(self) -> Any:
-        """What DataLoader draws from. Its own property names the batch sampler that the script finds."""
+        """DataLoader draws indices from this. With `shards` it is not `batch_sampler`, which scripts may change."""
         return super()._index_sampler if self._shards is None else self._shards
 
     def get_sampler(self) -> Any:
@@ -180,9 +182,9 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     def set_epoch(self, epoch: int) -> None:
         """Make the next `for` visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
         self.iteration = epoch
-        resume = self._progress.resume
+        resume = self._position.resume
         if resume is not None and resume.epoch != epoch:
-            self._progress.resume = None
+            self._position.resume = None
         samplers = () if isinstance(self.dataset, IterableDataset) else sampler_chain(self.shards)
         for part in (*samplers, self.dataset):
             if hasattr(part, "set_epoch"):
@@ -193,26 +195,27 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         return max(0, super().__len__() - self.skip_batches)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        progress = self._progress
-        resume = progress.resume
-        progress.resume = None
+        position = self._position
+        resume = position.resume
+        position.resume = None
         if self.rng_types and resume is None:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self.begin()
-        outer_pass = progress.current
+        outer_pass = position.current
         try:
             self.set_epoch(self.iteration)
             start = self.skip_batches
             if resume is not None and not start:
                 start = resume.step
-            current = progress.current = Pass(self.iteration, start)
+            current = Pass(self.iteration, start)
+            position.current = current
             for batch in self._batches(start, resume):
                 current.step += 1
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 yield batch
         finally:
-            progress.current = outer_pass
+            position.current = outer_pass
             self.end()
         if current.step > start or resume is not None:  # as in the original, a pass without batches is no epoch
             self.iteration += 1
@@ -229,15 +232,15 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         reading = self._start_reading(start, resume)
         for step, batch in enumerate(reading, start):
             if step == start:
-                drawn = shards.drawn
-                self._note_order(drawn.drawn_from)
-            self.end_of_dataloader = step == drawn.last_step
-            self.partial_step = drawn.partial.get(step)
+                record = shards.latest_pass
+                self._note_generator_states(record.rng_before_order)
+            self.end_of_dataloader = step == record.last_step
+            self.partial_step = record.partial_steps.get(step)
             yield batch
 
-    def _note_order(self, drawn_from: GeneratorStates) -> None:
-        if self._progress.current is not None:
-            self._progress.current.drawn_from = drawn_from
+    def _note_generator_states(self, rng_before_order: GeneratorStates) -> None:
+        if self._position.current is not None:
+            self._position.current.rng_before_order = rng_before_order
 
     def _batches_of_stream(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches of a stream. One is known to be the last when there is none after it, so one is read ahead."""
@@ -254,14 +257,14 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
             batch = following
 
     @property
-    def _batches_asked_of_workers(self) -> int:
-        """Batches that the loader workers are asked for before one is handed out."""
+    def _prefetched_batches(self) -> int:
+        """Batches that the loader workers are asked for before the first one is yielded."""
         return self.num_workers * (self.prefetch_factor or 0)
 
     @property
-    def batches_in_flight(self) -> int:
-        """Batches whose sample numbers have been drawn before one is handed out."""
-        return self._batches_asked_of_workers
+    def batches_drawn_ahead(self) -> int:
+        """See PassStart. ShardedBatches draws `first_batch` ahead; what the workers are asked for comes on top."""
+        return self._prefetched_batches
 
     def _start_reading(self, first_batch: int, resume: Pass | None) -> Iterator[Any]:
         """The batches of DataLoader from number `first_batch` on, in the order of the pass `resume` if there is one.
@@ -270,9 +273,9 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         """
         redraw = None
         if resume is not None:
-            redraw = Redraw(self._order_sampler, resume.drawn_from, self._generators())
+            redraw = Redraw(self._order_sampler, resume.rng_before_order, self._generators())
         if isinstance(self.shards, ReplayableBatches):
-            self.shards.start_next_pass(PassStart(first_batch, redraw, self.batches_in_flight))
+            self.shards.start_next_pass(PassStart(first_batch, redraw, self.batches_drawn_ahead))
             return DataLoader.__iter__(self)
         reading = DataLoader.__iter__(self)
         if redraw is not None:
@@ -309,11 +312,11 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, the steps of it that were handed out, and the states of the generators; for all processes.
+        """The epoch, the steps of it that were yielded, and the states of the generators; for all processes.
 
         A loader that is not being iterated over is at the beginning of its epoch, also after a `break`.
         """
-        current = self._progress.current or self._progress.resume
+        current = self._position.current or self._position.resume
         sampler = self._order_sampler
         state = {
             "epoch": self.iteration if current is None else current.epoch,
@@ -327,30 +330,30 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         }
         if current is not None:
             self._warn_of_what_cannot_be_exact()
-            if current.drawn_from is not None:
-                state["drawn_from_torch"] = current.drawn_from.torch
-                state["drawn_from_sampler"] = current.drawn_from.sampler
+            if current.rng_before_order is not None:
+                state["drawn_from_torch"] = current.rng_before_order.torch
+                state["drawn_from_sampler"] = current.rng_before_order.sampler
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next `for` continue there, on any number of processes with the same samples per step.
 
         Raises:
-            ValueError: if the samples handed out are no whole number of this loader's steps.
+            ValueError: if the samples yielded before are no whole number of this loader's steps.
         """
         step = self.step_of(state_dict)
         self.iteration = state_dict["epoch"]
         self._load_generators(state_dict)
-        drawn_from = None
+        rng_before_order = None
         if state_dict.get("drawn_from_torch") is not None:
-            drawn_from = GeneratorStates(state_dict["drawn_from_torch"], state_dict["drawn_from_sampler"])
-        self._progress.resume = Pass(self.iteration, step, drawn_from) if step else None
+            rng_before_order = GeneratorStates(state_dict["drawn_from_torch"], state_dict["drawn_from_sampler"])
+        self._position.resume = Pass(self.iteration, step, rng_before_order) if step else None
 
     def step_of(self, state_dict: dict[str, Any]) -> int:
-        """The steps of this loader that had been handed out when `state_dict` was saved.
+        """The steps of this loader that had been yielded when `state_dict` was saved.
 
         Raises:
-            ValueError: if the samples handed out are no whole number of steps.
+            ValueError: if the samples yielded before are no whole number of steps.
         """
         samples = state_dict["step"] * state_dict["step_size"]
         step, rest = divmod(samples, self.total_batch_size)
@@ -365,7 +368,10 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
             sampler.initial_seed = state_dict["sampler_seed"]
         own = state_dict.get("sampler_generator")
         if own is not None:
-            if getattr(sampler, "generator", sampler) is None:  # one process continues for several
+            # A sampler of a single process has no generator where the checkpoint's run, on several processes, gave it
+            # one. A SeedableRandomSampler makes its own when its first pass begins.
+            lacks_generator = hasattr(sampler, "generator") and sampler.generator is None
+            if lacks_generator:
                 sampler.generator = torch.Generator()
             generator = generator_of(sampler)
             if generator is not None:
@@ -402,7 +408,7 @@ def _state_of(generator: torch.Generator | None) -> torch.Tensor | None:
 
 
 class SkipDataLoader(DataLoaderShard):
-    """A loader of a stream that passes over the first `skip_batches` batches; `skip_first_batches` makes it."""
+    """A loader of a stream that skips the first `skip_batches` batches; `skip_first_batches` makes it."""
 
     def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
@@ -420,17 +426,21 @@ class DispatchedStep(NamedTuple):
 
 
 class DataLoaderDispatcher(DataLoaderShard):
-    """A loader that the main process alone reads, whole steps at a time, and whose batches it sends to the others.
+    """A loader whose samples the main process alone reads, whole steps at a time, and sends to the others.
 
-    For data that the others cannot read, or that can be read only once. A step is `num_processes` batches of the
-    script's loader, joined, or one with `split_batches`. Every process gets an equal part of it. A last step that
+    It is for samples that the others cannot read, or that can be read only once. A step is `num_processes` batches of
+    the script's loader, joined, or one with `split_batches`. Every process gets an equal part of it. A last step that
     cannot be divided is filled up with samples from the first one. What the main process raises is raised on all.
 
-    The step after the one handed out has been read already. On the main process a data set has drawn its random
+    Without loader workers the other processes make an iterator too, as in the original, but ask it for no batch. So
+    `iter` of a stream is called on every process. It must succeed there, or the main process waits in vain: a file
+    that only the main process has is to be opened by a generator function, which runs when a sample is asked for.
+
+    The step after the one just yielded has been read already. On the main process a data set has drawn its random
     numbers by then, so a checkpoint in the middle of an epoch is not exact for it.
 
     Args:
-        dataset, skip_batches, iteration, progress, kwargs: of DataLoaderShard.
+        dataset, skip_batches, iteration, position, kwargs: of DataLoaderShard.
         split_batches: a step is one batch of the script's loader.
         slice_fn: `slice_fn(batch, slice, process_index=…, num_processes=…)` is the part of a step's batch in `slice`;
             by default `slice_rows`.
@@ -461,9 +471,11 @@ class DataLoaderDispatcher(DataLoaderShard):
         return super().total_batch_size * self.batches_per_step
 
     @property
-    def batches_in_flight(self) -> int:
-        """Those that the loader workers were asked for, and the rest of the step that is read ahead."""
-        return self._batches_asked_of_workers + self.batches_per_step - 1
+    def batches_drawn_ahead(self) -> int:
+        """See PassStart. The main process reads one step ahead; what its workers are asked for comes on top."""
+        # For 3 processes without workers: when step 0 is yielded, the batches 3, 4 and 5 of step 1 have been drawn. A
+        # resumed pass begins with batch 3, so 3 - 1 = 2 further batches had been drawn.
+        return self._prefetched_batches + self.batches_per_step - 1
 
     def __len__(self) -> int:
         batches = DataLoader.__len__(self)
@@ -476,7 +488,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             steps = self._read_steps(start, resume)
         else:
             steps = None
-            self._draw_as_the_main_process_does(resume)
+            self._draw_as_in_the_original(resume)
         rank, processes = self.state.process_index, self.state.num_processes
         first_rows = None
         is_last = False
@@ -490,7 +502,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             rows = count_rows(step.batch)
             share = self._rows_per_process(rows, is_last)
             self._note_step(rows, share, is_last)
-            batch = _filled_up(step.batch, first_rows, share * processes)
+            batch = _fill_up(step.batch, first_rows, share * processes)
             yield self._slice(batch, rank * share, (rank + 1) * share)
 
     def _rows_per_process(self, rows: int, is_last: bool) -> int:
@@ -505,7 +517,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         return share if self._drop_last else share + 1
 
     def _note_step(self, rows: int, share: int, is_last: bool) -> None:
-        """Say of the step that is handed out now whether it is the last, and where it lacks samples.
+        """Say of the step that is yielded next whether it is the last, and where it lacks samples.
 
         Args:
             rows: the samples that the main process has read for it.
@@ -518,8 +530,12 @@ class DataLoaderDispatcher(DataLoaderShard):
         self.partial_step = None
         if rows != self.total_batch_size:
             rows_from_here_on = max(rows - self.state.process_index * share, 0)
-            real = min(rows_from_here_on, share)
-            self.partial_step = PartialStep(real, share, self.state.num_processes, rows)
+            self.partial_step = PartialStep(
+                num_real=min(rows_from_here_on, share),
+                rows=share,
+                num_ranks_present=self.state.num_processes,
+                num_real_all_ranks=rows,
+            )
 
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
@@ -527,10 +543,10 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read_steps(self, start: int, resume: Pass | None) -> Iterator[DispatchedStep]:
         """On the main process: the steps from number `start` on."""
-        joined = self._joined(self._plain_batches(start, resume))
-        batch = next(joined, None)
+        batches_of_steps = self._join_into_steps(self._plain_batches(start, resume))
+        batch = next(batches_of_steps, None)
         while batch is not None:
-            following = next(joined, None)
+            following = next(batches_of_steps, None)
             yield DispatchedStep(batch, following is None)
             batch = following
 
@@ -543,10 +559,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             return
         for number, batch in enumerate(reading):
             if number == 0:
-                self._note_order(self.shards.drawn.drawn_from)
+                self._note_generator_states(self.shards.latest_pass.rng_before_order)
             yield batch
 
-    def _joined(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _join_into_steps(self, batches: Iterator[Any]) -> Iterator[Any]:
         """One batch for each step, joined from the batches of the script's loader."""
         while True:
             parts = list(islice(batches, self.batches_per_step))
@@ -554,10 +570,15 @@ class DataLoaderDispatcher(DataLoaderShard):
                 return
             yield parts[0] if len(parts) == 1 else _join_rows(parts)
 
-    def _draw_as_the_main_process_does(self, resume: Pass | None) -> None:
-        """Draw what the main process draws when its reading begins: torch's generators then stay alike on all ranks.
+    def _draw_as_in_the_original(self, resume: Pass | None) -> None:
+        """On the other processes: draw what the original draws there when a pass begins.
 
-        Where a pass is resumed, all this was drawn when it began, and the generators are left as they are.
+        That is what making an iterator draws: the seed for the workers and, if there are workers, the order of the
+        batches that they are asked for. Without workers, torch's samplers draw the order when the first batch is asked
+        for, on the main process alone. A sampler that has no generator then draws from torch's, whose state differs
+        between the main process and the others from then on.
+
+        If the pass is resumed, all this was drawn when it began, and the generators are left as they are.
         """
         present_states = SavedGenerators(self._generators())
         self._draw_what_an_iterator_draws()
@@ -572,7 +593,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         self._has_drawn_for_workers = True
         if not isinstance(self.dataset, IterableDataset):
-            for _ in islice(self.shards, self._batches_asked_of_workers):
+            for _ in islice(self.shards, self._prefetched_batches):
                 pass
 
     def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
@@ -600,7 +621,7 @@ def count_rows(batch: Any) -> int:
     return len(batch)
 
 
-def _filled_up(batch: Any, first_rows: Any, rows: int) -> Any:
+def _fill_up(batch: Any, first_rows: Any, rows: int) -> Any:
     """`batch` with `first_rows` behind it, as often as it takes until it has `rows` samples or more."""
     while count_rows(batch) < rows:
         batch = _join_rows([batch, first_rows])
@@ -687,8 +708,8 @@ class _Source:
     """What a prepared loader reads, as arguments for it.
 
     Attributes:
-        dataset: the data set, or what deals it out.
-        sampling: the batch sampler, the sampler or the batch size.
+        dataset: the data set; for a stream perhaps its shard.
+        sampling: the arguments that say which samples it reads: the batch sampler, the sampler or the batch size.
         synchronized_generator: the one whose state all processes take over from rank 0.
         other: further arguments.
     """
@@ -770,7 +791,7 @@ def prepare_data_loader(
     _check_batch_size(dataloader, sharing)
     batches = batches_of(dataloader)
     if use_seedable_sampler:
-        batches = _drawn_by_seed(batches, data_seed)
+        batches = _replace_random_sampler(batches, data_seed)
     source = _source(dataloader, batches, sharing, use_seedable_sampler)
     loading = _loading_options(dataloader) | source.sampling | source.other
     loading["_drop_last"] = dataloader.drop_last
@@ -802,8 +823,8 @@ def _check_batch_size(dataloader: DataLoader, sharing: _Sharing) -> None:
         )
 
 
-def _drawn_by_seed(batches: Any, data_seed: int | None) -> Any:
-    """`batches` with a SeedableRandomSampler in the place of a RandomSampler."""
+def _replace_random_sampler(batches: Any, data_seed: int | None) -> Any:
+    """Put a SeedableRandomSampler in the place of a RandomSampler: in `batches`, or as the result if it is one."""
     # A loader with `batch_size=None` draws from a sampler, without batches.
     if isinstance(batches, RandomSampler):
         return _seedable(batches, data_seed)
@@ -846,25 +867,25 @@ def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
         return _Source(_with_epoch_in_workers(stream, dataloader), sampling)
     shard = CountedShard(
         stream,
-        dataloader.batch_size or 1,
-        dataloader.drop_last,
-        sharing.num_processes,
-        sharing.process_index,
-        sharing.split_batches,
-        sharing.even_batches,
+        batch_size=dataloader.batch_size or 1,
+        drop_last=dataloader.drop_last,
+        num_processes=sharing.num_processes,
+        process_index=sharing.process_index,
+        split_batches=sharing.split_batches,
+        even_batches=sharing.even_batches,
     )
     if dataloader.batch_size is not None:
         sampling["batch_size"] = shard.samples_per_step
     return _Source(
-        _with_epoch_in_workers(shard, dataloader),
-        sampling,
-        generator_of(stream),
-        {"collate_fn": CountedCollate(dataloader.collate_fn)},
+        dataset=_with_epoch_in_workers(shard, dataloader),
+        sampling=sampling,
+        synchronized_generator=generator_of(stream),
+        other={"collate_fn": CountedCollate(dataloader.collate_fn)},
     )
 
 
 def _with_epoch_in_workers(stream: Any, dataloader: DataLoader) -> Any:
-    """`stream`, which hears of each epoch also in workers that stay alive, if it wants to hear of it."""
+    """`stream` itself or, if it has a `set_epoch` and its workers stay alive, a stream that calls it there too."""
     if dataloader.persistent_workers and hasattr(stream, "set_epoch"):
         return EpochInWorkers(stream)
     return stream
@@ -885,7 +906,7 @@ def _sharded_batches(dataloader: DataLoader, batches: Any, sharing: _Sharing, us
             batches, sharing.num_processes, sharing.process_index, sharing.even_batches
         )
     else:
-        # As on the original: the sampler of a batch sampler within another one is left as it is.
+        # As in the original, a sampler under two batch samplers gets no generator.
         sampler = getattr(batches, "sampler", None)
         shards = BatchSamplerShard(
             batches, sharing.num_processes, sharing.process_index, sharing.split_batches, sharing.even_batches
@@ -907,12 +928,15 @@ def _give_generator(sampler: Any) -> torch.Generator | None:
     return generator_of(sampler)
 
 
-def _sampling(dataloader: DataLoader, shards: ReplayableBatches) -> dict[str, Any]:
-    """`shards` as arguments for a loader like `dataloader`."""
+def _sampling(dataloader: DataLoader, shards: Any) -> dict[str, Any]:
+    """The arguments with which a loader like `dataloader` draws from `shards`.
+
+    These are ReplayableBatches, except where a script made a DataLoaderShard itself, whose batch sampler may be any.
+    """
     if dataloader.batch_sampler is None:
         return {"sampler": shards, "batch_size": None}
     if isinstance(shards, ReplayableBatches) and shards.takes_all:
-        # As on the original, the script finds its own batch sampler in the loader, to read and to change.
+        # As in the original, the loader has the script's own batch sampler, to read and to change.
         return {"batch_sampler": shards.batch_sampler, "shards": shards}
     return {"batch_sampler": shards}
 
@@ -968,7 +992,7 @@ def _skip_prepared(dataloader: DataLoaderShard, num_batches: int, loading: dict[
         "skip_batches": dataloader.skip_batches + num_batches,
         "device": dataloader.device,
         "iteration": dataloader.iteration,
-        "progress": dataloader._progress,
+        "position": dataloader._position,
         "_drop_last": dataloader._drop_last,
         "_non_blocking": dataloader._non_blocking,
     }

@@ -406,7 +406,7 @@ def gather_object(object: Any) -> Any:
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
-    """What all processes computed for the batch that `loader` handed out, without rows for repeated samples.
+    """What all processes computed for the batch that `loader` yielded, without rows for repeated samples.
 
     Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
     keep their shape; any other list has one entry per sample. The result is in rank order. What has no row for each
@@ -430,17 +430,17 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     partial = None if loader is None else loader.partial_step
     if partial is None:
         return gather_object(data) if as_objects else gather(data)
-    if partial.present < PartialState().num_processes:
-        present = f"only ranks 0 to {partial.present - 1} have a batch in this step"
+    if partial.num_ranks_present < PartialState().num_processes:
+        present = f"only ranks 0 to {partial.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
     rows = _count_rows(data)
     is_batch = rows >= 0 if partial.rows is None else rows == partial.rows
     if _all_agree(is_batch):
-        real = data[: partial.real]
+        real = data[: partial.num_real]
         return gather_object(real) if as_objects else _gather_rows(real)
     everyone = gather_object(data) if as_objects else gather(data)
     if loader.end_of_dataloader and _count_rows(everyone) >= 0:
-        return everyone[: partial.total]
+        return everyone[: partial.num_real_all_ranks]
     return everyone
 
 

@@ -24,21 +24,23 @@ class PartialStep(NamedTuple):
     In all other steps every process has a whole batch, and all of its samples are real.
 
     Attributes:
-        real: how many samples of this process's batch are real: the first ones. The others were repeated to fill the
-            batch. None: all of them, in a batch whose rows are not known because the data set made it.
+        num_real: how many samples of this process's batch are real: the first ones. The others were repeated to fill
+            the batch. None: all of them, in a batch whose rows are not known because the data set made it.
         rows: samples in this process's batch, the repeated ones too; None where they are not known.
-        present: how many processes, lowest ranks first, have a batch in this step.
-        total: real samples of all processes in this step; None where they are not known.
+        num_ranks_present: how many processes, lowest ranks first, have a batch in this step.
+        num_real_all_ranks: real samples of all processes in this step; None where they are not known.
     """
 
-    real: int | None
+    num_real: int | None
     rows: int | None
-    present: int
-    total: int | None = None
+    num_ranks_present: int
+    num_real_all_ranks: int | None = None
 
     def of_unknown_rows(self) -> "PartialStep":
         """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
-        return PartialStep(real=None if self.real else 0, rows=None, present=self.present)
+        # A whole batch is either real or a repetition.
+        num_real = None if self.num_real else 0
+        return PartialStep(num_real=num_real, rows=None, num_ranks_present=self.num_ranks_present)
 
 
 class Share(NamedTuple):
@@ -89,24 +91,27 @@ class Redraw:
 
     Args:
         sampler: what draws the order.
-        drawn_from: the states from which it was drawn; None where they are not known. Then another order is drawn.
+        rng_before_order: the states from which the order was drawn. If they are not known (None), another order is
+            drawn.
         generators: those that are put back to their present state when the order has been drawn.
     """
 
-    def __init__(self, sampler: Any, drawn_from: GeneratorStates | None, generators: Iterable[torch.Generator]) -> None:
+    def __init__(
+        self, sampler: Any, rng_before_order: GeneratorStates | None, generators: Iterable[torch.Generator]
+    ) -> None:
         self.sampler = sampler
-        self.drawn_from = drawn_from
+        self.rng_before_order = rng_before_order
         self.present_states = SavedGenerators(generators)
         self.own_generator = generator_of(sampler)
         self.ended = False
 
     def begin(self) -> None:
         """Put the generators into the states from which the order was drawn."""
-        if self.drawn_from is None:
+        if self.rng_before_order is None:
             return
-        torch.set_rng_state(self.drawn_from.torch)
-        if self.drawn_from.sampler is not None and self.own_generator is not None:
-            self.own_generator.set_state(self.drawn_from.sampler)
+        torch.set_rng_state(self.rng_before_order.torch)
+        if self.rng_before_order.sampler is not None and self.own_generator is not None:
+            self.own_generator.set_state(self.rng_before_order.sampler)
         elif self.own_generator is not None:
             # The order was drawn by a sampler without a generator, as in a run of one process.
             self.sampler.generator = None
@@ -146,34 +151,34 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = epoch
 
 
-class DrawnSteps:
-    """What is known of one pass over sharded batches, as far as it has been drawn.
+class PassRecord:
+    """What is known of one pass over the batches, as far as its batches have been drawn.
 
     Attributes:
-        drawn_from: the states of the generators when the order was drawn; None until then.
-        partial: the partial steps, by their number in the epoch (from 0).
-        last_step: the number of this process's last step, once it has been handed out.
+        rng_before_order: the states of the generators right before the order was drawn; None until then.
+        partial_steps: the partial steps, by their number in the epoch (from 0).
+        last_step: the number of this process's last step; None until that step is yielded.
     """
 
     def __init__(self) -> None:
-        self.drawn_from: GeneratorStates | None = None
-        self.partial: dict[int, PartialStep] = {}
+        self.rng_before_order: GeneratorStates | None = None
+        self.partial_steps: dict[int, PartialStep] = {}
         self.last_step: int | None = None
 
 
 class PassStart(NamedTuple):
-    """Where a pass over sharded batches begins.
+    """Where a pass over the batches begins.
 
     Attributes:
-        step: the number of its first step.
+        first_batch: the number of the first batch that the pass yields.
         redraw: draws the order that was drawn before; None draws a new one.
-        steps_in_flight: how many steps are drawn, for loader workers, before one is handed out. That many had been
-            drawn ahead when the epoch was interrupted, so the generators are put back after them.
+        batches_drawn_ahead: how many batches after `first_batch` had also been drawn when the epoch was interrupted.
+            The generators are put back after these.
     """
 
-    step: int = 0
+    first_batch: int = 0
     redraw: Redraw | None = None
-    steps_in_flight: int = 0
+    batches_drawn_ahead: int = 0
 
 
 class ReplayableBatches(BatchSampler):
@@ -182,7 +187,7 @@ class ReplayableBatches(BatchSampler):
     Subclasses say in `shares` what this process gets in every step.
 
     Attributes:
-        drawn: what is known of the latest pass, a DrawnSteps.
+        latest_pass: the PassRecord of the pass that began last; None before the first one.
     """
 
     num_processes = 1
@@ -191,7 +196,7 @@ class ReplayableBatches(BatchSampler):
     def __init__(self, batch_sampler: Any) -> None:
         self.batch_sampler = batch_sampler
         self.drop_last = getattr(batch_sampler, "drop_last", False)
-        self.drawn: Any = None
+        self.latest_pass: Any = None
         self._next_pass = PassStart()
 
     @property
@@ -234,53 +239,56 @@ class ReplayableBatches(BatchSampler):
         self._next_pass = start
 
     def __iter__(self) -> Iterator[list]:
-        # DataLoader makes this iterator, draws a seed for its workers, and then asks for the first batch. Some batch
-        # samplers draw when their own iterator is made. In plain torch that is before the seed, and so it is here for
-        # a process that takes all batches. On several processes of the original it is after the seed, as here.
-        return self._handed_out(iter(self.batch_sampler) if self.takes_all else self.batch_sampler)
+        # The order of random draws must equal the original's: some batch samplers draw when their iterator is made.
+        # One process: DataLoader makes the batch sampler's iterator first, then it draws a seed for its workers.
+        # Several processes: the seed is drawn first, so the iterator is made later, in `_iterate`.
+        if self.takes_all:
+            return self._iterate(iter(self.batch_sampler))
+        return self._iterate(self.batch_sampler)
 
-    def _handed_out(self, batches: Iterable[Any]) -> Iterator[list]:
-        self.drawn = DrawnSteps()
-        for _, share in self._drawn_shares(batches, self.drawn):
+    def _iterate(self, batches: Iterable[Any]) -> Iterator[list]:
+        """The batches of one pass for this process, where `batches` are those of all processes."""
+        self.latest_pass = PassRecord()
+        for _, share in self._numbered_shares(batches, self.latest_pass):
             yield share.batch
 
-    def _drawn_shares(self, batches: Iterable[Any], drawn: DrawnSteps) -> Iterator[tuple[int, Share]]:
-        """The shares of a pass with their numbers. From which states they are drawn is noted in `drawn`."""
+    def _numbered_shares(self, batches: Iterable[Any], record: PassRecord) -> Iterator[tuple[int, Share]]:
+        """The shares of a pass with their numbers. `record` gets the states of the generators before the order."""
         start = self._next_pass
         self._next_pass = PassStart()
-        numbered = enumerate(self.shares(batches, start.step), start.step)
+        numbered = enumerate(self.shares(batches, start.first_batch), start.first_batch)
         if start.redraw is None:
-            drawn.drawn_from = GeneratorStates.now(self.sampler)
+            record.rng_before_order = GeneratorStates.now(self.sampler)
             yield from numbered
             return
         start.redraw.begin()
-        drawn.drawn_from = GeneratorStates.now(self.sampler)
+        record.rng_before_order = GeneratorStates.now(self.sampler)
         try:
-            for step, share in numbered:
-                if step == start.step + start.steps_in_flight:
+            for number, share in numbered:
+                if number == start.first_batch + start.batches_drawn_ahead:
                     start.redraw.end()
-                yield step, share
+                yield number, share
         finally:
             start.redraw.end()
 
 
 class ShardedBatches(ReplayableBatches):
-    """One process's batches, drawn one step ahead, so that the last one is known when it is handed out."""
+    """One process's batches, drawn one step ahead, so that the last one is known when it is yielded."""
 
-    def _handed_out(self, batches: Iterable[Any]) -> Iterator[list]:
-        # The loader may begin another pass within this one, and `self.drawn` is then that of the other.
-        drawn = DrawnSteps()
-        self.drawn = drawn
+    def _iterate(self, batches: Iterable[Any]) -> Iterator[list]:
+        # The loader may begin another pass within this one, and `self.latest_pass` is then the record of that one.
+        record = PassRecord()
+        self.latest_pass = record
         ahead: list | None = None
         step = 0
-        for step, share in self._drawn_shares(batches, drawn):
+        for step, share in self._numbered_shares(batches, record):
             if ahead is not None:
                 yield ahead
             ahead = share.batch
             if share.partial is not None:
-                drawn.partial[step] = share.partial
+                record.partial_steps[step] = share.partial
         if ahead is not None:
-            drawn.last_step = step
+            record.last_step = step
             yield ahead
 
 
@@ -301,7 +309,7 @@ class BatchSamplerShard(ShardedBatches):
 
     If there are too few samples for the last step, `even_batches` fills it up with the first samples of the epoch.
     Without `even_batches` the last processes get less of it, or nothing. With the batch sampler's `drop_last` the step
-    is dropped. A batch sampler without a `batch_size`, whose batches may differ in size, is dealt out in whole batches.
+    is dropped. A batch sampler without a `batch_size`, whose batches may differ in size, is sharded in whole batches.
 
     Args:
         batch_sampler: the batches of all processes.
@@ -352,7 +360,7 @@ class BatchSamplerShard(ShardedBatches):
             if self.batch_size is None or rows == self.batch_size:
                 yield Share(batch)
             else:
-                yield Share(batch, PartialStep(rows, rows, present=1, total=rows))
+                yield Share(batch, PartialStep(num_real=rows, rows=rows, num_ranks_present=1, num_real_all_ranks=rows))
 
     def _parts_of_batches(self, batches: Iterable[list], start: int) -> Iterator[Share]:
         """Step k is batch k. Process r takes the r-th of its equal parts."""
@@ -372,7 +380,7 @@ class BatchSamplerShard(ShardedBatches):
                 yield self._filled_share(batch, first_batch, size)
             else:
                 parts = [batch[at : at + size] for at in range(0, len(batch), size)]
-                yield from self._own_batch_of(parts, present=len(parts))
+                yield from self._own_batch_of(parts, num_ranks_present=len(parts))
 
     def _whole_batches(self, batches: Iterable[list], start: int) -> Iterator[Share]:
         """Step k is the batches from k·num_processes on. Process r takes the r-th of them."""
@@ -386,11 +394,12 @@ class BatchSamplerShard(ShardedBatches):
             if samples == self.num_processes * self.batch_size:
                 yield Share(group[self.process_index])
             elif self.drop_last and (self.even_batches or len(group) < self.num_processes):
+                # Without `even_batches` batches may differ in size: only a step that lacks whole batches is dropped.
                 return
             elif self.even_batches:
                 yield self._filled_share(list(chain(*group)), first_samples, self.batch_size)
             else:
-                yield from self._own_batch_of(group, len(group))
+                yield from self._own_batch_of(group, num_ranks_present=len(group))
 
     def _batches_of_any_size(self, batches: Iterable[list], start: int) -> Iterator[Share]:
         """As with whole batches, but the last step is filled up with whole batches from the first one."""
@@ -404,27 +413,42 @@ class BatchSamplerShard(ShardedBatches):
             if missing and self.drop_last:
                 return
             if not self.even_batches or self.process_index < len(group):
-                present = self.num_processes if self.even_batches else len(group)
-                yield from self._own_batch_of(group, present)
+                num_ranks_present = self.num_processes if self.even_batches else len(group)
+                yield from self._own_batch_of(group, num_ranks_present)
             else:
                 repeated = next(islice(cycle(first_group), self.process_index - len(group), None))
-                total = sum(map(len, group))
-                yield Share(repeated, PartialStep(0, len(repeated), self.num_processes, total))
+                partial = PartialStep(
+                    num_real=0,
+                    rows=len(repeated),
+                    num_ranks_present=self.num_processes,
+                    num_real_all_ranks=sum(map(len, group)),
+                )
+                yield Share(repeated, partial)
 
-    def _own_batch_of(self, group: list[list], present: int) -> Iterator[Share]:
+    def _own_batch_of(self, group: list[list], num_ranks_present: int) -> Iterator[Share]:
         """This process's batch of a step in which nothing is repeated; none, if the step has too few batches."""
         if self.process_index < len(group):
             own = group[self.process_index]
-            total = sum(map(len, group))
-            yield Share(own, PartialStep(len(own), len(own), present, total))
+            partial = PartialStep(
+                num_real=len(own),
+                rows=len(own),
+                num_ranks_present=num_ranks_present,
+                num_real_all_ranks=sum(map(len, group)),
+            )
+            yield Share(own, partial)
 
     def _filled_share(self, samples: list, first: list, size: int) -> Share:
         """This process's `size` samples of a step that has only `samples` and is filled up from `first`."""
         missing = self.num_processes * size - len(samples)
         filled = samples + list(islice(cycle(first), missing))
         begin = self.process_index * size
-        real = min(max(len(samples) - begin, 0), size)
-        return Share(filled[begin : begin + size], PartialStep(real, size, self.num_processes, len(samples)))
+        partial = PartialStep(
+            num_real=min(max(len(samples) - begin, 0), size),
+            rows=size,
+            num_ranks_present=self.num_processes,
+            num_real_all_ranks=len(samples),
+        )
+        return Share(filled[begin : begin + size], partial)
 
     def _groups(self, batches: Iterable[list]) -> Iterator[list[list]]:
         """The batches of each step; the last group may have fewer batches than there are processes."""
@@ -485,8 +509,8 @@ class SampleShard(BatchSamplerShard):
             else:
                 yield Share(share.batch, share.partial.of_unknown_rows())
 
-    def _handed_out(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in super()._handed_out(batches):
+    def _iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in super()._iterate(batches):
             yield batch[0]
 
 
@@ -519,7 +543,7 @@ class EvalBatches(ShardedBatches):
         own = islice(batches, start, None)
         for _ in range(start, len(self)):
             batch: list = next(own, [])
-            partial = PartialStep(len(batch), len(batch), self.num_processes)
+            partial = PartialStep(num_real=len(batch), rows=len(batch), num_ranks_present=self.num_processes)
             yield Share(batch, partial if self.num_processes > 1 else None)
 
     def __len__(self) -> int:

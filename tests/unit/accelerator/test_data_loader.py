@@ -85,7 +85,7 @@ def gathered(loaders):
     for step in itertools.zip_longest(*loaders):
         for loader, batch in zip(loaders, step, strict=True):
             if batch is not None:
-                rows += batch[: loader.partial_step.real if loader.partial_step else None].tolist()
+                rows += batch[: loader.partial_step.num_real if loader.partial_step else None].tolist()
     return rows
 
 

@@ -33,9 +33,9 @@ def visited(shard, start=0):
     seen = []
     shard.start_next_pass(PassStart(start))
     for step, batch in enumerate(shard, start):
-        partial = shard.drawn.partial.get(step, PartialStep(len(batch), len(batch), shard.num_processes))
+        partial = shard.latest_pass.partial_steps.get(step, PartialStep(len(batch), len(batch), shard.num_processes))
         assert partial.rows == len(batch)
-        seen.append((batch, partial.real, partial.present, step == shard.drawn.last_step))
+        seen.append((batch, partial.num_real, partial.num_ranks_present, step == shard.latest_pass.last_step))
     return seen
 
 
@@ -55,7 +55,7 @@ def test_len_is_the_number_of_batches():
             assert len(shard) == len(list(shard)), shape
 
 
-def test_the_last_batch_is_known_when_it_is_handed_out():
+def test_the_last_batch_is_known_when_it_is_yielded():
     for shape in GRID:
         for shard in shards(*shape):
             flags = [last for *_, last in visited(shard)]
@@ -97,7 +97,7 @@ def test_indices_equal_those_of_accelerate():
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("sizes", [[], [3], [1, 4, 2], [2, 2, 3, 1], [4, 1, 1, 1, 2, 3, 2]])
-def test_batches_of_any_size_are_dealt_out_whole_like_those_of_accelerate(sizes, world, even):
+def test_batches_of_any_size_are_sharded_whole_like_those_of_accelerate(sizes, world, even):
     theirs = pytest.importorskip("accelerate.data_loader")
     ends = list(itertools.accumulate(sizes))
     batches = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
@@ -146,7 +146,7 @@ def test_evaluation_without_padding_visits_each_sample_once_in_equally_many_step
         assert samples == list(range(n))
     for step, shares in enumerate(zip(*seen, strict=True)):
         if len({len(share[0]) for share in shares}) > 1:
-            assert all(step in shard.drawn.partial for shard in every)
+            assert all(step in shard.latest_pass.partial_steps for shard in every)
 
 
 @pytest.mark.parametrize(("n", "seed", "epoch"), [(1, 0, 0), (10, 42, 3), (50, 2**40, 1)])
