@@ -23,6 +23,7 @@ from typing import NamedTuple
 from benchmarks.harness import records
 from benchmarks.harness.gradient_averaging import BATCH, BUCKETED, NAIVE, NO_SYNC, OVERLAPPED, TORCH
 from benchmarks.harness.lanes import RecordedStep, record_rank, record_replicas
+from benchmarks.harness.paired import order
 from benchmarks.harness.spans import ALL_REDUCE, Span, hidden_share
 from benchmarks.harness.two_nodes import why_not
 from benchmarks.report import timeline_plot
@@ -47,7 +48,7 @@ class Extent(NamedTuple):
     steps: int
 
 
-FULL = Extent(rounds=5, steps=3)
+FULL = Extent(rounds=10, steps=2)
 QUICK = Extent(rounds=1, steps=1)
 
 
@@ -76,14 +77,14 @@ def _steps(answer: list) -> list[RecordedStep]:
 def record_link(link: str, record: Recorder, extent: Extent) -> dict:
     """The group of `benchmarks.harness.records` for one link: milliseconds a step, and the lanes of a typical one."""
     title = f"one step of two ranks over {link}, {BATCH} images a backward"
-    return _group(title, link, record_ways(record, extent, WAYS))
+    return _group(title, link, record_ways(record, extent, WAYS), extent.steps)
 
 
 def record_ways(record: Recorder, extent: Extent, ways: tuple[str, ...]) -> dict[str, Recording]:
-    """The steps of each way, which take turns round by round."""
+    """The steps of each way, which take turns round by round, in an order that is drawn for each round."""
     recordings: dict[str, Recording] = {way: [[], []] for way in ways}
-    for _ in range(extent.rounds):
-        for way in ways:
+    for turn in range(extent.rounds):
+        for way in order(list(ways), turn):
             for rank, steps in enumerate(record(way, extent.steps)):
                 recordings[way][rank] += steps
     return recordings
@@ -92,14 +93,15 @@ def record_ways(record: Recorder, extent: Extent, ways: tuple[str, ...]) -> dict
 def record_data_parallel(extent: Extent) -> dict:
     """The group of DataParallel's emulation, in one process with all cores."""
     way = f"DataParallel, {REPLICAS} replicas"
-    steps = extent.rounds * extent.steps
-    recording = ranks(1).run(record_replicas, REPLICAS, steps, timeout=TIMEOUT)
+    recording: Recording = [[]]
+    for _ in range(extent.rounds):
+        recording[0] += ranks(1).run(record_replicas, REPLICAS, extent.steps, timeout=TIMEOUT)[0]
     title = f"one step of DataParallel's emulation, {BATCH} images a replica"
-    return _group(title, "threads", {way: recording})
+    return _group(title, "threads", {way: recording}, extent.steps)
 
 
-def _group(title: str, link: str, recordings: dict[str, Recording]) -> dict:
-    samples = {way: [1000 * seconds for seconds in _step_seconds(steps)] for way, steps in recordings.items()}
+def _group(title: str, link: str, recordings: dict[str, Recording], steps_of_a_round: int) -> dict:
+    samples = {way: _milliseconds_by_round(recording, steps_of_a_round) for way, recording in recordings.items()}
     group = records.group(title, "ms", samples)
     group["link"] = link
     group["lanes"] = {way: typical_step(recording) for way, recording in recordings.items()}
@@ -116,6 +118,15 @@ def notes(lanes: dict[str, list[list[Span]]]) -> list[str]:
             shares = " and ".join(f"{hidden_share(spans):.0%}" for spans in of_ranks)
             lines.append(f"  {way:<24}{messages:>4} all-reduces, within backward {shares:>13} of their time")
     return lines
+
+
+def _milliseconds_by_round(recording: Recording, steps_of_a_round: int) -> list[float]:
+    """Of each round the mean of its steps: they follow one another, so that they are one sample and not several."""
+    seconds = _step_seconds(recording)
+    rounds = []
+    for first in range(0, len(seconds), steps_of_a_round):
+        rounds.append(1000 * statistics.fmean(seconds[first : first + steps_of_a_round]))
+    return rounds
 
 
 def _step_seconds(recording: Recording) -> list[float]:

@@ -41,11 +41,14 @@ class Way:
         wrap: makes a replica of the network; a collective, except for the network as it is.
         backwards: how many backwards a step of the optimizer has. All but the last run in `no_sync`.
         compresses: whether the ranks exchange less than the gradients; the weights are then others.
+        averages: whether the ranks exchange gradients. Where they do not, they meet after each step nevertheless:
+            otherwise the wait for a slower rank would count as a cost of averaging.
     """
 
     wrap: Callable[[nn.Module], nn.Module]
     backwards: int = 1
     compresses: bool = False
+    averages: bool = True
 
 
 def in_torchs_buckets(bucket_cap_mb: float | None = None) -> Callable[[nn.Module], nn.Module]:
@@ -85,18 +88,20 @@ def in_power_sgd(network: nn.Module) -> nn.Module:
 
 
 def alone(network: nn.Module) -> nn.Module:
-    """The network as it is: no rank waits for another, and their weights drift apart."""
+    """The network as it is: the ranks exchange nothing, and their weights drift apart."""
     return network
 
 
 ALONE = "no averaging"
+ALONE_TWICE = "no averaging, two backwards"
 NAIVE = "naive"
 OVERLAPPED = "overlapped"
 BUCKETED = "bucketed, 1 MiB"
 TORCH = "torch's DDP"
 NO_SYNC = "torch's DDP, no_sync"
 WAYS: dict[str, Way] = {
-    ALONE: Way(alone),
+    ALONE: Way(alone, averages=False),
+    ALONE_TWICE: Way(alone, backwards=2, averages=False),
     NAIVE: Way(NaiveDDP),
     OVERLAPPED: Way(OverlappedDDP),
     BUCKETED: Way(lambda network: BucketedDDP(network, bucket_mib=1)),
@@ -110,6 +115,11 @@ WAYS: dict[str, Way] = {
     "bf16": Way(compressed(bf16_compress_hook), compresses=True),
     "PowerSGD": Way(in_power_sgd, compresses=True),
 }
+
+
+def baseline(way: str) -> str:
+    """The way that computes the same as `way` and averages nothing."""
+    return ALONE if WAYS[way].backwards == 1 else ALONE_TWICE
 
 
 class Training:
@@ -140,10 +150,12 @@ class Training:
             with record_function("optimizer"):
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+            if not self.way.averages:
+                dist.barrier()
 
     def _synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
         """A context in which gradients are averaged if it is the step's last backward."""
-        if is_last:
+        if is_last or not self.way.averages:
             return contextlib.nullcontext()
         return self.model.no_sync()
 

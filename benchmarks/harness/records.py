@@ -218,11 +218,10 @@ def circumstances() -> dict:
 
 def _command() -> str:
     """The command that a user typed, without the folders of this machine."""
+    program = [Path(sys.argv[0]).name]
     started_as = sys.modules["__main__"].__spec__
     if started_as:
         program = ["python", "-m", started_as.name.removesuffix(".__main__")]
-    else:
-        program = [Path(sys.argv[0]).name]
     return shlex.join([*program, *map(_without_folder, sys.argv[1:])])
 
 

@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.gradient_averaging import ALONE, BATCH
+from benchmarks.harness.gradient_averaging import BATCH, baseline
 from benchmarks.report.plots import BLUE, CLEAR, GREY, INK, ORANGE, STYLE, save, subplots
 from benchmarks.report.recorded import read_record
+from benchmarks.suites.overlap import added
 
 NAME = "overlap.png"
 FREE = 0.48  # of the width, right of the longest bar, for what is written beside the bars
@@ -44,23 +45,24 @@ def _picture(groups: list[dict], machine: dict, path: Path) -> None:
     _legend(figure)
     rounds = groups[0]["rounds"]
     source = f"Measured: medians of {rounds} rounds in turn, and quartiles; {BATCH} images a rank and backward"
+    if any(row["noisy"] for group in groups for row in group["rows"].values()):
+        source += ". * noisy: a spread over 15 %"
     sent = "MB: what a rank sent for it"
     drift = "Drift: distance of the weights from those of torch's DDP, as a share of how far these went"
     save(figure, path, f"{source}. {sent}. {drift}", machine, top=0.36)
 
 
 def _panel(panel, group: dict) -> None:
-    """A bar for each way: grey as long as the step without averaging, coloured beyond it."""
-    rows = group["rows"]
-    computing = rows[ALONE]["median"]
-    longest = max(row["high"] for row in rows.values())
-    for y, row in enumerate(rows.values()):
-        panel.barh(y, min(computing, row["median"]), 0.66, color=GREY)
-        panel.barh(y, max(0, row["median"] - computing), 0.66, computing, color=_colour(row))
-        whiskers = [[row["median"] - row["low"]], [row["high"] - row["median"]]]
-        panel.errorbar(row["median"], y, xerr=whiskers, color=INK, capsize=3, linewidth=1.2)
-        panel.text(row["high"] + 0.02 * longest, y, _beside(row), va="center", bbox=CLEAR)
-    panel.set_yticks(range(len(rows)), list(rows))
+    """A bar for each way: grey as long as the step that averages nothing, then what averaging adds to it."""
+    bars = _bars(group)
+    longest = max(bar.high for bar in bars)
+    for y, bar in enumerate(bars):
+        panel.barh(y, bar.computing, 0.66, color=GREY)
+        panel.barh(y, max(0, bar.end - bar.computing), 0.66, bar.computing, color=bar.colour)
+        whiskers = [[bar.end - bar.low], [bar.high - bar.end]]
+        panel.errorbar(bar.end, y, xerr=whiskers, color=INK, capsize=3, linewidth=1.2)
+        panel.text(bar.high + 0.02 * longest, y, bar.text, va="center", bbox=CLEAR)
+    panel.set_yticks(range(len(bars)), [bar.way for bar in bars])
     panel.invert_yaxis()
     panel.set_xlim(0, (1 + FREE) * longest)
     panel.grid(axis="x")
@@ -68,13 +70,39 @@ def _panel(panel, group: dict) -> None:
     panel.set_title(f"Averaging gradients over {group['link']}")
 
 
-def _colour(row: dict) -> str:
-    return ORANGE if row["compresses"] else BLUE
+class Bar(NamedTuple):
+    """What is drawn of one way, in milliseconds: where the grey part ends, where the bar ends, and its quartiles."""
+
+    way: str
+    computing: float
+    end: float
+    low: float
+    high: float
+    colour: str
+    text: str
 
 
-def _beside(row: dict) -> str:
-    """'213 ms, 3.8 MB, drift 1.2%'."""
-    text = f"{row['median']:.0f} ms, {row['bytes_per_backward'] / 1e6:.1f} MB"
+def _bars(group: dict) -> list[Bar]:
+    rows = group["rows"]
+    differences = added(group)
+    bars = []
+    for way, row in rows.items():
+        if way in differences:
+            computing = rows[baseline(way)]["median"]
+            end, low, high = (computing + differences[way][name] for name in ("median", "low", "high"))
+            text = _beside(row, differences[way])
+        else:
+            computing = row["median"]
+            end, low, high = row["median"], row["low"], row["high"]
+            text = f"{row['median']:.0f} ms"
+        mark = " *" if row["noisy"] else ""
+        bars.append(Bar(way, computing, end, low, high, ORANGE if row["compresses"] else BLUE, text + mark))
+    return bars
+
+
+def _beside(row: dict, difference: dict) -> str:
+    """'+112 ms, 3.8 MB, drift 1.2%'."""
+    text = f"{difference['median']:+.0f} ms, {row['bytes_per_backward'] / 1e6:.1f} MB"
     if row["compresses"]:
         text += f", drift {row['drift']:.1%}"
     return text

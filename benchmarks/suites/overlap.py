@@ -18,7 +18,7 @@ import numpy
 from tqdm import tqdm
 
 from benchmarks.harness import records
-from benchmarks.harness.gradient_averaging import ALONE, BATCH, NAIVE, TORCH, WAYS
+from benchmarks.harness.gradient_averaging import ALONE, ALONE_TWICE, BATCH, NAIVE, NO_SYNC, TORCH, WAYS, baseline
 from benchmarks.harness.groups import CannotMeasure, Group
 from benchmarks.harness.groups import Extent as SessionExtent
 from benchmarks.harness.overlap_rank import train
@@ -41,7 +41,7 @@ class Extent(NamedTuple):
 
 
 FULL = Extent(ways=tuple(WAYS), steps=4, rounds=10, training_steps=100)
-QUICK = Extent(ways=(ALONE, NAIVE, TORCH, "fp16"), steps=2, rounds=2, training_steps=5)
+QUICK = Extent(ways=(ALONE, ALONE_TWICE, NAIVE, TORCH, NO_SYNC, "fp16"), steps=2, rounds=2, training_steps=5)
 
 
 class Drift(NamedTuple):
@@ -94,12 +94,13 @@ def groups() -> list[Group]:
 
 
 def measured(link: str, rows: tuple[str, ...], extent: SessionExtent) -> dict:
-    """The record of these rows, and of the step without averaging, to which the others are compared."""
+    """The record of these rows, and of the steps without averaging, to which the others are compared."""
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
     own = QUICK if extent.quick else FULL
-    ways = tuple(way for way in own.ways if way in (ALONE, *rows))
+    needed = {*rows, *map(baseline, rows)}
+    ways = tuple(way for way in own.ways if way in needed)
     with network() as net:
         return measured_over(net, link, own._replace(ways=ways, rounds=extent.rounds))
 
@@ -145,27 +146,33 @@ def record(link: Link, samples: Samples, drift: dict[str, Drift], training_steps
         }
         if way in drift:
             facts[way] |= {"drift": records.rounded(drift[way].share), "loss": records.rounded(drift[way].loss)}
-    ratios = [(way, NAIVE) for way in samples if way not in (NAIVE, ALONE)]
-    group = records.group(title(link.name), "ms", samples, facts, ratios)
+    averaging = [way for way in samples if WAYS[way].averages]
+    ratios = [(way, NAIVE) for way in averaging if way != NAIVE]
+    differences = [(way, baseline(way)) for way in averaging]
+    group = records.group(title(link.name), "ms", samples, facts, ratios, differences)
     group["link"] = link.name
     group["training_steps"] = training_steps
     group["notes"] = notes(group)
     return group
 
 
-def added(group: dict, way: str) -> float:
-    """The milliseconds that averaging adds to a backward: the median less that of the step without averaging."""
-    rows = group["rows"]
-    return rows[way]["median"] - rows[ALONE]["median"]
+def added(group: dict) -> dict[str, dict]:
+    """By way, what averaging adds to a backward, in milliseconds: the pair of `benchmarks.harness.records`.
+
+    It is the median over the rounds of the difference to the step of the same round that computes the same.
+    """
+    return {pair["of"]: pair for pair in group["pairs"] if pair["kind"] == "difference"}
 
 
 def notes(group: dict) -> list[str]:
     """Of each way what averaging adds, the bytes, and where the weights went."""
+    differences = added(group)
     lines = ["For one backward: what averaging adds, and what a rank sends. Drift of the weights from torch's DDP:"]
     lines.append(f"  {'':<34}{'added ms':>10}{'MB':>8}{'drift':>10}{'loss':>8}")
-    for way, row in group["rows"].items():
+    for way, pair in differences.items():
+        row = group["rows"][way]
         megabytes = f"{row['bytes_per_backward'] / 1e6:.2f}"
-        line = f"  {way:<34}{added(group, way):>10.0f}{megabytes:>8}"
+        line = f"  {way:<34}{pair['median']:>10.0f}{megabytes:>8}"
         if "drift" in row:
             line += f"{row['drift']:>10.2g}{row['loss']:>8.3f}"
         lines.append(line)

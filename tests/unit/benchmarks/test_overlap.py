@@ -1,26 +1,29 @@
 """What the ways of averaging gradients cost: the record, its plot, the bytes on the wire, and the drift."""
 
 import json
+import time
 
 import pytest
+import torch.distributed as dist
 
 from benchmarks.harness import records
-from benchmarks.harness.gradient_averaging import ALONE, NAIVE, NO_SYNC, TORCH, WAYS
+from benchmarks.harness.gradient_averaging import ALONE, ALONE_TWICE, NAIVE, NO_SYNC, TORCH, WAYS, Training, noise
 from benchmarks.harness.groups import seconds_per_step
 from benchmarks.harness.overlap_rank import sent_bytes, time_steps, train
 from benchmarks.harness.two_nodes import why_not
 from benchmarks.report import overlap_plot
 from benchmarks.suites import overlap
 from benchmarks.suites.network import network
-from common.processes import ranks
+from common.processes import process_group, ranks
 
 TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
 MACHINE = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
 GRADIENT = 7_616_296  # bytes of DeepNet's parameters
 SAMPLES = {
     ALONE: [100.0, 102.0, 101.0],
+    ALONE_TWICE: [98.0, 100.0, 99.0],
     NAIVE: [200.0, 204.0, 202.0],
-    TORCH: [120.0, 121.0, 122.0],
+    TORCH: [120.0, 125.0, 122.0],
     NO_SYNC: [111.0, 110.0, 112.0],
     "fp16": [110.0, 111.0, 109.0],
 }
@@ -59,15 +62,43 @@ def test_a_sample_is_the_slower_ranks_time_and_what_it_sent():
 
 def test_the_record_says_what_each_way_adds_sends_and_changes():
     group = _group()
-    assert overlap.added(group, NAIVE) == 101.0
+    added = {way: pair["median"] for way, pair in overlap.added(group).items()}
+    assert added == {NAIVE: 101.0, TORCH: 21.0, NO_SYNC: 13.0, "fp16": 9.0}
     assert group["rows"]["fp16"]["drift"] == 0.0123 and "drift" not in group["rows"][NAIVE]
     assert group["rows"][NO_SYNC]["backwards_per_step"] == 2
-    pairs = {pair["of"]: pair["to"] for pair in group["pairs"]}
+    pairs = {pair["of"]: pair["to"] for pair in group["pairs"] if pair["kind"] == "ratio"}
     assert pairs == {TORCH: NAIVE, NO_SYNC: NAIVE, "fp16": NAIVE}
+    baselines = {pair["of"]: pair["to"] for pair in group["pairs"] if pair["kind"] == "difference"}
+    assert baselines == {NAIVE: ALONE, TORCH: ALONE, NO_SYNC: ALONE_TWICE, "fp16": ALONE}
     assert seconds_per_step(group, NAIVE) == pytest.approx([0.2, 0.204, 0.202])  # what pytest-benchmark shows
     lines = records.table(group).splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.split() == ["fp16", "9", "3.81", "0.012", "0.510"] for line in lines)
+
+
+def test_a_bar_is_the_step_that_computes_the_same_and_what_averaging_adds_to_it():
+    bars = {bar.way: bar for bar in overlap_plot._bars(_group())}
+    assert (bars[NAIVE].computing, bars[NAIVE].end) == (101.0, 202.0)
+    assert (bars[NO_SYNC].computing, bars[NO_SYNC].end) == (99.0, 112.0)
+    assert bars[ALONE].end == bars[ALONE].computing == 101.0
+    assert bars["fp16"].text == "+9 ms, 3.8 MB, drift 1.2%"
+
+
+def _seconds_beside_a_slower_rank(way: str) -> float:
+    """One step of this rank, where rank 1 sleeps for 0.3 seconds before it."""
+    with process_group():
+        training = Training(way)
+        images, targets = noise(way, dist.get_rank())
+        dist.barrier()
+        began = time.perf_counter()
+        time.sleep(0.3 * dist.get_rank())
+        training.step(images, targets)
+        return time.perf_counter() - began
+
+
+@pytest.mark.parametrize("way", [ALONE, ALONE_TWICE, TORCH])
+def test_every_way_waits_for_a_slower_rank_so_that_the_wait_is_no_cost_of_averaging(way):
+    assert min(ranks(2).run(_seconds_beside_a_slower_rank, way)) > 0.3
 
 
 def test_the_lanes_and_the_suite_measured_one_step_if_they_differ_by_no_more_than_the_spread():

@@ -110,7 +110,9 @@ def test_the_circumstances_of_a_recording_are_no_part_of_the_machine(tmp_path):
 def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(monkeypatch):
     import __main__
 
-    monkeypatch.setattr(sys, "argv", ["/home/somebody/bin/pytest", "benchmarks", "--record", "/home/out", "-k", "a or b"])
+    monkeypatch.setattr(
+        sys, "argv", ["/home/me/bin/pytest", "benchmarks", "--record", "/home/out", "-k", "a or b"]
+    )
     monkeypatch.setattr(__main__, "__spec__", None)
     assert records.circumstances()["command"] == "pytest benchmarks --record out -k 'a or b'"
     monkeypatch.setattr(sys, "argv", ["/home/somebody/clone/benchmarks/compare.py", "--full"])
