@@ -26,17 +26,17 @@ from .utils.checkpoint_folder import (
     CheckpointError,
     CheckpointVersionError,
     Manifest,
+    choose_newest,
     commit_save,
+    finish_and_verify,
     finish_interrupted_save,
     has_checkpoints,
     holds_checkpoint,
     holds_something,
-    newest,
     numbered,
     read_manifest,
     remove_old_checkpoints,
     start_save,
-    verify,
     write_manifest,
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
@@ -44,23 +44,23 @@ from .utils.files import discard_draft
 from .utils.loader_identity import LoaderIdentity
 from .utils.modeling import write_weights
 from .utils.serialization import load_safely, save_loadable
-from .utils.weights import under_names_of, view_key, write_file
+from .utils.weights import under_names_of, view_key, write_safetensors
 
 __all__ = [
     "CheckpointError",
     "CheckpointVersionError",
     "RemoteError",
+    "choose_newest",
+    "finish_and_verify",
     "finish_interrupted_save",
     "has_checkpoints",
     "holds_something",
     "load_state",
-    "newest",
     "numbered",
     "run_on_all_ranks",
     "save",
     "save_model",
     "save_state",
-    "verify",
     "write_manifest",
 ]
 
@@ -105,7 +105,7 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
     if error is not None:
         raise error
     if failures:
-        raise failures[0].as_seen_elsewhere()
+        raise failures[0].for_other_ranks()
     return result
 
 
@@ -115,15 +115,15 @@ class _Failure(NamedTuple):
     rank: int
     kind: str
     message: str
-    is_of_checkpoint: bool
+    is_checkpoint_error: bool
 
     @classmethod
     def of(cls, error: Exception) -> "_Failure":
         rank = PartialState().process_index
         return cls(rank, type(error).__name__, str(error), isinstance(error, CheckpointError))
 
-    def as_seen_elsewhere(self) -> Exception:
-        if self.is_of_checkpoint:
+    def for_other_ranks(self) -> Exception:
+        if self.is_checkpoint_error:
             return CheckpointError(self.message)
         return RemoteError(f"rank {self.rank}: {self.kind}: {self.message}")
 
@@ -187,10 +187,10 @@ def save_state(
     own_draft = run_on_all_ranks(start, runs_here=writes)
     try:
         # Only a process that writes has a draft. The empty path of the others is not read.
-        building = _path_on_writer(own_draft or Path(), on_each_node)
-        state = run_on_all_ranks(lambda: _collect(accelerator, building))
+        draft = _path_on_writer(own_draft or Path(), on_each_node)
+        state = run_on_all_ranks(lambda: _collect(accelerator, draft))
         states_of_ranks = gather_object([state.of_rank])
-        run_on_all_ranks(lambda: _write(state, states_of_ranks, building, folder, safe_serialization), runs_here=writes)
+        run_on_all_ranks(lambda: _write(state, states_of_ranks, draft, folder, safe_serialization), runs_here=writes)
     except BaseException:
         if own_draft is not None:
             discard_draft(own_draft)
@@ -212,7 +212,7 @@ def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> P
 
 @dataclass
 class CollectedState:
-    """What a process has to save.
+    """What a process contributes to a checkpoint.
 
     Attributes:
         weights: of each model.
@@ -225,11 +225,11 @@ class CollectedState:
     of_rank: dict[str, Any]
 
 
-def _collect(accelerator: Any, building: Path) -> CollectedState:
+def _collect(accelerator: Any, draft: Path) -> CollectedState:
     """Ask everything for its state, on every process: a state may need a collective. Hooks may write files."""
     weights = [accelerator.get_state_dict(model) for model in accelerator._models]
     for hook in accelerator._save_model_state_pre_hook.values():
-        hook(accelerator._models, weights, str(building))
+        hook(accelerator._models, weights, str(draft))
     objects = [*_optimizers(accelerator), *_other_objects(accelerator)]
     states = {each.file_name: each.object.state_dict() for each in objects}
     for each in _loaders(accelerator):
@@ -309,27 +309,27 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _write(
     state: CollectedState,
     states_of_ranks: list[dict[str, Any]],
-    building: Path,
+    draft: Path,
     folder: Path,
     safe_serialization: bool,
 ) -> None:
-    """Write all files into `building`, and make it the checkpoint in `folder`."""
+    """Write all files into `draft`, and make it the checkpoint in `folder`."""
     try:
         for index, weights in enumerate(state.weights):
-            path = building / _weights_name(index, safe_serialization)
+            path = draft / _weights_name(index, safe_serialization)
             if safe_serialization:
-                write_file(weights, path, safe_serialization)
+                write_safetensors(weights, path)
             else:
                 save_loadable(weights, path)
         for file_name, content in state.states.items():
-            save_loadable(content, building / file_name)
+            save_loadable(content, draft / file_name)
         for rank, of_rank in enumerate(states_of_ranks):
             for pattern, content in of_rank.items():
-                save_loadable(content, building / pattern.format(rank))
-        commit_save(building, folder)
+                save_loadable(content, draft / pattern.format(rank))
+        commit_save(draft, folder)
     except Exception:
         # On a full disk torch.save says "unexpected pos 576 vs 534", which nobody can make sense of.
-        if building.exists() and shutil.disk_usage(building).free < _LEAST_FREE_BYTES:
+        if draft.exists() and shutil.disk_usage(draft).free < _LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
         raise
 
@@ -349,6 +349,10 @@ def load_state(
     loader workers and streams). On another number the global order goes on and gradients of an unfinished window are
     averaged; ranks without a saved random state keep their own. Registered objects get the main process's state.
 
+    If a file is missing or damaged, if the number of registered objects differs, or if a loader cannot continue at its
+    saved position, an error is raised before anything changes. After any other error a part of the state may have been
+    loaded: the run should not go on.
+
     Args:
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
             default.
@@ -362,15 +366,15 @@ def load_state(
         CheckpointVersionError: if it was saved in another format.
         ValueError: if no folder is given.
         TypeError: for another `map_location`.
-        RuntimeError: if other objects were registered than are here now, or a model has other weights.
+        RuntimeError: if another number of objects was registered than now, or a model has other weights.
         Exception: what a hook or an object met; on the other processes a RuntimeError that quotes it.
     """
     config = accelerator.project_configuration
-    folder = _folder_to_load(accelerator, input_dir)
+    folder = _choose_and_verify_folder(accelerator, input_dir)
     models = list(accelerator._models)
     map_location = _device_to_read_to(accelerator, load_model_func_kwargs.pop("map_location", None))
-    # The position of a loader was saved by the main process. Whether a loader is the same is for it to say, too: the
-    # data sets of the others may differ, where the main process reads for all.
+    # The main process saved the positions of the loaders, so it also says whether a loader is the same as then. The
+    # data sets of the other processes may differ where the main process reads for all.
     identities = broadcast_object_list([[LoaderIdentity.of(loader) for loader in accelerator._dataloaders]])[0]
 
     def restore() -> None:
@@ -385,22 +389,26 @@ def load_state(
         config.iteration = int(number[1]) + 1
 
 
-def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Path:
-    """The folder of a checkpoint that is whole: its path on the process that writes for this one."""
+def _choose_and_verify_folder(accelerator: Any, input_dir: str | os.PathLike | None) -> Path:
+    """Choose the checkpoint to load, and verify it. A collective.
+
+    An interrupted save is finished first. Damaged newer checkpoints are renamed. The path is that of the process that
+    writes for this one.
+    """
     config = accelerator.project_configuration
     if input_dir is not None:
         folder = Path(os.path.abspath(os.path.expanduser(input_dir)))
     elif config.automatic_checkpoint_naming:
         parent = Path(os.path.abspath(accelerator.project_dir), "checkpoints")
-        chosen = run_on_all_ranks(lambda: newest(parent).name, runs_here=accelerator.is_main_process)
+        chosen = run_on_all_ranks(lambda: choose_newest(parent).name, runs_here=accelerator.is_main_process)
         folder = parent / broadcast_object_list([chosen])[0]
     else:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     folder = _path_on_writer(folder, config.save_on_each_node)
-    # `newest` has verified the folder that it chose.
+    # `choose_newest` has verified the folder already, on the main process.
     is_verified = input_dir is None and accelerator.is_main_process
     must_verify = _is_writer(config.save_on_each_node) and not is_verified
-    run_on_all_ranks(lambda: verify(folder), runs_here=must_verify)
+    run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=must_verify)
     return folder
 
 
@@ -457,7 +465,10 @@ class _Checkpoint:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """Turn any error in the block into a CheckpointError that names the file. Its manifest may have been forged."""
+        """Turn any error in the block into a CheckpointError that names the file.
+
+        This is needed although the file was verified: a forged manifest can match a forged file.
+        """
         path = self.folder / name
         self.check_holds([name])
         try:
@@ -482,7 +493,13 @@ def _restore(
     identities: list[LoaderIdentity],
     load_model_func_kwargs: dict[str, Any],
 ) -> None:
-    """Put everything into the state of `checkpoint`. What it cannot be put into is found before a weight changes."""
+    """Put everything into the state of `checkpoint`.
+
+    Before anything changes it is checked that all files are there, that as many objects are registered as were saved,
+    and that the loaders can continue at their positions. Which weights and states fit, only the `load_state_dict` of
+    each object can say: a module's hooks may rename or reshape what was saved. If one of them raises, what was loaded
+    before it has changed already.
+    """
     _check_registered_objects(accelerator, checkpoint)
     optimizers = _optimizers(accelerator)
     others = _other_objects(accelerator)
@@ -495,7 +512,7 @@ def _restore(
         optimizer.forget_unscaling()  # its gradients are replaced
     for index, model in enumerate(models):
         bare = _bare(accelerator, model)
-        weights = _under_names_of(bare, checkpoint.load_weights(index))
+        weights = _fit_to_model(bare, checkpoint.load_weights(index))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for each in optimizers:
         each.object.load_state_dict(checkpoint.load_to_device(each.file_name))
@@ -548,19 +565,20 @@ def _saved_positions(
                 f"the one that is prepared now ({identity}) starts at its beginning"
             )
             continue
-        each.object.step_of(state)
+        each.object.step_of(state)  # raises if the loader cannot continue there, before anything has changed
         positions.append(SavedPosition(each.object, state))
     return positions
 
 
-def _under_names_of(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _fit_to_model(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """`weights` under the names of `model`: without the prefixes of DDP and of `torch.compile`.
 
     Tied weights, saved once, get all their names.
     """
     own = model.state_dict()
     if own.keys() == weights.keys():
-        return weights  # with the versions of the modules, which a state dict holds as an attribute
+        # Returned unchanged: a new dict would lose the attribute `_metadata`, which holds the versions of the modules.
+        return weights
     named = {}
     for name, tensor in weights.items():
         named[name if name in own else name.removeprefix("module.")] = tensor

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from common.accelerator import Accelerator
-from common.accelerator.checkpointing import newest, numbered, run_on_all_ranks, verify
+from common.accelerator.checkpointing import choose_newest, finish_and_verify, numbered, run_on_all_ranks
 from common.accelerator.utils import broadcast_object_list
 from common.accelerator.utils.files import new_draft, remove_folder, replace_folder
 from common.trainer.state import TrainerState
@@ -68,7 +68,7 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
     """The checkpoint `wanted`; True is the newest in `output_dir` that is whole. All ranks must call this."""
     if wanted is not True:
         return wanted or None
-    found = run_on_all_ranks(lambda: str(newest(Path(output_dir), PREFIX)), accelerator.is_main_process)
+    found = run_on_all_ranks(lambda: str(choose_newest(Path(output_dir), PREFIX)), accelerator.is_main_process)
     return broadcast_object_list([found])[0]
 
 
@@ -80,5 +80,5 @@ def load_best_model(model: nn.Module, folder: str) -> None:
     """
     from safetensors.torch import load_model
 
-    verify(Path(folder))
+    finish_and_verify(Path(folder))
     load_model(model, f"{folder}/model.safetensors")

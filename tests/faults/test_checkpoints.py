@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(level,
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
     assert complete(tmp_path)[-2] == damaged  # the run came to its number again
     for each in complete(tmp_path):
-        checkpointing.verify(each)
+        checkpointing.finish_and_verify(each)
 
 
 @pytest.mark.parametrize("damage", SOME)
@@ -269,7 +269,7 @@ def test_a_second_job_on_the_folder_of_a_first_is_refused_and_does_not_disturb_i
         first.process.terminate()
         assert first.end() != 0 and "stopped at step" in first.out, first.err
     for each in complete(tmp_path):
-        checkpointing.verify(each)
+        checkpointing.finish_and_verify(each)
     assert second.returncode != 0 and "Resumed" not in second.stdout
     said = [line for line in second.stderr.splitlines() if line.startswith("error: ")]
     assert said == [f"error: another job is saving to {tmp_path}: wait for it, or name another --checkpoint-dir"]

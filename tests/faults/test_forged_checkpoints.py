@@ -210,7 +210,7 @@ def use(project: Path, choice: random.Random) -> torch.Tensor:
         else:
             config.automatic_checkpoint_naming = False
             accelerator.save_state(one)
-            checkpointing.verify(one)
+            checkpointing.finish_and_verify(one)
     except CheckpointError as error:
         assert str(error)
     finally:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from .files import discard_draft, is_draft, new_draft, remove_folder, sync_to_disk
+from .files import forget_draft, is_draft, new_draft, remove_folder, sync_to_disk
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def write_manifest(folder: Path) -> None:
     """Write the digests of all files of `folder` into its manifest, and flush everything to the disk.
 
     Raises:
-        CheckpointError: if there is something in the folder that `verify` would refuse.
+        CheckpointError: if there is something in the folder that `finish_and_verify` would refuse.
     """
     manifest_path = folder / MANIFEST_NAME
     files = {}
@@ -251,7 +251,7 @@ def commit_save(draft: Path, folder: Path) -> None:
     manifest = _manifest_of(draft)
     _check_places(folder, manifest)
     os.rename(draft, folder / COMPLETE_NAME)
-    discard_draft(draft)  # nothing is left under its name: this process only forgets it
+    forget_draft(draft)
     _move_into_place(folder, manifest)
 
 
@@ -319,8 +319,8 @@ def _remove_files(folder: Path, names: Collection[str]) -> None:
 # Loading
 
 
-def verify(folder: Path) -> Manifest:
-    """Finish a save that was interrupted, check every file, and return what there is.
+def finish_and_verify(folder: Path) -> Manifest:
+    """Finish a save that was interrupted, check every file, and return the manifest.
 
     Raises:
         CheckpointError: naming the first file that is not as the manifest says.
@@ -375,17 +375,19 @@ def has_checkpoints(parent: Path, prefix: str = "checkpoint_") -> bool:
     return any(holds_something(folder) for folder in numbered(parent, prefix))
 
 
-def newest(parent: Path, prefix: str = "checkpoint_") -> Path:
-    """The whole checkpoint with the highest number. Damaged ones with higher numbers are logged, and renamed.
+def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
+    """Choose the whole checkpoint with the highest number, and verify it.
+
+    An interrupted save is finished first. Damaged checkpoints with higher numbers are logged, and renamed.
 
     Raises:
-        CheckpointVersionError: if the one to go on from is of another format.
+        CheckpointVersionError: if the one to continue from is of another format.
         CheckpointError: if none is whole; then all stay as they are.
     """
     damaged = []
     for folder in numbered(parent, prefix):
         try:
-            verify(folder)
+            finish_and_verify(folder)
         except CheckpointVersionError:
             raise
         except CheckpointError as error:

@@ -72,6 +72,11 @@ def new_draft(folder: Path) -> Path:
 def discard_draft(draft: Path) -> None:
     """Remove what is left of `draft`, a file or a folder, if anything is. What cannot be removed stays."""
     _remove_file_or_folder(draft)
+    forget_draft(draft)
+
+
+def forget_draft(draft: Path) -> None:
+    """Forget that `draft` is this process's own, when it has been renamed or removed."""
     _drafts_of_this_process.discard(draft.name)
 
 
@@ -137,7 +142,7 @@ def replace_folder(draft: Path, folder: Path) -> None:
         raise
     finally:
         discard_draft(replaced)
-    _drafts_of_this_process.discard(draft.name)
+    forget_draft(draft)
     sync_to_disk(folder.parent)
 
 

@@ -10,11 +10,16 @@ import torch
 def write_file(obj: Any, path: Path, safe_serialization: bool) -> None:
     """Write `obj` to `path` on this process: as safetensors or by `torch.save`."""
     if safe_serialization:
-        from safetensors.torch import save_file
-
-        save_file(clean_state_dict_for_safetensors(obj), path, metadata={"format": "pt"})
+        write_safetensors(obj, path)
     else:
         torch.save(obj, path)
+
+
+def write_safetensors(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write `state_dict` to `path` on this process."""
+    from safetensors.torch import save_file
+
+    save_file(clean_state_dict_for_safetensors(state_dict), path, metadata={"format": "pt"})
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -64,7 +69,8 @@ def under_names_of(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str,
     """
     own = model.state_dict()
     if weights.keys() <= own.keys():
-        return weights  # with the versions of the modules, which a state dict holds as an attribute
+        # Returned unchanged: a new dict would lose the attribute `_metadata`, which holds the versions of the modules.
+        return weights
     own_names = {_without_compiler(name): name for name in own}
     named = {}
     for name, tensor in weights.items():

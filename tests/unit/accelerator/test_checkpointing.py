@@ -302,7 +302,7 @@ def test_hooks_may_write_files_and_take_over_models(tmp_path):
     accelerator.register_load_state_pre_hook(load_hook)
     accelerator.save_state(tmp_path / "c")
     assert not (tmp_path / "c/model.safetensors").exists()
-    assert "extra.txt" in checkpointing.verify(tmp_path / "c")
+    assert "extra.txt" in checkpointing.finish_and_verify(tmp_path / "c")
     accelerator.load_state(tmp_path / "c")
     assert calls == [([model], ["weight", "bias"]), "mine"]
     handle.remove()
@@ -322,6 +322,35 @@ def test_what_was_prepared_or_registered_must_match(tmp_path):
         accelerator.load_state(tmp_path / "c")
     with pytest.raises(ValueError, match="load_state_dict"):
         accelerator.register_for_checkpointing(object())
+
+
+def test_what_is_checked_before_loading_leaves_the_weights_as_they_are(tmp_path):
+    accelerator, model, _ = small()
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(12.0)), batch_size=2))
+    for _ in loader:
+        accelerator.save_state(tmp_path / "c")
+        break
+    saved = model.weight.detach().clone()
+    torch.nn.init.constant_(model.weight, 7)
+
+    def refused(error, match):
+        with pytest.raises(error, match=match):
+            accelerator.load_state(tmp_path / "c")
+        return bool((model.weight == 7).all())
+
+    accelerator.register_for_checkpointing(Progress())
+    assert refused(RuntimeError, "registered objects")
+    accelerator._custom_objects.clear()
+    optimizers = list(accelerator._optimizers)
+    accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1))
+    assert refused(CheckpointError, r"optimizer_1\.bin")
+    accelerator._optimizers[:] = optimizers
+    accelerator._dataloaders.clear()
+    accelerator.prepare(DataLoader(TensorDataset(torch.arange(12.0)), batch_size=3))
+    assert refused(ValueError, "no whole number of steps")
+    accelerator._dataloaders[:] = [loader]
+    accelerator.load_state(tmp_path / "c")
+    assert torch.equal(model.weight, saved)
 
 
 # Whole or not there
@@ -441,7 +470,7 @@ def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(nami
         if place:  # a save over what the interruption left must work as well
             shutil.copytree(place, folder / "other")
             small()[0].save_state(folder / "other")
-            checkpointing.verify(folder / "other")
+            checkpointing.finish_and_verify(folder / "other")
             assert (folder / "other/note.txt").read_text() == "the user's"
         accelerator, model, _ = small(folder, **config)
         accelerator.load_state(place)
