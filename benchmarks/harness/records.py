@@ -14,7 +14,7 @@
       "pairs": [
         {"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio",
          "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02,
-         "interval": [0.889, 0.914]}, …         of the median, with 95 % confidence
+         "interval": [0.889, 0.914], "confidence": 0.95}, …     of the median; less than 0.95 with few rounds
       ],
       "notes": ["…", …],
       "skipped": ["…", …]                     where something could not be measured here: what and why
@@ -109,7 +109,10 @@ def _row(samples: list[float], facts: dict) -> dict:
 def _pair(of: str, to: str, kind: str, by_round: list[float]) -> dict:
     interval = paired.bootstrap(by_round)
     numbers = _numbers(summarise(by_round))
-    return {"of": of, "to": to, "kind": kind} | numbers | {"interval": [rounded(interval.low), rounded(interval.high)]}
+    known = {"of": of, "to": to, "kind": kind} | numbers
+    known["interval"] = [rounded(interval.low), rounded(interval.high)]
+    known["confidence"] = rounded(paired.confidence(len(by_round)))
+    return known
 
 
 def _numbers(summary: Summary) -> dict:
@@ -135,6 +138,8 @@ def table(record: dict) -> str:
         lines.append(_row_line(name, row, several_rounds=record["rounds"] > 1))
     for pair in record["pairs"]:
         lines.append(_pair_line(pair))
+    if record["pairs"] and record["rounds"] < paired.FEWEST_ROUNDS:
+        lines.append(_few_rounds_line(record["rounds"]))
     if any(row["noisy"] for row in rows.values()):
         lines.append("  * noisy: a spread over 15 %")
     for note in record["notes"]:
@@ -167,6 +172,12 @@ def _pair_line(pair: dict) -> str:
     right = f"{pair['median']:{form}} ({low:{form}} to {high:{form}})"
     room = max(0, WIDTH - 1 - len(left))
     return f"{left} {right:>{room}}"
+
+
+def _few_rounds_line(rounds: int) -> str:
+    counted = "1 round" if rounds == 1 else f"{rounds} rounds"
+    least = f"{paired.CONFIDENCE:.0%} need {paired.FEWEST_ROUNDS}"
+    return f"  intervals of {counted}: {paired.confidence(rounds):.1%} confidence at most; {least}"
 
 
 def number(value: float) -> str:

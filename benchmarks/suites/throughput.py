@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.harness import faults, proof, records
 from benchmarks.harness.groups import Extent, Group
-from benchmarks.harness.paired import Samples, differences, measure, summarise
+from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, differences, measure, summarise
 from common import ladder
 from common.accelerator.state import available_cores
 from common.allocator import keep_large_blocks
@@ -263,8 +263,9 @@ def promises(record: dict) -> list[str]:
     """A line for each level with what it reaches of level 02 at the same number of processes, and what it should.
 
     A promise is kept where the interval of the ratio lies above it, and missed where it lies below. Where it holds the
-    promise, more rounds would have to decide. The time that the level adds to a step is there too, because the same
-    time is a large share of a short step and a small share of a long one.
+    promise, or is of fewer rounds than FEWEST_ROUNDS, the promise is open: more rounds would have to decide. The time
+    that the level adds to a step is there too, because the same time is a large share of a short step and a small share
+    of a long one.
     """
     lines = []
     for pair in record["pairs"]:
@@ -272,7 +273,7 @@ def promises(record: dict) -> list[str]:
         level = row["level"]
         if level in LEAST and pair["to"] == named(RAW_DDP, row["workers"]):
             low, high = pair["interval"]
-            verdict = _verdict(low, high, LEAST[level])
+            verdict = _verdict(low, high, LEAST[level], record["rounds"])
             reached = f"{pair['median']:.3f} ({low:.3f} to {high:.3f})"
             added = _microseconds_added(row, record["rows"][pair["to"]])
             lines.append(
@@ -289,8 +290,10 @@ def _microseconds_added(row: dict, to: dict) -> float:
     return 1e6 * summarise(differences(ours, theirs)).median
 
 
-def _verdict(low: float, high: float, least: float) -> str:
-    """Of an interval and what it should not be below."""
+def _verdict(low: float, high: float, least: float, rounds: int) -> str:
+    """Of an interval, what it should not be below, and how many rounds the interval is of."""
+    if rounds < FEWEST_ROUNDS:
+        return "open, too few rounds"
     if low >= least:
         return "kept"
     return "MISSED" if high < least else "open"

@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.harness.paired import (
+    CONFIDENCE,
+    FEWEST_ROUNDS,
     Interval,
     Samples,
     bootstrap,
+    confidence,
     differences,
     measure,
     order,
@@ -52,6 +55,20 @@ def test_the_interval_holds_the_true_median_about_as_often_as_it_says():
         interval = bootstrap([dice.gauss(10, 1) for _ in range(15)])
         held += interval.low <= 10 <= interval.high
     assert held >= 51
+
+
+@pytest.mark.parametrize(("rounds", "most"), [(1, 0.0), (2, 0.5), (3, 0.75), (4, 0.875)])
+def test_an_interval_of_few_rounds_holds_the_median_no_more_often_than_it_says(rounds, most):
+    assert confidence(rounds) == most
+    dice = random.Random(5)
+    intervals = [bootstrap([dice.gauss(10, 1) for _ in range(rounds)]) for _ in range(300)]
+    held = sum(interval.low <= 10 <= interval.high for interval in intervals)
+    assert held / 300 == pytest.approx(most, abs=0.06)
+
+
+def test_the_fewest_rounds_of_a_verdict_are_the_first_that_can_claim_the_confidence():
+    assert confidence(FEWEST_ROUNDS) == confidence(100) == CONFIDENCE
+    assert confidence(FEWEST_ROUNDS - 1) < CONFIDENCE
 
 
 def test_median_quartiles_and_spread_of_known_samples():

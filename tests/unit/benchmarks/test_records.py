@@ -96,6 +96,14 @@ def test_a_pair_has_the_interval_of_its_median_and_an_older_one_its_quartiles():
     assert "0.617 (" in records.table(record)
 
 
+def test_a_table_says_how_little_the_intervals_of_few_rounds_can_claim():
+    record = _record()
+    assert [pair["confidence"] for pair in record["pairs"]] == [0.75, 0.75]
+    assert "  intervals of 3 rounds: 75.0% confidence at most; 95% need 6" in records.table(record).splitlines()
+    samples = {"a": [1.0, 2.0] * 3, "b": [2.0, 1.0] * 3}
+    assert "confidence" not in records.table(records.group("g", "s", samples, ratios=[("a", "b")]))
+
+
 def test_the_circumstances_of_a_recording_are_no_part_of_the_machine(tmp_path):
     began = records.circumstances()
     assert set(began) == {"commit", "command", "date", "load"}

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.harness import faults, records
 from benchmarks.harness.groups import Extent
+from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.suites import throughput
 from benchmarks.suites.throughput import Configuration, Throughput, train
 from common import ladder
@@ -119,7 +120,8 @@ def test_a_missed_promise_is_called_missed():
     facts = {row.name: {"level": row.level, "workers": row.workers, "processes": row.processes, "backend": "gloo"}
              | {"threads_per_process": 1, "dataset": "mnist", "device": "cpu", "steps": 5}
              | {"global_batch_size": row.batch_size} for row in throughput.weak_scaling(64)}  # fmt: skip
-    samples = {name: [1000.0] for name in facts} | {"04_trainer, 2 processes": [960.0]}
+    samples = {name: [1000.0] * FEWEST_ROUNDS for name in facts}
+    samples["04_trainer, 2 processes"] = [960.0] * FEWEST_ROUNDS
     notes = throughput.weak_scaling_record(64, samples, facts)["notes"]
     assert [note for note in notes if note.startswith("MISSED")] == [
         "MISSED: 04_trainer, 2 processes: 0.960 (0.960 to 0.960) of level 02, 0.97 asked; +5333 µs a step"
@@ -193,4 +195,10 @@ def test_the_steps_of_any_optimizer_are_noted():
 
 @pytest.mark.parametrize(("low", "high", "verdict"), [(0.98, 0.99, "kept"), (0.9, 0.97, "MISSED"), (0.96, 1.0, "open")])
 def test_a_promise_is_judged_by_the_interval(low, high, verdict):
-    assert throughput._verdict(low, high, 0.98) == verdict
+    assert throughput._verdict(low, high, 0.98, FEWEST_ROUNDS) == verdict
+
+
+@pytest.mark.parametrize("rounds", [1, 4, FEWEST_ROUNDS - 1])
+@pytest.mark.parametrize("ratio", [0.5, 0.99])
+def test_too_few_rounds_leave_a_promise_open(rounds, ratio):
+    assert throughput._verdict(ratio, ratio, 0.98, rounds) == "open, too few rounds"
