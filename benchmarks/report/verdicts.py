@@ -1,5 +1,6 @@
 """The three promises of the ladder held against results: same weights, exact evaluation, even memory."""
 
+import math
 from dataclasses import dataclass
 
 from common import ladder
@@ -109,8 +110,11 @@ def memory_source(levels: dict[str, dict]) -> str:
 
 
 def spread(sizes: list[int]) -> float:
-    """The fullest device over the emptiest one: 1 is balance."""
-    return max(sizes) / min(sizes)
+    """The fullest device over the emptiest one: 1 is balance, infinity a device that held nothing."""
+    emptiest = min(sizes)
+    if emptiest == 0:
+        return math.inf
+    return max(sizes) / emptiest
 
 
 def listed(words) -> str:

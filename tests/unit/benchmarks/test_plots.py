@@ -110,6 +110,14 @@ def test_the_memory_plot_stacks_the_categories_and_tells_the_spread(report, tmp_
         assert spreads == ["spread\n2.00", "spread\n1.00"]
 
 
+def test_memory_of_a_device_that_held_nothing_is_drawn_all_the_same(report, tmp_path, figures):
+    report["memory"][0] |= {"allocated": [44 * 2**20, 0], "source": "measured"}
+    plots.memory(report, tmp_path / "memory.png")
+    (figure,) = figures
+    spreads = [text.get_text() for text in figure.axes[0].texts if "spread" in text.get_text()]
+    assert spreads == ["spread\ninf", "spread\n1.00"]
+
+
 def test_measured_memory_is_marked_and_named(report, tmp_path, figures):
     report["memory"][1] |= {"allocated": [44 * 2**20, 22 * 2**20], "source": "measured"}
     plots.memory(report, tmp_path / "memory.png")

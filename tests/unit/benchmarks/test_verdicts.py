@@ -43,6 +43,11 @@ def test_a_rank_that_holds_more_breaks_the_third_promise(report):
     assert exit_code(report) == 1
 
 
+def test_a_rank_that_held_nothing_breaks_it_too(report):
+    report["levels"]["02_ddp_raw"]["run"]["peak_memory_bytes"] = [400, 0]
+    assert _lines(report)[2].startswith("UNBALANCED: fullest device over emptiest: DDP inf")
+
+
 def test_measured_memory_counts_before_simulated(report):
     report["levels"]["02_ddp_raw"]["run"]["peak_memory_bytes"] = [400, 200]
     assert _lines(report)[2].startswith("UNBALANCED: fullest device over emptiest: DDP 2.00")
