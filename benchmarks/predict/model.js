@@ -105,9 +105,14 @@ const Prediction = (() => {
     return [...rule(gradientsOf(training.network), training.buckets, backward, gpus, cluster)];
   }
 
-  function compute(training, batch) {
-    return Math.max(batch * training.sampleSeconds, training.network.operators * training.launchSeconds);
-  }
+  const kernelsOf = (training, batch) => batch * training.sampleSeconds;
+  const launchesOf = (training) => training.network.operators * training.launchSeconds;
+  const compute = (training, batch) => Math.max(kernelsOf(training, batch), launchesOf(training));
+
+  const slowestKernels = (training, batch, gpus) =>
+    kernelsOf(training, batch) * (1 + training.speedSpread * expectedMaximum(gpus));
+  const slowestCompute = (training, batch, gpus) =>
+    Math.max(slowestKernels(training, batch, gpus), launchesOf(training));
 
   function expectedMaximum(count) {
     if (count === 1) return 0;
@@ -120,13 +125,15 @@ const Prediction = (() => {
 
   function step(training, batch, gpus, cluster) {
     if (gpus === 1) return compute(training, batch);
-    const slowest = compute(training, batch) * (1 + training.speedSpread * expectedMaximum(gpus));
+    const kernels = slowestKernels(training, batch, gpus);
+    const slowest = slowestCompute(training, batch, gpus);
     const backward = slowest * training.backwardShare;
     let hidden = 0;
     for (const { start, end } of transfers(training, backward, gpus, cluster)) {
       hidden += Math.min(end, backward) - Math.min(start, backward);
     }
-    const slowed = backward + training.contention * hidden;
+    const hiddenKernels = (hidden * kernels) / slowest;
+    const slowed = Math.max(kernels * training.backwardShare + training.contention * hiddenKernels, backward);
     const last = transfers(training, slowed, gpus, cluster).at(-1);
     return slowest - backward + Math.max(slowed, last.end);
   }
@@ -134,7 +141,7 @@ const Prediction = (() => {
   // What a step consists of, in seconds.
   function parts(training, batch, gpus, cluster) {
     const alone = compute(training, batch);
-    const uneven = alone * (1 + training.speedSpread * expectedMaximum(gpus));
+    const uneven = slowestCompute(training, batch, gpus);
     const withNetwork = step({ ...training, contention: 0 }, batch, gpus, cluster);
     const whole = step(training, batch, gpus, cluster);
     return {

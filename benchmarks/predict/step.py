@@ -7,6 +7,8 @@ Three effects are in it besides the all-reduce itself, each with a published siz
 - A step is launch-bound where starting its kernels takes longer than running them.
 - All GPUs wait for the slowest of them. Their speeds differ, though they are of one kind.
 - Backward is slower while an all-reduce runs beside it on the same GPU.
+
+The second and the third make kernels slower. A launch-bound step hides them as long as its kernels still end in time.
 """
 
 import functools
@@ -103,9 +105,18 @@ class Training:
     speed_spread: float = 0.0
     contention: float = 0.0
 
+    def kernels(self, batch: float) -> float:
+        """Seconds that the kernels of a step of `batch` samples run on one GPU."""
+        return batch * self.sample_seconds
+
+    @property
+    def launches(self) -> float:
+        """Seconds that the CPU needs to start the kernels of a step, however small it is."""
+        return self.network.operators * self.launch_seconds
+
     def compute(self, batch: float) -> float:
         """Seconds of a step of `batch` samples on one GPU alone."""
-        return max(batch * self.sample_seconds, self.network.operators * self.launch_seconds)
+        return max(self.kernels(batch), self.launches)
 
 
 class Transfer(NamedTuple):
@@ -123,13 +134,17 @@ def step(training: Training, batch: float, gpus: int, cluster: Cluster) -> float
     """
     if gpus == 1:
         return training.compute(batch)
-    compute = training.compute(batch) * (1 + training.speed_spread * expected_maximum(gpus))
+    kernels = training.kernels(batch) * (1 + training.speed_spread * expected_maximum(gpus))
+    compute = max(kernels, training.launches)
     backward = compute * training.backward_share
     # How far backward is slowed down follows from the transfers beside a backward that is not.
     hidden = 0.0
     for transfer in transfers(training, backward, gpus, cluster):
         hidden += min(transfer.end, backward) - min(transfer.start, backward)
-    slowed = backward + training.contention * hidden
+    # A launch-bound GPU is idle between its kernels, so only a part of that time is a kernel's.
+    hidden_kernels = hidden * kernels / compute
+    slowed_kernels = kernels * training.backward_share + training.contention * hidden_kernels
+    slowed = max(slowed_kernels, backward)
     *_, last = transfers(training, slowed, gpus, cluster)
     return compute - backward + max(slowed, last.end)
 

@@ -214,6 +214,31 @@ def test_a_small_step_is_bound_by_launches():
     assert speed_up(basic_net, 64, 8, cluster) < 1 < speed_up(basic_net, 4096, 8, cluster)
 
 
+def test_a_launch_bound_step_hides_what_makes_kernels_slower():
+    basic_net = presets.training(networks()["BasicNet"], presets.GPUS["a100"])
+    slowed = replace(basic_net, speed_spread=0.05, contention=0.4)
+    even = without_effects(basic_net)
+    cluster = presets.cluster("nvlink-a100", "8x200g", 8)
+    assert basic_net.kernels(1) < 0.1 * basic_net.launches
+    assert step(slowed, 1, 8, cluster) == step(even, 1, 8, cluster)
+    assert step(slowed, 100_000, 8, cluster) > step(even, 100_000, 8, cluster)
+
+
+@SEEDED
+@given(TRAININGS, CLUSTERS, GPUS, st.integers(1, 512), st.floats(0, 0.1), st.floats(0, 0.4))
+def test_the_effects_make_a_step_longer_by_no_more_than_they_make_its_kernels(
+    training, cluster, gpus, batch, speed_spread, contention
+):
+    slowed = replace(training, buckets=DDP, speed_spread=speed_spread, contention=contention)
+    even = without_effects(slowed)
+    kernels = training.kernels(batch) * (1 + speed_spread * expected_maximum(gpus)) * (1 + contention)
+    longest = max(kernels, training.launches)
+    assert (
+        step(slowed, batch, gpus, cluster)
+        <= step(even, batch, gpus, cluster) + longest - training.compute(batch) + 1e-9
+    )
+
+
 @SEEDED
 @given(TRAININGS, CLUSTERS, GPUS, st.integers(1, 100))
 def test_strong_and_weak_scaling_are_of_one_step(training, cluster, gpus, batch):
