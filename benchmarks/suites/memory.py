@@ -9,6 +9,8 @@ so many GPUs, the same steps run on them too, and CUDA's allocator says what it 
 """
 
 import argparse
+import gc
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from benchmarks.harness import records
+from benchmarks.harness.groups import CannotMeasure
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
 from common.data_parallel import EmulatedDataParallel
@@ -66,8 +69,12 @@ class Share:
             return range(self.rank, self.rank + 1)
         return range(self.devices)
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """`model`, which lies on `device`, in the wrapper; DataParallel's replicas on as many GPUs where it is one."""
         if self.wrapper == DATA_PARALLEL:
+            # One replica shares the model's device, so level 01 emulates it on a GPU too.
+            if device.type == "cuda" and self.devices > 1:
+                return nn.DataParallel(model, device_ids=list(self.own_devices))
             return EmulatedDataParallel(model, self.devices)
         if self.wrapper == FSDP:
             return fully_sharded(model)
@@ -129,7 +136,7 @@ def train(network: Network, device: torch.device, share: Share, steps: int = STE
     """A few steps as levels 01 and 02 take them; under DDP this rank's share of them."""
     torch.manual_seed(0)
     model = network.build().to(device)
-    model = share.wrap(model)
+    model = share.wrap(model, device)
     for name, parameter in model.named_parameters():
         name_category(parameter, "parameters", name.removeprefix("module."))
     # One parameter after the other, unless asked: the same temporaries on every kind of device.
@@ -184,6 +191,10 @@ def allocated(names: list[str], share: Share) -> list[list[Allocated]]:
         train(NETWORKS[name], first, share, steps=1)  # libraries take what they keep
         for index in devices:
             torch.cuda.synchronize(index)
+        # A wrapper's cycles keep the network before alive, and the allocator keeps its blocks.
+        gc.collect()
+        torch.cuda.empty_cache()
+        for index in devices:
             torch.cuda.reset_peak_memory_stats(index)
         train(NETWORKS[name], first, share)
         peaks = []
@@ -262,6 +273,21 @@ def _measured(names: list[str], wrapper: str, devices: int) -> list[list[Allocat
     for of_ranks in on_ranks(allocated, names, wrapper, devices, "nccl"):
         result.append([peak for (peak,) in of_ranks])
     return result
+
+
+def recorded(folder: Path, devices: int) -> list[dict]:
+    """The rows on so many devices that a record in `folder` has.
+
+    CannotMeasure is raised where there are none.
+    """
+    path = folder / "memory.json"
+    if not path.exists():
+        raise CannotMeasure(f"{path} does not exist")
+    record = json.loads(path.read_text())
+    rows = [row for row in record["memory"] if row["devices"] == devices]
+    if not rows:
+        raise CannotMeasure(f"{path} has no row on {devices} device{'s' if devices > 1 else ''}")
+    return rows
 
 
 def accounted_totals(row: dict) -> list[int]:

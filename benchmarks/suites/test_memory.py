@@ -2,14 +2,26 @@
 
 import pytest
 
+from benchmarks.harness.groups import CannotMeasure
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.report.verdicts import MOST_SPREAD, spread
 from benchmarks.suites import memory
 
 
+@pytest.fixture
+def rows(request, devices) -> list[dict]:
+    """The rows on so many devices: measured, or with --replay those of the record."""
+    folder = request.config.getoption("--replay")
+    if folder is None:
+        return memory.measure(list(NETWORKS), [devices], wrappers=memory.ALL_WRAPPERS)
+    try:
+        return memory.recorded(folder, devices)
+    except CannotMeasure as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_peak_memory_per_device(devices, keep_memory):
-    rows = memory.measure(list(NETWORKS), [devices], wrappers=memory.ALL_WRAPPERS)
+def test_peak_memory_per_device(devices, rows, keep_memory):
     keep_memory(rows)
     for row in rows:
         assert len(row["peaks"]) == devices

@@ -1,6 +1,8 @@
 """Memory per device: a step counted by hand, and what the wrappers do to three networks."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,11 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.harness import records
+from benchmarks.harness.groups import CannotMeasure
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
 from benchmarks.suites import memory
 from common import ladder
 from common.args import parse_args
+from common.data_parallel import EmulatedDataParallel
 from common.memory import CATEGORIES, accounting
 from common.processes import RankFailed, process_group, ranks
 from tests.levels import SHORT
@@ -188,6 +193,77 @@ def test_the_rows_say_where_their_numbers_come_from_and_gathered_outputs_hurt_th
     # The gathered outputs are named; before, they were a part of what nobody had named.
     assert for_dp["peaks"][0]["communication"] >= outputs
     assert all(len(line) <= 80 for line in memory.table(rows).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "gpus"),
+    [("cuda:0", 2, [0, 1]), ("cuda:0", 3, [0, 1, 2]), ("cuda:0", 1, None), ("cpu", 2, None)],
+)
+def test_replicas_that_are_measured_lie_on_a_gpu_each(monkeypatch, device, devices, gpus):
+    """The emulation's would all lie on the first, and the others would seem to hold nothing."""
+    monkeypatch.setattr(nn, "DataParallel", lambda model, device_ids: device_ids)
+    wrapped = memory.Share("DataParallel", devices).wrap(_linear(), torch.device(device))
+    if gpus is None:
+        assert isinstance(wrapped, EmulatedDataParallel)
+    else:
+        assert wrapped == gpus
+
+
+def test_what_the_network_before_left_is_freed_before_a_peak_begins(monkeypatch):
+    called = []
+    monkeypatch.setattr(memory, "train", lambda *_, steps=memory.STEPS: called.append(f"{steps} steps"))
+    monkeypatch.setattr(memory.gc, "collect", lambda: called.append("collect"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda index: called.append(f"reset {index}"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: 100 + index)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda index: 200 + index)
+    peaks = memory.allocated(["basic_net", "big_output"], memory.Share("DataParallel", 2))
+    assert peaks == [[(100, 200), (101, 201)]] * 2
+    assert called == ["1 steps", "collect", "empty", "reset 0", "reset 1", "3 steps"] * 2
+
+
+def _row(devices: int = 2) -> dict:
+    """A row that nobody has measured."""
+    split = dict.fromkeys(CATEGORIES, 2**20)
+    return {
+        "network": "basic_net",
+        "title": "BasicNet",
+        "global_batch_size": 64,
+        "wrapper": memory.DDP,
+        "devices": devices,
+        "peaks": [split] * devices,
+        "tensors": [],
+        "allocated": None,
+        "reserved": None,
+        "source": "simulated",
+    }
+
+
+def test_a_device_that_held_nothing_makes_the_spread_infinite():
+    row = _row() | {"allocated": [40 * 2**20, 0], "source": "measured"}
+    assert memory.cells(row)[-3:] == ["40.0", "0.0", "inf"]
+    assert all(len(line) <= 80 for line in memory.table([row]).splitlines())
+
+
+def test_a_record_is_shown_again_by_its_number_of_devices(tmp_path):
+    with pytest.raises(CannotMeasure, match="does not exist"):
+        memory.recorded(tmp_path, 2)
+    records.write_json(tmp_path / "memory.json", {"memory": [_row(1), _row(2)]})
+    assert memory.recorded(tmp_path, 2) == [_row(2)]
+    with pytest.raises(CannotMeasure, match="has no row on 4 devices"):
+        memory.recorded(tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_a_replay_measures_nothing(tmp_path):
+    """Of four numbers of devices the record has one, which is shown, and the others are skipped."""
+    records.write_json(tmp_path / "memory.json", {"memory": [_row(2)]})
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "benchmarks/suites/test_memory.py"]
+    command += ["--replay", str(tmp_path), "-rs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ladder.ROOT)
+    assert "1 passed, 3 skipped" in done.stdout, done.stdout + done.stderr
+    assert "has no row on 8 devices" in done.stdout
 
 
 def _fail_on_rank_1(names, share):
