@@ -4,6 +4,13 @@
 thread per device, and bring the outputs back to the first device, where the loss is computed. Backward runs the four
 steps in reverse: the output's gradient is scattered, each replica computes its own, and their sums arrive on the
 first device, the only one that holds an optimizer. So the first device does more, and everything waits for it.
+
+The outputs and gradients are those of `nn.DataParallel`; the memory is not quite. torch copies all parameters in one
+autograd function (`Broadcast` in torch/nn/parallel/_functions.py). Its backward begins when every gradient of every
+replica is there, and allocates their sums on the first device. Here each parameter is copied by itself, so its
+gradients are added, and their copies freed, while backward goes on. On GPUs the other devices therefore need as much as
+here or more. The first needs more where parameters take most of its memory, and less where activations do, because
+these are gone when the sums are made.
 """
 
 import copy
