@@ -31,9 +31,14 @@ def train(level: str, flags: Sequence[str], threads: int, path: Path | None = No
 
 
 def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
-    """The bytes on each device that this process stands for, the rank's or all replicas', at its peak."""
+    """The bytes on each device that this process stands for, the rank's or all replicas', at its peak.
+
+    They are simulated on the CPU, on machines with GPUs too: replicas that share a GPU would be charged to it together,
+    and the threads of `nn.DataParallel` are not seen.
+    """
+    simulated = ["--device", "cpu", "--max-steps", str(ACCOUNTED_STEPS), *FEW]
     with accounting() as ledger:
-        train(level, [*flags, "--max-steps", str(ACCOUNTED_STEPS), *FEW], threads)
+        train(level, [*flags, *simulated], threads)
     return list(ledger.peaks().values())
 
 

@@ -76,7 +76,7 @@ def _evaluated(level: str, result: dict) -> dict[int, int]:
 
 def balanced(levels: dict[str, dict]) -> Verdict:
     """Whether DDP's ranks hold the same at every level; DataParallel's devices are told beside, without a promise."""
-    missing = [level for level in levels if level in ON_DEVICES and not peaks(levels[level])]
+    missing = [level for level in levels if level in ON_DEVICES and not _peak_of_each_device(levels[level])]
     if missing:
         return Verdict(None, f"BALANCED? no memory of {listed(missing)}")
     of_ddp = {level: spread(peaks(result)) for level, result in levels.items() if level in ladder.DISTRIBUTED}
@@ -95,9 +95,18 @@ def peaks(result: dict) -> list[int]:
     return [sum(split.values()) for split in result.get("simulated_peak_memory", [])]
 
 
+def _peak_of_each_device(result: dict) -> bool:
+    """Whether every process or replica of the level has a peak of its own: one for several says nothing of balance."""
+    devices = result.get("run", {}).get("world_size", 1)
+    return len(peaks(result)) >= devices
+
+
 def _measured(result: dict) -> bool:
-    allocated = result.get("run", {}).get("peak_memory_bytes") or []
-    return len(allocated) >= max(len(result.get("simulated_peak_memory", [])), 1)
+    """Whether the allocator kept the peak of each process or replica apart, which replicas on one GPU do not have."""
+    run = result.get("run", {})
+    allocated = run.get("peak_memory_bytes") or []
+    devices = max(run.get("world_size", 1), len(result.get("simulated_peak_memory", [])))
+    return len(allocated) >= devices
 
 
 def memory_source(levels: dict[str, dict]) -> str:

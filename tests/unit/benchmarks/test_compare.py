@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from benchmarks.compare import Comparison, parse_options
+from benchmarks.harness import proof
 from benchmarks.harness.proof import checksum, farthest
-from common import ladder
+from common import args, ladder
+from tests.levels import SHORT
 
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
 
@@ -118,6 +120,13 @@ def test_the_batch_is_the_largest_that_all_processes_can_share():
     for flag in ("--steps", "--rounds", "--world-size"):
         with pytest.raises(SystemExit):
             parse_options([flag, "0"])
+
+
+def test_two_replicas_on_a_machine_with_one_gpu_are_charged_to_two_devices(monkeypatch):
+    """Both would compute on the GPU, be charged to it together, and look balanced."""
+    monkeypatch.setattr(args, "_visible_gpus", lambda: 1)
+    first, second = proof.peaks("01_data_parallel", [*SHORT, "--replicas", "2"], 1)
+    assert sum(first.values()) > 1.2 * sum(second.values()) > 0
 
 
 def test_equal_weights_have_equal_checksums_and_no_distance():

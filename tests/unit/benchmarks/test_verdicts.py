@@ -67,6 +67,15 @@ def test_where_memory_comes_from_is_told_level_by_level(report):
     assert memory_source(levels) == "measured by CUDA's allocator"
 
 
+def test_replicas_that_were_charged_to_one_gpu_are_not_balanced(report):
+    """One number for two replicas is even with itself."""
+    level = report["levels"]["01_data_parallel"]
+    level["run"]["peak_memory_bytes"] = [60 * 2**20]
+    level["simulated_peak_memory"] = level["simulated_peak_memory"][:1]
+    verdict = verdicts(report)[2]
+    assert (verdict.kept, verdict.line) == (None, "BALANCED? no memory of 01_data_parallel")
+
+
 @pytest.mark.parametrize(
     "index, key, line",
     [
