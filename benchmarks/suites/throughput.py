@@ -165,11 +165,16 @@ def world_sizes() -> list[int]:
 
 
 def strong_scaling(batch_size: int) -> list[Configuration]:
-    """All levels at one global batch, whatever the number of workers; and one of two ranks' share of it, alone."""
+    """All levels at one global batch, whatever the number of workers.
+
+    On a CPU also one of two ranks' share of it, alone with half of the cores. On GPUs the ranks do not compute there.
+    """
     sizes = [size for size in world_sizes() if batch_size % size == 0]
-    half_of_the_cores = max(1, available_cores() // 2)
-    share = Configuration(FIRST, 1, batch_size // 2, half_of_the_cores)
-    return [*_levels({size: batch_size for size in sizes}), share]
+    configurations = _levels({size: batch_size for size in sizes})
+    if not torch.cuda.is_available():
+        half_of_the_cores = max(1, available_cores() // 2)
+        configurations.append(Configuration(FIRST, 1, batch_size // 2, half_of_the_cores))
+    return configurations
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
@@ -303,9 +308,12 @@ def why_no_faster(record: dict) -> list[str]:
     """Where the time of two processes' step goes, if they reach less than WORTH_IT of one.
 
     All of it measured in the same rounds: the step of one process, the step of two, and what one of the two has to
-    compute, alone on the machine with its half of the cores. There is no reason where one of the three is missing.
+    compute, alone on the machine with its half of the cores. There is no reason where one of the three is missing, or
+    was not computed by the CPU.
     """
     rows = record["rows"]
+    if any(row["device"] != "cpu" for row in rows.values()):
+        return []
     compared = (named(RAW_DDP, 2), FIRST)
     ratios = [pair["median"] for pair in record["pairs"] if (pair["of"], pair["to"]) == compared]
     shares = [row for name, row in rows.items() if "of the cores" in name]

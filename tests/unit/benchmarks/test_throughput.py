@@ -29,7 +29,13 @@ KNOWN = {
 }
 
 
-def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share():
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """What a test says of rows on a CPU holds on machines with GPUs too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu):
     strong, weak = throughput.strong_scaling(64), throughput.weak_scaling(64)
     share = strong.pop()
     assert {row.batch_size for row in strong} == {64} and (share.batch_size, share.workers) == (32, 1)
@@ -39,6 +45,15 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share():
             (level, workers) for level in ladder.levels() for workers in (1, 2) if workers == 1 or level[:2] != "00"
         }
         assert len({row.name for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_on_a_gpu_no_row_has_a_share_of_the_cores(monkeypatch, gpus):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    configurations = throughput.strong_scaling(64)
+    assert {row.batch_size for row in configurations} == {64}
+    assert not any("of the cores" in row.name for row in configurations)
 
 
 @pytest.mark.long
@@ -96,12 +111,12 @@ def test_a_sleep_of_2_ms_shows_in_its_levels_row_and_no_other(tmp_path, monkeypa
         assert after - before == pytest.approx(2 if level == slow_level else 0, abs=0.01)
 
 
-def test_the_reason_is_given_where_two_processes_are_no_faster_and_only_there():
+def test_the_reason_is_given_where_two_processes_are_no_faster_and_only_there(no_gpu):
     facts = {row.name: {"level": row.level, "workers": row.workers, "global_batch_size": row.batch_size}
              | {"processes": row.processes, "threads_per_process": 1, "backend": "gloo", "dataset": "mnist"}
              | {"device": "cpu", "steps": 5} for row in throughput.strong_scaling(64)}  # fmt: skip
 
-    def table(one: float, half: float, two: float) -> str:
+    def table(one: float, half: float, two: float, facts: dict = facts) -> str:
         samples = {name: [one] for name in facts} | {"02_ddp_raw, 2 processes": [two]}
         share = next(name for name in facts if "of the cores" in name)
         return records.table(throughput.strong_scaling_record(64, samples | {share: [half]}, facts))
@@ -111,6 +126,9 @@ def test_the_reason_is_given_where_two_processes_are_no_faster_and_only_there():
     for words in ("reach 0.80 of one", "80.0 ms", "64.0 ms", "1.25", "100.0 ms"):
         assert words in told, words
     assert "Why" not in table(800, 500, 900)
+    # The cores did not compute these steps, so their number explains nothing.
+    on_gpus = {name: row | {"device": "cuda"} for name, row in facts.items()}
+    assert "Why" not in table(800, 500, 640, on_gpus)
     for speeds in ((800, 500, 640), (8, 5, 6), (0.8, 0.5, 0.6), (80_000, 50_000, 64_000)):  # short numbers, and long
         lines = table(*speeds).splitlines()
         assert any(line.startswith("Why") for line in lines) and max(map(len, lines)) <= 80
