@@ -245,7 +245,7 @@ def collectives(library):
     with accelerator.split_between_processes(torch.arange(3), apply_padding=True) as share:
         results["split"] = share
     accelerator.end_training()
-    forget_states()
+    forget_states(library)
     return {name: plain(result) for name, result in results.items()}
 
 
@@ -310,7 +310,7 @@ def switched_on(library):
         except operations.DistributedOperationException as error:
             messages[name] = str(error)
     accelerator.end_training()
-    forget_states()
+    forget_states(library)
     return messages
 
 
