@@ -124,6 +124,12 @@ def _has_fixed_order(loader: Any) -> bool:
     return can_be_redrawn(batches_of(loader)) and not knows_epochs
 
 
+def go_back_to(loader: Any, epoch: int, batches_done: int) -> None:
+    """Let a prepared loader, which a checkpoint has put further, go on after `batches_done` batches of `epoch`."""
+    position = loader.state_dict()
+    loader.load_state_dict(position | {"epoch": epoch, "step": batches_done})
+
+
 def samples_per_step(loader: Any, num_processes: int) -> int:
     """Samples of all ranks in a micro-batch, as far as the loader says it."""
     if is_prepared(loader):

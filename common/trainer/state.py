@@ -107,6 +107,16 @@ class Progress:
     grad_norm: Any = None
     saved_steps: list[int] = field(default_factory=list)
 
+    @property
+    def is_within_step(self) -> bool:
+        """Whether the last step is not complete: a callback has stopped the training between its micro-batches."""
+        return self.batches % self.accumulation != 0 and self.batches != self.batches_per_epoch
+
+    def go_back_to_whole_step(self) -> None:
+        """Take back the micro-batches of a step that is not complete."""
+        if self.is_within_step:
+            self.batches -= self.batches % self.accumulation
+
     def counts_like(self, other: "Progress") -> bool:
         """Whether `batches` of both mean the same samples."""
         own = (self.batches_per_epoch, self.samples_per_batch, self.accumulation)

@@ -7,8 +7,8 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sized
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -322,7 +322,10 @@ class Trainer:
             progress.batches += 1
             ends_step = plan.ends_step(progress.batches)
             self.accelerator.gradient_state.sync_gradients = ends_step
-            with self._gradient_exchange(is_last=number == len(window)):
+            # A stream may end within a step. As in the original, no optimizer step follows the last micro-batch then.
+            # The ranks average its gradients all the same, and the first step of the next epoch takes them in.
+            is_last = ends_step or number == len(window)
+            with self._gradient_exchange(is_last):
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
             self._running_loss.add(loss, self.state.global_step - progress.logged_step)
             if ends_step:
@@ -422,7 +425,9 @@ class Trainer:
         """One optimizer step with the gradients of a window. Nothing in it waits for the device."""
         state = self.state
         progress = self.progress
-        # Without a limit this measures the gradients' norm and leaves them alone.
+        self._running_loss.end_step()
+        # Without a limit this measures the norm and leaves finite gradients alone. An infinite norm makes NaN of them,
+        # as in the original: the gradients are multiplied by infinity divided by infinity.
         limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
         progress.grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
         self.call_event("on_pre_optimizer_step")
@@ -555,17 +560,21 @@ class Trainer:
         progress = self.progress
         progress.saved_steps.append(state.global_step)
         self._note_best_checkpoint()
-        progress.loss_since_log = self._running_loss.of_all_ranks(self.accelerator)
-        progress.epoch_stopped = self.control.should_epoch_stop
+        # A step that is not complete will be trained again, so its losses must not be counted twice.
+        progress.loss_since_log = self._running_loss.of_all_ranks(
+            self.accelerator, whole_steps_only=progress.is_within_step
+        )
         if progress.grad_norm is not None:
             progress.grad_norm = float(progress.grad_norm)
         if progress.learning_rate is not None:
             progress.learning_rate = float(progress.learning_rate)
         state.stateful_callbacks = self.callback_handler.states()
-        for part in (self.control, progress):
+        # Only a resumed run needs to read from its progress that the epoch was cut short. This run would apply the flag
+        # to the next epoch. After the end of an epoch, `progress` describes the next epoch already.
+        is_cut_short = self.control.should_epoch_stop and not progress.epoch_ended
+        for part in (self.control, replace(progress, epoch_stopped=is_cut_short)):
             state.stateful_callbacks[type(part).__name__] = {"args": asdict(part), "attributes": {}}
         checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
-        progress.epoch_stopped = False
         self.call_event("on_save")
 
     def _note_best_checkpoint(self) -> None:
@@ -580,55 +589,73 @@ class Trainer:
     def _load_checkpoint(self, folder: str, plan: TrainingPlan) -> None:
         """Put everything back as it was.
 
+        A step that was not complete is trained again from its start, as in `transformers`: the gradients of its first
+        micro-batches are not saved.
+
         With another batch size, number of processes or accumulation, a micro-batch is not what it was. Training then
-        goes on after the same number of steps, each of the new size, as it does in `transformers`. As there, the
-        batches that are passed over are drawn with this run's generators, and those of the checkpoint are put back when
-        the first window has been read.
+        goes on after the same number of steps, each of the new size, as it does in `transformers`.
         """
         accelerator = self.accelerator
-        counts_alike = True
-        random_states = get_random_states(accelerator.device)
+        own_random_states = get_random_states(accelerator.device)
+        own_progress = self.progress
 
-        def read_own_state(models: list[nn.Module], input_dir: str) -> None:
+        def load_trainer_state(models: list[nn.Module], input_dir: str) -> None:
             # The accelerator has verified the folder, and loads next what is prepared.
-            nonlocal counts_alike
-            counts_alike = self._load_trainer_state(input_dir, plan)
-            if not counts_alike:
+            self._load_trainer_state(input_dir)
+            if not self.progress.counts_like(own_progress):
                 # The saved position of the loader has no meaning for this run: `load_state` is to leave it alone.
                 accelerator._dataloaders.clear()
 
-        with accelerator.register_load_state_pre_hook(read_own_state):
+        with self._keep_registered_loaders(), accelerator.register_load_state_pre_hook(load_trainer_state):
             accelerator.load_state(folder)
         self._running_loss.restore(self.progress.loss_since_log, accelerator.process_index, accelerator.num_processes)
-        if not loading.is_prepared(self.train_dataloader):
-            # Nobody but this Trainer knows how far it was read.
-            self._batches_to_skip = self.progress.batches
-        elif not counts_alike:
-            accelerator._dataloaders.append(self.train_dataloader)
-        if self._batches_to_skip > 0:
-            self._random_states_after_skip = get_random_states(accelerator.device)
-            set_random_states(accelerator.device, random_states)
 
-    def _load_trainer_state(self, folder: str, plan: TrainingPlan) -> bool:
-        """Take over the state in a checkpoint; returns whether its count of micro-batches holds for this run too."""
-        state = self.state
+        is_prepared = loading.is_prepared(self.train_dataloader)
+        position_is_usable = self.progress.counts_like(own_progress)
+        if not position_is_usable:
+            self._recount_steps(plan, own_progress.samples_per_batch)
+        elif self.progress.is_within_step:
+            self.progress.go_back_to_whole_step()
+            if is_prepared:
+                loading.go_back_to(self.train_dataloader, self.progress.epoch, self.progress.batches)
+        # Of a loader that is not prepared, nobody but this Trainer knows how far it was read.
+        if not (position_is_usable and is_prepared):
+            self._skip_with_own_random_states(self.progress.batches, own_random_states)
+
+    def _load_trainer_state(self, folder: str) -> None:
+        """Take over the state in a checkpoint, also that of the callbacks."""
         saved = TrainerState.load_from_json(f"{folder}/{checkpoint.TRAINER_STATE_NAME}")
         # The rest of the state are settings, which may have changed.
         for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
-            setattr(state, name, getattr(saved, name))
+            setattr(self.state, name, getattr(saved, name))
         self.callback_handler.restore(saved.stateful_callbacks)
-        progress = Progress(**saved.stateful_callbacks["Progress"]["args"])
-        counts_alike = progress.counts_like(self.progress)
-        if not counts_alike:
-            steps_of_epoch = state.global_step % plan.steps_per_epoch
-            progress.epoch = state.global_step // plan.steps_per_epoch
-            progress.batches = steps_of_epoch * plan.accumulation
-            progress.batches_per_epoch = plan.batches_per_epoch
-            progress.samples_per_batch = self.progress.samples_per_batch
-            progress.accumulation = plan.accumulation
-            self._batches_to_skip = progress.batches
-        self.progress = progress
-        return counts_alike
+        self.progress = Progress(**saved.stateful_callbacks["Progress"]["args"])
+
+    def _recount_steps(self, plan: TrainingPlan, samples_per_batch: int) -> None:
+        """Find the position in the epochs of this run after the steps of the checkpoint.
+
+        As in `transformers`, all these epochs are taken for whole ones, also where a callback had cut one short.
+        """
+        steps_of_epoch = self.state.global_step % plan.steps_per_epoch
+        progress = self.progress
+        progress.epoch = self.state.global_step // plan.steps_per_epoch
+        progress.batches = steps_of_epoch * plan.accumulation
+        progress.batches_per_epoch = plan.batches_per_epoch
+        progress.samples_per_batch = samples_per_batch
+        progress.accumulation = plan.accumulation
+
+    def _skip_with_own_random_states(self, batches_to_skip: int, own_random_states: dict[str, Any]) -> None:
+        """Let the next epoch begin after `batches_to_skip`, which are drawn with this run's random states.
+
+        The random states of the checkpoint, which are the present ones, are put back when the first window has been
+        read. `transformers` does the same.
+        """
+        if batches_to_skip == 0:
+            return
+        device = self.accelerator.device
+        self._batches_to_skip = batches_to_skip
+        self._random_states_after_skip = get_random_states(device)
+        set_random_states(device, own_random_states)
 
     def _new_state(self, max_steps: int = 0, num_epochs: int = 0) -> TrainerState:
         args = self.args
@@ -727,10 +754,18 @@ class Trainer:
 
     def _prepare_eval_loader(self, loader: DataLoader) -> DataLoader:
         """This rank's part of a loader. Checkpoints hold the position of the training loader alone."""
-        prepared_before = list(self.accelerator._dataloaders)
-        prepared = self.accelerator.prepare_data_loader(loader)
-        self.accelerator._dataloaders[:] = prepared_before
-        return prepared
+        with self._keep_registered_loaders():
+            return self.accelerator.prepare_data_loader(loader)
+
+    @contextmanager
+    def _keep_registered_loaders(self) -> Iterator[None]:
+        """After the block the accelerator saves and loads the positions of the same loaders as before it."""
+        registered = self.accelerator._dataloaders
+        before = list(registered)
+        try:
+            yield
+        finally:
+            registered[:] = before
 
     def _dealt_out(self, loader: Any) -> Any:
         """What an override of a loader's method returned; where all ranks would read the whole, this rank's part."""

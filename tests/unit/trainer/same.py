@@ -233,6 +233,34 @@ def outcome(library: str, config: dict[str, Any], folder: str) -> dict[str, Any]
 
 def outcome_of_resumed(library: str, settings: dict[str, Any], changed: dict[str, Any], folder: str) -> Any:
     """What is compared of a training of 25 points that is stopped after 3 steps and resumed with `changed` settings."""
+    stopped = settings | {"max_steps": 3, "lr_scheduler_type": "constant"}
+    make_trainer(library, small_configuration(stopped), folder).train()
+    reset(library)
+    resumed = settings | {"lr_scheduler_type": "constant", **changed}
+    return resume(library, resumed, f"{folder}/checkpoint-3")
+
+
+def outcome_of_stopped_within_step(library: str, step: int, is_stream: bool, folder: str) -> Any:
+    """The same of a training that is stopped after the first of 3 micro-batches, when `step` steps are done."""
+    module = importlib.import_module(library)
+
+    class StopWithinStep(module.TrainerCallback):
+        def on_substep_end(self, args, state, control, **kwargs):
+            if state.global_step == step:
+                control.should_training_stop = True
+
+    settings = {"gradient_accumulation_steps": 3, "save_strategy": "epoch"}
+    if is_stream:
+        settings["max_steps"] = 6
+    trainer = make_trainer(library, small_configuration(settings, is_stream), folder)
+    trainer.add_callback(StopWithinStep)
+    trainer.train()
+    reset(library)
+    return resume(library, settings, f"{folder}/checkpoint-{step}", is_stream)
+
+
+def small_configuration(settings: dict[str, Any], is_stream: bool = False) -> dict[str, Any]:
+    """A training of 25 points with dropout."""
     config = {
         "arguments": {
             "per_device_train_batch_size": 4,
@@ -244,18 +272,19 @@ def outcome_of_resumed(library: str, settings: dict[str, Any], changed: dict[str
         },
         "train": 25,
         "evaluate": 8,
-        "stream": False,
+        "stream": is_stream,
         "loss": "model",
         "dropout": 0.3,
         "early_stopping": False,
     }
     config["arguments"] |= settings
-    stopped = config | {"arguments": config["arguments"] | {"max_steps": 3, "lr_scheduler_type": "constant"}}
-    make_trainer(library, stopped, folder).train()
-    reset(library)
-    config["arguments"] |= {"lr_scheduler_type": "constant", **changed}
-    resumed = make_trainer(library, config, folder)
-    output = resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
+    return config
+
+
+def resume(library: str, settings: dict[str, Any], checkpoint: str, is_stream: bool = False) -> Any:
+    """What is compared of a training that goes on from `checkpoint`."""
+    resumed = make_trainer(library, small_configuration(settings, is_stream), checkpoint.rpartition("/")[0])
+    output = resumed.train(resume_from_checkpoint=checkpoint)
     losses = [(entry["step"], entry["loss"]) for entry in resumed.state.log_history if "loss" in entry]
     weights = {name: digest(tensor) for name, tensor in resumed.model.state_dict().items()}
     return output.global_step, losses, weights, torch.rand(()).item()

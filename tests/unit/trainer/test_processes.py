@@ -38,7 +38,18 @@ class Stop(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
-def run(folder, accumulation=1, world_size=1, resume=None, stop_at=None, dropout=0.0, **arguments):
+class StopWithinStep(TrainerCallback):
+    """Stops within a step, when so many are done."""
+
+    def __init__(self, steps_done: int) -> None:
+        self.steps_done = steps_done
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        if state.global_step == self.steps_done:
+            control.should_training_stop = True
+
+
+def run(folder, accumulation=1, world_size=1, resume=None, stop_at=None, stop_within=None, dropout=0.0, **arguments):
     torch.set_num_threads(1)
     try:
         settings = {"gradient_accumulation_steps": accumulation, "dataloader_drop_last": True, "num_train_epochs": 2}
@@ -54,6 +65,8 @@ def run(folder, accumulation=1, world_size=1, resume=None, stop_at=None, dropout
         trainer = make_trainer(folder, model=model, extra=extra, **settings)
         if stop_at is not None:
             trainer.add_callback(Stop(stop_at))
+        if stop_within is not None:
+            trainer.add_callback(StopWithinStep(stop_within))
         trainer.train(resume_from_checkpoint=resume)
         return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
     finally:
@@ -91,6 +104,19 @@ def test_two_processes_resume_in_the_middle_of_an_epoch(tmp_path):
         assert torch.equal(got[0], expected[0])
         assert got[1] == expected[1]
     assert {path.name for path in (killed / "checkpoint-5").iterdir()} >= {"random_states_0.pkl", "random_states_1.pkl"}
+
+
+def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(tmp_path):
+    """Every optimizer step must follow an exchange of gradients, or each rank goes its own way."""
+    saving = {"save_strategy": "epoch", "eval_strategy": "no"}
+    straight = ranks(2).run(run, tmp_path / "straight", 2, 2, **saving)
+    stopped = tmp_path / "stopped"
+    ranks(2).run(run, stopped, 2, 2, stop_within=3, **saving)
+    resumed = ranks(2).run(run, stopped, 2, 2, resume=str(stopped / "checkpoint-3"), **saving)
+    assert torch.equal(resumed[0][0], resumed[1][0])
+    for got, expected in zip(resumed, straight, strict=True):
+        assert torch.equal(got[0], expected[0])
+        assert got[1] == expected[1]
 
 
 def test_two_processes_pass_over_a_damaged_checkpoint_alike(tmp_path):

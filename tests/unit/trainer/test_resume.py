@@ -247,6 +247,70 @@ def test_a_callback_that_cuts_epochs_short_survives_a_restart(tmp_path):
     assert_same_end(run(tmp_path / "killed", True), straight)
 
 
+def test_an_epoch_that_was_cut_short_and_saved_is_not_taken_for_the_next_one(tmp_path):
+    class ThreeSteps(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step % 3 == 0
+
+    def run(folder, resume, *callbacks):
+        trainer = busy_trainer(folder, [ThreeSteps, *callbacks], **SETTINGS["epochs"] | {"num_train_epochs": 3})
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = run(tmp_path / "straight", False)
+    assert straight.state.global_step == 9
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", False, killer("on_epoch_begin", 2))
+    assert_same_end(run(tmp_path / "killed", True), straight)
+
+
+class StopWithinStep(TrainerCallback):
+    """Stops the training at the `count`-th time that `event` happens, after which a step is not complete."""
+
+    def __init__(self, event: str, count: int) -> None:
+        self.left = count
+        setattr(self, event, self.strike)
+
+    def strike(self, args, state, control, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            control.should_training_stop = True
+
+
+def stopped_and_resumed(folder, stop, loader=None):
+    """12 micro-batches an epoch, in steps of 4, without dropout: a step that is trained again changes nothing."""
+
+    def run(callbacks, resume):
+        settings = {"train": 48, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+        settings |= {"save_strategy": "epoch", "logging_steps": 1, "num_train_epochs": 2}
+        trainer = make_trainer(folder, extra={"callbacks": callbacks}, **settings)
+        if loader is not None:
+            trainer.get_train_dataloader = loader
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    if stop is not None:
+        stopped = run([stop], resume=None)
+        assert stopped.progress.batches % 4 != 0
+    return run([], resume=stop is not None)
+
+
+@pytest.mark.parametrize(
+    ("event", "count"),
+    [
+        ("on_substep_end", 5),  # after micro-batch 6 of the first epoch
+        ("on_substep_end", 1),  # in the first step of the run
+        ("on_substep_end", 10),  # in the first step of the second epoch
+        ("on_step_begin", 3),
+        ("on_train_begin", 1),
+    ],
+)
+def test_a_step_that_was_stopped_within_is_trained_again_from_its_start(event, count, tmp_path):
+    resumed = stopped_and_resumed(tmp_path / "stopped", StopWithinStep(event, count))
+    straight = stopped_and_resumed(tmp_path / "straight", None)
+    assert_same_end(resumed, straight)
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -433,11 +497,19 @@ def test_numbers_of_numpy_in_the_states_of_optimizer_and_scheduler_are_loaded_ag
     assert torch.equal(run(tmp_path / "again", str(tmp_path / "checkpoint-2")), straight)
 
 
-LOADERS = {
-    "shuffled": lambda: DataLoader(Points(23), 3, shuffle=True),
-    "generator": lambda: DataLoader(Points(23), 3, shuffle=True, generator=torch.Generator().manual_seed(5)),
-    "list": lambda: list(DataLoader(Points(23), 3)),
-}
+def loaders(samples: int, batch_size: int) -> dict:
+    """What an override of `get_train_dataloader` may return."""
+    return {
+        "shuffled": lambda: DataLoader(Points(samples), batch_size, shuffle=True),
+        "generator": lambda: DataLoader(
+            Points(samples), batch_size, shuffle=True, generator=torch.Generator().manual_seed(5)
+        ),
+        "list": lambda: list(DataLoader(Points(samples), batch_size)),
+    }
+
+
+LOADERS = loaders(23, 3)
+LOADERS_OF_48 = loaders(48, 4)
 
 
 @pytest.mark.parametrize("step", [3, 6])
@@ -453,6 +525,13 @@ def test_a_loader_of_an_override_goes_on_where_it_was(name, step, tmp_path):
     resumed = run(tmp_path / "more", str(tmp_path / f"checkpoint-{step}"))
     assert torch.equal(weights(resumed), weights(straight))
     assert without_timings(resumed.state.log_history) == without_timings(straight.state.log_history)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_of_an_override_goes_back_to_the_start_of_a_step(name, tmp_path):
+    resumed = stopped_and_resumed(tmp_path / "stopped", StopWithinStep("on_substep_end", 5), LOADERS_OF_48[name])
+    straight = stopped_and_resumed(tmp_path / "straight", None, LOADERS_OF_48[name])
+    assert_same_end(resumed, straight)
 
 
 def test_a_kept_scheduler_is_in_the_checkpoints_of_a_second_training(tmp_path):

@@ -10,7 +10,14 @@ from collections import Counter
 import pytest
 
 from common.processes import ranks
-from tests.unit.trainer.same import draw_configuration, outcome_of_resumed, reset, rows_touched, run_all
+from tests.unit.trainer.same import (
+    draw_configuration,
+    outcome_of_resumed,
+    outcome_of_stopped_within_step,
+    reset,
+    rows_touched,
+    run_all,
+)
 
 LIBRARIES = ("common.trainer", "transformers")
 # Trainings that are given to the ranks at once.
@@ -101,6 +108,17 @@ def test_a_training_resumed_with_other_batches_ends_the_same(settings, changed, 
     outcomes = {}
     for library in LIBRARIES:
         outcomes[library] = outcome_of_resumed(library, settings, changed, str(tmp_path / library))
+        reset(library)
+    ours, theirs = (outcomes[library] for library in LIBRARIES)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(("step", "is_stream"), [(1, False), (3, False), (4, False), (1, True), (2, True)])
+def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_stream, tmp_path):
+    """Both train the whole step again. 7 micro-batches make the steps 3 + 3 + 1; of a stream, the last is no step."""
+    outcomes = {}
+    for library in LIBRARIES:
+        outcomes[library] = outcome_of_stopped_within_step(library, step, is_stream, str(tmp_path / library))
         reset(library)
     ours, theirs = (outcomes[library] for library in LIBRARIES)
     assert ours == theirs
