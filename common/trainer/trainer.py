@@ -103,7 +103,7 @@ class Trainer:
         self.eval_dataset = eval_dataset
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
-        self._open_epoch: Generator[Any, None, None] | None = None
+        self._epoch_reader: Generator[Any, None, None] | None = None
         self._batches_to_skip = 0
         self._ignore_keys_for_eval: list[str] | None = None
         self._running_loss = RunningLoss(self.accelerator.device, self.args.logging_nan_inf_filter)
@@ -184,16 +184,15 @@ class Trainer:
         is_resumed = first_step > 0
         if is_resumed and first_step >= self.state.max_steps:
             self.control.should_training_stop = True
-        # In a new run a stop acts after the next micro-batch, as in the original.
+        # A resumed run that is over already makes no further step. A new run that is told to stop before its first step
+        # still trains on one micro-batch, as in the original.
         was_over = is_resumed and self.control.should_training_stop
         for epoch in self._epochs_left(plan):
-            # A callback may have ended this epoch early before the checkpoint was saved.
-            was_stopped = self.progress.epoch_stopped
-            self._begin_epoch(epoch)
+            was_stopped = self._begin_epoch(epoch)
             if not (was_over or was_stopped):
                 self._train_epoch(epoch, plan)
             self.call_event("on_epoch_end")
-            self._note_epoch_end(epoch, plan)
+            self._end_epoch(epoch, plan)
             self._log_evaluate_save()
             if self.control.should_training_stop:
                 break
@@ -227,12 +226,10 @@ class Trainer:
         accelerator = self.accelerator
         accelerator.free_memory()
         if self.model_wrapped is self.model:
-            # It may have been prepared for an evaluation, which leaves DDP out.
-            accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-            vars(self.model).pop("_is_accelerate_prepared", None)
+            self._undo_preparation_for_evaluation()
         self._batches_to_skip = 0
         self._random_states_after_skip: dict[str, Any] | None = None
-        self._open_epoch = None
+        self._epoch_reader = None
         self.train_dataloader = loading.prepare_for_training(self.get_train_dataloader(), accelerator)
         plan = make_plan(self.args, self.train_dataloader, accelerator.num_processes)
         self.state = self._new_state(plan.max_steps, plan.num_epochs)
@@ -254,6 +251,12 @@ class Trainer:
         self.lr_scheduler = accelerator.prepare_scheduler(self.lr_scheduler)
         return plan
 
+    def _undo_preparation_for_evaluation(self) -> None:
+        """Let the model be prepared anew: an evaluation may have prepared it without DDP."""
+        # This puts the model's own forward back; what it returns is the same model.
+        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        vars(self.model).pop("_is_accelerate_prepared", None)
+
     def _epochs_left(self, plan: TrainingPlan) -> range:
         """The epochs to begin or to go on with."""
         if self.control.should_training_stop and self.progress.epoch_ended:
@@ -261,23 +264,29 @@ class Trainer:
         # A training that was over within an epoch still ends that epoch, without a further step.
         return range(self.progress.epoch, plan.num_epochs)
 
-    def _begin_epoch(self, epoch: int) -> None:
+    def _begin_epoch(self, epoch: int) -> bool:
+        """Begin an epoch, or go on with that of a checkpoint; returns whether a callback had cut it short by then."""
         self.call_event("on_epoch_begin")
         progress = self.progress
-        if progress.epoch_stopped:
+        was_stopped = progress.epoch_stopped
+        progress.epoch_stopped = False
+        if was_stopped:
+            # The event has switched it off.
             self.control.should_epoch_stop = True
-            progress.epoch_stopped = False
         if progress.batches == 0:
             progress.learning_rate = None
             progress.grad_norm = None
         progress.epoch = epoch
         progress.epoch_ended = False
+        return was_stopped
 
     def _train_epoch(self, epoch: int, plan: TrainingPlan) -> None:
         """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
         progress = self.progress
         micro_batches = self._micro_batches(epoch)
-        self._open_epoch = micro_batches
+        # It is kept open until the checkpoint at the epoch's end is saved: a loader forgets its position when its
+        # iterator is closed.
+        self._epoch_reader = micro_batches
         for size in plan.window_sizes(progress.batches):
             window = self._read_window(micro_batches, size)
             if not window:
@@ -417,7 +426,7 @@ class Trainer:
         num_processes = self.accelerator.num_processes
         if num_processes == 1 or self.args.loading.even_batches:
             return self._count_items([inputs])
-        # A rank may have no batch in this step, so none waits for the others: they count as if they had the same one.
+        # Some ranks may have no batch now, so a gather would hang. Each multiplies its own count instead.
         count = self._count_own_items([inputs])
         return None if count is None else (count * num_processes).to(torch.get_default_dtype())
 
@@ -452,7 +461,8 @@ class Trainer:
         scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         return isinstance(scheduler, ReduceLROnPlateau)
 
-    def _note_epoch_end(self, epoch: int, plan: TrainingPlan) -> None:
+    def _end_epoch(self, epoch: int, plan: TrainingPlan) -> None:
+        """Move on to the next epoch, unless the training was stopped within this one."""
         progress = self.progress
         progress.epoch_ended = True
         was_stopped_within = self.control.should_training_stop and not self.control.should_epoch_stop
@@ -463,14 +473,16 @@ class Trainer:
         self._close_epoch()
 
     def _close_epoch(self) -> None:
-        if self._open_epoch is not None:
-            self._open_epoch.close()
-            self._open_epoch = None
+        if self._epoch_reader is not None:
+            self._epoch_reader.close()
+            self._epoch_reader = None
 
     def _finish(self, plan: TrainingPlan, start_time: float, first_step: int) -> evaluation.TrainOutput:
         """Log what the run came to, and load the best model."""
         self._close_epoch()
         state = self.state
+        # As in the original, the steps since the last log count with this rank's loss alone, so `training_loss` may
+        # differ between ranks.
         self.progress.total_loss += self._running_loss.sum.item()
         train_loss = self.progress.total_loss / max(state.global_step, 0.001)
         num_steps = state.global_step - first_step
@@ -494,13 +506,9 @@ class Trainer:
             self._log_training()
         if self.control.should_evaluate:
             metrics = self.evaluate(ignore_keys=self._ignore_keys_for_eval)
-            self._step_plateau_schedule(metrics)
-            if self.args.best_metric_key is not None and self.state.best_metric is None:
-                # As in the original, also where the first metric is not a number.
-                self.state.best_metric = float("-inf") if self.args.greater_is_better else float("inf")
-            is_best = self._is_best(metrics)
-            if is_best:
-                self._note_best(metrics)
+            if self._follows_metric():
+                self.lr_scheduler.step(self._watched_metric(metrics))
+            is_best = self._compare_with_best(metrics)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
@@ -527,30 +535,28 @@ class Trainer:
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.call_event("on_log", logs=logs)
 
-    def _best_metric(self, metrics: dict[str, Any]) -> Any:
+    def _watched_metric(self, metrics: dict[str, Any]) -> Any:
+        """The metric that says which model is the best, and that a plateau schedule follows."""
         key = self.args.best_metric_key
         if key not in metrics:
             raise KeyError(f"metric_for_best_model needs {key!r}, but the evaluation gave {', '.join(metrics)}")
         return metrics[key]
 
-    def _step_plateau_schedule(self, metrics: dict[str, Any]) -> None:
-        if self.lr_scheduler is not None and self._follows_metric():
-            self.lr_scheduler.step(self._best_metric(metrics))
-
-    def _is_best(self, metrics: dict[str, Any]) -> bool:
-        """Whether the model is the best so far. NaN never is."""
+    def _compare_with_best(self, metrics: dict[str, Any]) -> bool:
+        """Note in the state whether the model of this moment is the best so far, and return it. NaN never is."""
+        state = self.state
         if self.args.best_metric_key is None:
             return False
-        metric = self._best_metric(metrics)
-        if self.args.greater_is_better:
-            return bool(metric > self.state.best_metric)
-        return bool(metric < self.state.best_metric)
-
-    def _note_best(self, metrics: dict[str, Any]) -> None:
-        """Remember in the state that the model of this moment is the best."""
-        self.state.best_metric = self._best_metric(metrics)
-        if self.args.save_strategy != "no":
-            self.state.best_global_step = self.state.global_step
+        metric = self._watched_metric(metrics)
+        if state.best_metric is None:
+            # As in the original, it is a number from then on, also where the first metric is NaN.
+            state.best_metric = float("-inf") if self.args.greater_is_better else float("inf")
+        is_best = metric > state.best_metric if self.args.greater_is_better else metric < state.best_metric
+        if is_best:
+            state.best_metric = metric
+            if self.args.save_strategy != "no":
+                state.best_global_step = state.global_step
+        return bool(is_best)
 
     # Checkpoints.
 
@@ -691,12 +697,13 @@ class Trainer:
         if isinstance(eval_dataset, dict):
             metrics: dict[str, Any] = {}
             for name, dataset in eval_dataset.items():
-                # By name, so that an override of `get_eval_dataloader` knows which one it is.
+                # The override of a `get_eval_dataloader` is given the name, and so knows which one it is.
                 each = name if is_own else dataset
                 metrics |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
 
         loader = self._dealt_out(self.get_eval_dataloader(eval_dataset))
+        # It is None and not False, because overrides of `evaluation_loop` get what transformers passes.
         without_predictions = True if self.compute_metrics is None else None
         output = self._run_evaluation(loader, "Evaluation", without_predictions, ignore_keys, metric_key_prefix)
         self.log(output.metrics)
