@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness import proof, records
+from benchmarks.harness import faults, proof, records
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
 from benchmarks.report.expectation import introduction
@@ -173,7 +173,8 @@ class Comparison:
         samples = measure(timed.contestants, self.turns())
         one, *others = samples
         ratios = [(name, one) for name in others] if first in levels else []
-        group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios)
+        notes = faults.remarks(timed.facts)
+        group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios, notes=notes)
         self.report.setdefault("throughput", []).append(group)
 
     def turns(self) -> Iterator[int]:

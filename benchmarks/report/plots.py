@@ -140,7 +140,17 @@ def throughput(report: dict, path: Path) -> None:
         panel.set_title(f"Throughput, {group['group']}")
     panels[-1].set_xlabel("images per second")
     told = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
-    save(figure, path, f"{told}; × paired ratio to level 00", report["machine"])
+    sentences = [f"{told}; × paired ratio to level 00", *_notes(groups)]
+    save(figure, path, ". ".join(sentences), report["machine"])
+
+
+def _notes(groups: list[dict]) -> list[str]:
+    """What the groups say of their rows, without full stops."""
+    found = []
+    for group in groups:
+        for note in group["notes"]:
+            found.append(f"At {group['group']}, {note.removesuffix('.')}")
+    return found
 
 
 def memory(report: dict, path: Path) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from benchmarks.compare import Comparison, parse_options
 from benchmarks.harness import proof
 from benchmarks.harness.proof import checksum, farthest
+from benchmarks.suites.throughput import Configuration
 from common import args, ladder
 from tests.levels import SHORT
 
@@ -127,6 +129,30 @@ def test_two_replicas_on_a_machine_with_one_gpu_are_charged_to_two_devices(monke
     monkeypatch.setattr(args, "_visible_gpus", lambda: 1)
     first, second = proof.peaks("01_data_parallel", [*SHORT, "--replicas", "2"], 1)
     assert sum(first.values()) > 1.2 * sum(second.values()) > 0
+
+
+def test_a_level_whose_steps_fault_is_noted_in_the_comparison(monkeypatch):
+    faulting = "01_data_parallel, 2 replicas"
+    facts = {
+        "images_per_sec": 1000.0,
+        "threads": 1,
+        "device": "cpu",
+        "backend": "gloo",
+        "dataset": "synthetic",
+        "allocator": {},
+        "pinned_to_cores": False,
+    }
+
+    def run(configuration, steps, flags, warm_up=0):
+        count = 5572.0 if configuration.name == faulting else 3.0
+        return facts | {"global_batch_size": configuration.batch_size, "minor_faults_per_step": count}
+
+    monkeypatch.setattr(Configuration, "run", run)
+    comparison = Comparison(parse_options(["--rounds", "2"]))
+    comparison.bar = tqdm(disable=True)
+    comparison.time(64)
+    (group,) = comparison.report["throughput"]
+    assert group["notes"] == [f"{faulting}: 5572 page faults per step: part of its time is the allocator's."]
 
 
 def test_equal_weights_have_equal_checksums_and_no_distance():

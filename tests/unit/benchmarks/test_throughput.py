@@ -1,5 +1,6 @@
 """The throughput of the levels: what is measured is the level's own step, with its fair share of the cores."""
 
+import json
 import time
 from types import SimpleNamespace
 from unittest import mock
@@ -16,6 +17,7 @@ from common import ladder
 from common.accelerator.state import available_cores
 from common.run import meter
 
+RECORDS = sorted((ladder.ROOT / "benchmarks" / "results").glob("*/*.json"))
 SYNTHETIC = ("--dataset", "synthetic", "--train-samples", "400")
 # What a row tells besides its images per second.
 KNOWN = {
@@ -190,6 +192,26 @@ def test_a_row_whose_steps_fault_is_said_to_pay_for_the_allocator():
     assert [note for note in notes if "page faults" in note] == [
         f"{slow}: 73191 page faults per step: part of its time is the allocator's."
     ]
+
+
+def _recorded_rows(content: dict) -> dict[str, dict]:
+    """The rows of all groups of a record, by group and name."""
+    groups = [*content.get("groups", []), *content.get("throughput", [])]
+    return {f"{group['group']}, {name}": row for group in groups for name, row in group["rows"].items()}
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_no_recorded_row_of_a_cpu_pays_for_the_allocator(path):
+    rows = _recorded_rows(json.loads(path.read_text()))
+    on_cpu = {name: row for name, row in rows.items() if row.get("device", "cpu") == "cpu"}
+    assert faults.remarks(on_cpu) == []
+
+
+def test_the_records_say_how_many_faults_their_steps_take():
+    rows = {}
+    for path in RECORDS:
+        rows |= _recorded_rows(json.loads(path.read_text()))
+    assert sum("minor_faults_per_step" in row for row in rows.values()) >= 20
 
 
 def test_faults_are_counted_from_the_end_of_the_warm_up():
