@@ -97,7 +97,7 @@ class DataLoaderStateMixin:
     def begin(self: Any) -> None:
         """Become the active loader."""
         self.reset()
-        with suppress(Exception):  # as in the original: whatever a data set without a length raises
+        with suppress(Exception):  # as in the original: a data set without a length may raise anything
             if not self._drop_last:
                 self.remainder = self.total_dataset_length % self.total_batch_size
         self.gradient_state._add_dataloader(self)
@@ -122,7 +122,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
         skip_batches: steps to skip in every `for`.
-        use_stateful_dataloader: the loader has `state_dict` and `load_state_dict` with either value.
+        use_stateful_dataloader: changes nothing: the loader has `state_dict` and `load_state_dict` with either value.
         iteration: the epoch of the first `for`.
         position: of the loader that this one is made from.
         shards: the batches that this loader draws. It is needed only where `batch_sampler` must stay the script's own
@@ -243,7 +243,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
             self._position.current.rng_before_order = rng_before_order
 
     def _batches_of_stream(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches of a stream. One is known to be the last when there is none after it, so one is read ahead."""
+        """The batches of a stream. A batch is the last one if none follows, so one batch is read ahead."""
         nothing = object()
         batch = next(batches, nothing)
         while batch is not nothing:
@@ -288,14 +288,14 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         return None if isinstance(self.dataset, IterableDataset) else innermost_sampler(self.shards)
 
     def _generators(self) -> list[torch.Generator]:
-        """Those that a pass may draw from: torch's, the sampler's and, for the seed of its workers, the loader's."""
+        """The generators that a pass may draw from: torch's, the sampler's and, for the workers' seed, the loader's."""
         own = [generator_of(self._order_sampler), self.generator]
         return [torch.default_generator, *(generator for generator in own if generator is not None)]
 
     @property
     def total_batch_size(self) -> int:
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
-        # A `batch_size` that a stream of the script's own has may be anything.
+        # If a stream of the script's own has a `batch_size`, it may mean anything.
         source = shard_of(self.dataset) if isinstance(self.dataset, IterableDataset) else self.shards
         size = getattr(source, "batch_size", None) or self.batch_size or 1
         if getattr(source, "split_batches", False):
@@ -654,7 +654,7 @@ def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_pr
 
 
 class _EmptyBatchCollate:
-    """`collate_fn`, for a process that may get no samples in a step: an empty batch, of the usual structure."""
+    """`collate_fn`, except that it makes an empty batch of the usual structure where a process gets no samples."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
         self.dataset = dataset

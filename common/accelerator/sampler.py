@@ -51,7 +51,7 @@ class Share(NamedTuple):
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
-    """The generator of torch that `sampler` draws from, if it has one. Those of NumPy and `random` are not meant."""
+    """The generator of torch that `sampler` draws from, if any. Generators of NumPy and of `random` do not count."""
     generator = getattr(sampler, "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
 
@@ -117,7 +117,7 @@ class Redraw:
             self.sampler.generator = None
 
     def end(self) -> None:
-        """Put the generators back to where they were when this object was made; once."""
+        """Put the generators back to where they were when this object was made. Further calls do nothing."""
         if self.ended:
             return
         self.ended = True
@@ -201,7 +201,7 @@ class ReplayableBatches(BatchSampler):
 
     @property
     def batch_size(self) -> Any:
-        """Of the batch sampler, which the script may change between two passes; None where it has none."""
+        """That of the batch sampler, which the script may change between two passes; None if it has none."""
         return getattr(self.batch_sampler, "batch_size", None)
 
     @batch_size.setter
@@ -366,7 +366,7 @@ class BatchSamplerShard(ShardedBatches):
         """Step k is batch k. Process r takes the r-th of its equal parts."""
         size = self.batch_size // self.num_processes
         first_batch: list = []
-        for step, batch in enumerate(self._checked(batches)):
+        for step, batch in enumerate(self._check_sizes(batches)):
             if step == 0:
                 first_batch = batch
             if step < start:
@@ -402,7 +402,7 @@ class BatchSamplerShard(ShardedBatches):
                 yield from self._own_batch_of(group, num_ranks_present=len(group))
 
     def _batches_of_any_size(self, batches: Iterable[list], start: int) -> Iterator[Share]:
-        """As with whole batches, but the last step is filled up with whole batches from the first one."""
+        """Like `_whole_batches`, but the last step is filled up with whole batches from the first step."""
         first_group: list = []
         for step, group in enumerate(self._groups(batches)):
             if step == 0:
@@ -453,7 +453,7 @@ class BatchSamplerShard(ShardedBatches):
     def _groups(self, batches: Iterable[list]) -> Iterator[list[list]]:
         """The batches of each step; the last group may have fewer batches than there are processes."""
         group: list[list] = []
-        for batch in self._checked(batches):
+        for batch in self._check_sizes(batches):
             group.append(batch)
             if len(group) == self.num_processes:
                 yield group
@@ -461,8 +461,8 @@ class BatchSamplerShard(ShardedBatches):
         if group:
             yield group
 
-    def _checked(self, batches: Iterable[list]) -> Iterator[list]:
-        """All of `batches`. With `even_batches` only the last one may have another size."""
+    def _check_sizes(self, batches: Iterable[list]) -> Iterator[list]:
+        """Yield all of `batches`. With `even_batches`, raise a ValueError if any but the last has another size."""
         must_be_last = False
         for batch in batches:
             if must_be_last:
@@ -485,7 +485,7 @@ class BatchSamplerShard(ShardedBatches):
         if self.drop_last or self.even_batches or total == 0:
             return total
         if type(self.batch_sampler) is not BatchSampler:
-            return total  # as in the original: how many samples the last batch has, only its batch sampler knows
+            return total  # as in the original: only the batch sampler knows how many samples its last batch has
         sampler: Any = self.batch_sampler.sampler
         in_last_batch = len(sampler) - (total - 1) * self.batch_size
         before_this_process = self.process_index * (self.batch_size // self.num_processes)

@@ -1,9 +1,9 @@
 """Streams: which of their samples belong to which process, and which of them are repeated.
 
 A stream is an IterableDataset: it has no sample numbers, and is read from its beginning. In loader workers it is read
-as plain torch reads it: each worker has a copy, and yields all of it unless the script deals the samples out, by
-`get_worker_info` or by its `worker_init_fn`. Nobody else can do that: a stream that shuffles comes in another order in
-each worker, and one that reads from a queue yields each sample in one worker alone.
+as plain torch reads it: each worker has a copy, and yields all of it unless the script shards the samples, by
+`get_worker_info` or by its `worker_init_fn`. Only the script can do that: a stream that shuffles comes in another order
+in each worker, and one that reads from a queue yields each sample in one worker alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ class IterableDatasetShard(IterableDataset):
         return self.batch_size // self.num_processes if self.split_batches else self.batch_size
 
     def _shard(self) -> BatchSamplerShard:
-        """The stream as batches of samples, dealt out like batches of sample numbers."""
+        """The stream as batches of samples, which are sharded like batches of sample numbers."""
         batches = BatchSampler(self.dataset, self.batch_size, self.drop_last)
         return BatchSamplerShard(batches, self.num_processes, self.process_index, self.split_batches, self.even_batches)
 

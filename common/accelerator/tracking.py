@@ -1,7 +1,7 @@
 """Experiment trackers behind one interface: TensorBoard, Weights & Biases, SwanLab, JSON lines, or one of your own.
 
 The Accelerator starts, feeds and finishes them on the main process only. A tracker's package is imported when its run
-starts, never before. A value that a tracker cannot take is passed over with a warning: it does not end a training.
+starts, never before. A value that a tracker cannot take is skipped with a warning: it does not end a training.
 """
 
 import functools
@@ -131,7 +131,7 @@ class TensorBoardTracker(GeneralTracker):
         self.logging_dir = os.path.join(logging_dir, run_name)
         self.init_kwargs = kwargs
         self.writer: Any = None
-        self._passed_over: set[str] = set()
+        self._skipped: set[str] = set()
 
     @property
     def tracker(self) -> Any:
@@ -203,7 +203,7 @@ class _RunTracker(GeneralTracker):
         self.run_name = run_name
         self.init_kwargs = kwargs
         self.run: Any = None
-        self._passed_over: set[str] = set()
+        self._skipped: set[str] = set()
 
     @property
     def tracker(self) -> Any:
@@ -521,9 +521,9 @@ def _are_numbers(values: Iterable[Any]) -> bool:
 
 def _pass_over(tracker: Any, name: str, value: Any) -> None:
     """Warn once for each name that its value is not logged."""
-    if name not in tracker._passed_over:
-        tracker._passed_over.add(name)
+    if name not in tracker._skipped:
+        tracker._skipped.add(name)
         warnings.warn(
-            f"{tracker.name} cannot log {name!r} as {type(value).__name__}: it is passed over, this time and later",
+            f"{tracker.name} cannot log {name!r} as {type(value).__name__}: it is skipped, this time and later",
             stacklevel=4,
         )

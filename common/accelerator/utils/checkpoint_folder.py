@@ -100,7 +100,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     except (ValueError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     _check_version(content, folder)
-    return _checked_manifest(content, path)
+    return _parse_manifest(content, path)
 
 
 def _dict_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _check_version(content: Any, folder: Path) -> None:
         )
 
 
-def _checked_manifest(content: dict[str, Any], path: Path) -> Manifest:
+def _parse_manifest(content: dict[str, Any], path: Path) -> Manifest:
     files = content.get("files")
     if content.keys() != {"format_version", "files"} or not isinstance(files, dict):
         raise CheckpointError(f"{path} is damaged: it must hold format_version and files")

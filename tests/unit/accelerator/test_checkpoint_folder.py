@@ -155,7 +155,7 @@ def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(vers
         accelerator.load_state(folder)
 
 
-def test_a_checkpoint_of_another_format_is_not_passed_over_for_an_older_one(tmp_path):
+def test_a_checkpoint_of_another_format_is_not_skipped_for_an_older_one(tmp_path):
     accelerator = numbering(tmp_path)
     accelerator.save_state()
     accelerator.save_state()

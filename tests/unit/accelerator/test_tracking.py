@@ -157,7 +157,7 @@ def test_wandb_and_swanlab_are_called_as_their_documentation_says(cls, monkeypat
 
 
 @PACKAGES_WITH_RUNS
-def test_a_value_that_the_package_refuses_is_passed_over_with_one_warning(cls, monkeypatch):
+def test_a_value_that_the_package_refuses_is_skipped_with_one_warning(cls, monkeypatch):
     package = FakePackage(cls.name)
     monkeypatch.setitem(sys.modules, cls.name, package)
     tracker = cls("project")
@@ -218,7 +218,7 @@ def test_swanlab_for_real(tmp_path):
     assert any(tmp_path.iterdir())
 
 
-def test_a_value_that_tensorboard_cannot_show_is_passed_over_with_one_warning(tmp_path):
+def test_a_value_that_tensorboard_cannot_show_is_skipped_with_one_warning(tmp_path):
     pytest.importorskip("tensorboard")
     tracker = TensorBoardTracker("run", tmp_path)
     tracker.start()
