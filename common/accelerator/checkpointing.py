@@ -155,10 +155,10 @@ def save_state(
 ) -> str:
     """Write everything that the run needs to go on, and return the folder. A collective: all processes must call it.
 
-    That is: the models' weights (under the names that the script's models give them), optimizers, schedulers, positions
-    of loaders, the loss scale, registered objects, each rank's random generators and, in the middle of an accumulation
-    window, its gradients. The main process writes all of it; with `save_on_each_node`, one process of every machine
-    does. Other files in the folder stay.
+    These are the models' weights (under the names that the script's models give them), optimizers, schedulers,
+    positions of loaders, the loss scale, registered objects, each rank's random generators and, in the middle of an
+    accumulation window, each rank's gradients. The main process writes all of it; with `save_on_each_node`, one
+    process of every machine does. Other files in the folder stay.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
