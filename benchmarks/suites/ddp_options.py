@@ -29,7 +29,8 @@ BATCH_SIZE = 64  # of one rank
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 3  # DDP orders its buckets anew after the first step
 CHECKED_STEPS = 10
-TOLERANCE = 1e-12
+# Rounding alone, in float64, as in `limit` and `verdicts`: on GPUs cuDNN may sum in another order in every run.
+TOLERANCE = 1e-9
 EVERYTHING = 1024  # MiB: one bucket for all gradients
 PLAIN = "no options"
 OPTIONS: dict[str, dict] = {
