@@ -51,6 +51,7 @@ __all__ = [
     "CheckpointVersionError",
     "RemoteError",
     "choose_newest",
+    "file_names_of",
     "finish_and_verify",
     "finish_interrupted_save",
     "has_checkpoints",
@@ -82,7 +83,15 @@ _LEAST_FREE_BYTES = 2**16
 
 
 class RemoteError(RuntimeError):
-    """Raised on a process that met no error itself, because another process met one; it quotes that error."""
+    """Raised on a process that met no error itself, because another process met one; it quotes that error.
+
+    Attributes:
+        file_names: the files that the quoted error names, if it is an OSError.
+    """
+
+    def __init__(self, message: str, file_names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.file_names = file_names
 
 
 def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
@@ -116,16 +125,27 @@ class _Failure(NamedTuple):
     kind: str
     message: str
     is_checkpoint_error: bool
+    file_names: tuple[str, ...]
 
     @classmethod
     def of(cls, error: Exception) -> "_Failure":
         rank = PartialState().process_index
-        return cls(rank, type(error).__name__, str(error), isinstance(error, CheckpointError))
+        is_checkpoint_error = isinstance(error, CheckpointError)
+        return cls(rank, type(error).__name__, str(error), is_checkpoint_error, file_names_of(error))
 
     def for_other_ranks(self) -> Exception:
         if self.is_checkpoint_error:
             return CheckpointError(self.message)
-        return RemoteError(f"rank {self.rank}: {self.kind}: {self.message}")
+        return RemoteError(f"rank {self.rank}: {self.kind}: {self.message}", self.file_names)
+
+
+def file_names_of(error: Exception) -> tuple[str, ...]:
+    """The files that an error names: an OSError, or a RemoteError that quotes one."""
+    if isinstance(error, RemoteError):
+        return error.file_names
+    if not isinstance(error, OSError):
+        return ()
+    return tuple(name for name in (error.filename, error.filename2) if isinstance(name, str))
 
 
 def _writing_rank(on_each_node: bool) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from common.accelerator.checkpointing import CheckpointError, RemoteError, has_checkpoints
+from common.accelerator.checkpointing import CheckpointError, RemoteError, file_names_of, has_checkpoints
 from common.errors import fail
 from common.run.process_group import process_rank, rank_0_decides
 
@@ -48,26 +48,26 @@ def _acquire(lock: FileLock, folder: Path) -> str | None:
 def file_errors_in_one_line(folder: Path) -> Iterator[None]:
     """Within the block a full disk, a damaged checkpoint and the like end this process in one line.
 
-    That is a CheckpointError, an OSError about a path in `folder`, or either of them on another rank. All other errors
-    are mistakes in a program and keep their traceback.
+    These are the errors of type CheckpointError, and OSErrors about a path in `folder`, on this rank or on another one.
+    All other errors are mistakes in a program and keep their traceback: the other ranks show that of the RemoteError
+    which quotes the mistake.
 
     Raises:
         UserError: in place of such an error.
     """
     try:
         yield
-    except (CheckpointError, RemoteError) as error:
+    except CheckpointError as error:
         fail(_with_folder(error, folder))
-    except OSError as error:
+    except (OSError, RemoteError) as error:
         if not _is_about(error, folder):
             raise
         fail(_with_folder(error, folder))
 
 
-def _is_about(error: OSError, folder: Path) -> bool:
+def _is_about(error: OSError | RemoteError, folder: Path) -> bool:
     """Whether the error names the folder, or something in it."""
-    names = [name for name in (error.filename, error.filename2) if isinstance(name, str)]
-    return any(Path(name).is_relative_to(folder) for name in names)
+    return any(Path(name).is_relative_to(folder) for name in file_names_of(error))
 
 
 def _with_folder(error: Exception, folder: Path) -> str:
