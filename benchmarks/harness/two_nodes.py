@@ -22,8 +22,11 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "cable"
 # The namespaces are ours alone, and so are all their ports.
 RENDEZVOUS = f"{ADDRESSES[0]}:29400"
-# A bucket this small lets next to nothing of a gradient of megabytes through at the cable's own speed.
-BURST_BYTES = 256 * 1024
+# After a pause a throttled cable lets a burst through at its own speed. With less than the smallest one, or than what
+# fits into the time that a timer can be late, it does not reach its rate. At 10 Gbit/s the largest one is enough.
+BURST_SECONDS = 1e-3
+SMALLEST_BURST = 16 * 1024  # bytes
+LARGEST_BURST = 256 * 1024  # bytes
 # More than TCP keeps under way: nothing is dropped, so what is timed is the rate and not TCP's recovery from losses.
 QUEUE_BYTES = 32 * 1024 * 1024
 
@@ -60,8 +63,9 @@ class Nodes:
             if bits_per_second is None:
                 subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root"], capture_output=True)
             else:
-                rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
-                _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate)
+                rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst_bytes(bits_per_second))]
+                queue = ["limit", str(QUEUE_BYTES)]
+                _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate, *queue)
 
     def cut(self) -> None:
         """Pull the plug: packets vanish, and neither side is told."""
@@ -87,6 +91,12 @@ class Nodes:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.05)
+
+
+def burst_bytes(bits_per_second: float) -> int:
+    """What a cable throttled to this rate lets through at its own speed after a pause."""
+    burst = round(bits_per_second / 8 * BURST_SECONDS)
+    return max(SMALLEST_BURST, min(burst, LARGEST_BURST))
 
 
 @contextmanager

@@ -10,5 +10,5 @@ def test_step(group_key, row, replay):
     facts = replay(group_key, row)
     limit = facts["nominal_bits_per_sec"]
     if limit:
-        # Headers take some 5 %; the first burst and what waits in the buffers are not throttled.
-        assert facts["tcp_bits_per_sec"] < 1.3 * limit
+        # Headers take some 5 %, which is more than the first burst adds.
+        assert facts["tcp_bits_per_sec"] < limit
