@@ -12,6 +12,7 @@ import socket
 import statistics
 import sys
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,9 @@ import torch.nn.functional as F
 
 from benchmarks.harness.lanes import record_rank
 from benchmarks.harness.overlap_rank import time_steps
+from benchmarks.harness.process_facts import process_facts
 from benchmarks.suites.throughput import WARM_UP_STEPS, train
+from common.allocator import keep_large_blocks
 from common.model import BasicNet
 from common.processes import process_group
 
@@ -28,11 +31,20 @@ CHUNK = bytes(1 << 20)
 
 
 def throughput(batch_per_process: int, steps: int) -> dict:
-    """Level 02's "images_per_sec" over all ranks, by this rank's clock, and its "minor_faults_per_step"."""
-    batch = batch_per_process * int(os.environ["WORLD_SIZE"])
-    argv = ("--dataset", "synthetic", "--device", "cpu", "--batch-size", str(batch), "--eval-samples", "2")
+    """Level 02's "images_per_sec" over all ranks, by this rank's clock, its "minor_faults_per_step" and the facts."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    batch = batch_per_process * world_size
+    argv = ("--dataset", "synthetic", "--device", "cpu", "--batch-size", str(batch), "--eval-samples", str(world_size))
     result = train(LEVEL, (*argv, "--max-steps", str(WARM_UP_STEPS + steps)), threads=1)
-    return {key: result[key] for key in ("images_per_sec", "minor_faults_per_step")}
+    return {key: result[key] for key in ("images_per_sec", "minor_faults_per_step")} | process_facts()
+
+
+def alone(batch_per_process: int, steps: int) -> dict | None:
+    """The same of rank 0 as the only process there is; None elsewhere, where nothing is done meanwhile."""
+    if os.environ["RANK"] != "0":
+        return None
+    with mock.patch.dict(os.environ, WORLD_SIZE="1"):
+        return throughput(batch_per_process, steps)
 
 
 def transfer(size: int) -> float | None:
@@ -99,12 +111,13 @@ def window(batch_per_process: int, repeats: int) -> float:
 
 
 def main() -> None:
+    keep_large_blocks()  # as the levels do, but before the first tensor of the first job
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})  # one core a node, as though each had its own
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # rank 0 opens a store at the job's port, not torchrun's agent
-    jobs = {job.__name__: job for job in (throughput, transfer, latency, window, record_rank, time_steps)}
+    jobs = {job.__name__: job for job in (throughput, alone, transfer, latency, window, record_rank, time_steps)}
     for line in sys.stdin:
         name, port, arguments = json.loads(line)
         os.environ["MASTER_PORT"] = str(port)

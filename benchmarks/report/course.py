@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from benchmarks.suites import interpreter_lock as interpreter_lock_suite
 from benchmarks.suites.memory import BUCKET_VIEWS, FSDP
-from benchmarks.suites.network import Calibration
+from benchmarks.suites.network import CALIBRATED_AT, Calibration, one_node, row_name, rows_of_links
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from common.ladder import scripts
 from common.model import BasicNet
@@ -112,7 +112,8 @@ def overlap() -> str:
     rows = ["| link | measured | predicted | predicted without overlap |", "|---|--:|--:|--:|"]
     for name, row in _links(64).items():
         without = row["predicted_without_overlap"]
-        rows.append(f"| {name} | {row['median']:.0f} | {row['predicted']:.0f} | {without:.0f} |")
+        mark = " (calibrated here)" if name == CALIBRATED_AT else ""
+        rows.append(f"| {name} | {row['median']:.0f} | {row['predicted']:.0f}{mark} | {without:.0f} |")
     return "\n".join(rows)
 
 
@@ -130,17 +131,26 @@ def no_sync() -> str:
 
 
 def break_even() -> str:
-    """Two nodes against one: how many times as fast they are, by link and by batch of each process."""
-    by_batch = {batch: _links(batch) for batch in BATCHES}
+    """Two nodes against one in the same rounds: how many times as fast they are, by link and by batch of each process.
+
+    A dash stands where one node was not measured.
+    """
     heading = " | ".join(f"batch {batch} each" for batch in BATCHES)
     rows = [f"| link | {heading} |", "|---|--:|--:|"]
-    for name in by_batch[BATCHES[0]]:
-        speedups = []
-        for batch, links in by_batch.items():
-            alone = batch / _calibration(batch).compute
-            speedups.append(f"{links[name]['median'] / alone:.2f}")
+    for name in _links(BATCHES[0]):
+        speedups = [_against_one_node(name, batch) for batch in BATCHES]
         rows.append(f"| {name} | {' | '.join(speedups)} |")
     return "\n".join(rows)
+
+
+def _against_one_node(link: str, batch: int) -> str:
+    """How many times as fast as one node two are over this link, with the interval of the median."""
+    compared = (row_name(link, batch), one_node(batch))
+    for pair in _network_group()["pairs"]:
+        if (pair["of"], pair["to"]) == compared:
+            low, high = pair["interval"]
+            return f"{pair['median']:.2f} ({low:.2f}–{high:.2f})"
+    return "–"
 
 
 def memory_split() -> str:
@@ -248,7 +258,7 @@ def _calibration(batch: int) -> Calibration:
 def _links(batch: int) -> dict[str, dict]:
     """The recorded rows of DDP on two nodes with a batch of `batch` on each, by the name of the link."""
     links = {}
-    for name, row in _network_group()["rows"].items():
+    for name, row in rows_of_links(_network_group()).items():
         if row["batch_per_process"] == batch:
             link, _, _ = name.partition(",")
             links[link] = row

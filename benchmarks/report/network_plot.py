@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.report.plots import BLUE, GREEN, ORANGE, SOFT, STYLE, VERMILION, save, subplots
 from benchmarks.report.recorded import read_record
-from benchmarks.suites.network import Calibration
+from benchmarks.suites.network import Calibration, rows_of_links
 
 COLOURS, MARKERS = (BLUE, VERMILION, GREEN, ORANGE), ("o", "s", "^", "D")
 HEIGHT = 4.6  # inches
@@ -37,7 +37,7 @@ def draw(result: dict, machine: dict, folder: Path) -> list[str]:
 def _measured(result: dict, models: dict[int, Calibration], machine: dict, path: Path) -> None:
     """Images per second against the TCP rate: medians and quartiles, and the model's two lines."""
     figure, (panel,) = subplots(1, 1, HEIGHT)
-    rows = list(result["rows"].values())
+    rows = list(rows_of_links(result).values())
     rates = [row["tcp_bits_per_sec"] for row in rows]
     across = _logarithmic(min(rates) / 1.6, max(rates) * 1.6)
     for (batch, model), colour, marker in zip(models.items(), COLOURS, MARKERS, strict=False):
@@ -46,6 +46,9 @@ def _measured(result: dict, models: dict[int, Calibration], machine: dict, path:
         points = {"x": [row["tcp_bits_per_sec"] / 1e9 for row in own], "y": [row["median"] for row in own]}
         looks = {"color": colour, "marker": marker, "linestyle": "none", "capsize": 5, "markersize": 8}
         panel.errorbar(**points, yerr=whiskers, **looks, label=f"{batch} per process, measured")
+        if model.alone:
+            twice = 2 * batch / model.alone
+            panel.axhline(twice, color=colour, linestyle="--", linewidth=1, label=f"{batch}, twice one node, measured")
         for overlap, line, name in ((True, "-", "model"), (False, ":", "model, no overlap")):
             heights = [2 * batch / model.step(rate, overlap=overlap) for rate in across]
             panel.plot([rate / 1e9 for rate in across], heights, line, color=colour, label=f"{batch}, {name}")
@@ -63,7 +66,7 @@ def _predicted(result: dict, models: dict[int, Calibration], machine: dict, path
     """Efficiency against the number of nodes, for the bandwidths that were given as limits."""
     figure, (panel,) = subplots(1, 1, HEIGHT)
     batch, model = max(models.items())
-    limits = {name.split(",")[0]: row["nominal_bits_per_sec"] for name, row in result["rows"].items()}
+    limits = {name.split(",")[0]: row["nominal_bits_per_sec"] for name, row in rows_of_links(result).items()}
     limits = {name: limit for name, limit in limits.items() if limit}
     for (name, limit), colour, line in zip(limits.items(), COLOURS, ("-", "--", "-.", ":"), strict=False):
         heights = [100 * model.efficiency(limit, nodes) for nodes in NODES]
@@ -78,7 +81,7 @@ def _predicted(result: dict, models: dict[int, Calibration], machine: dict, path
     panel.grid()
     panel.legend(fontsize=10)
     told = f"Predicted by the model calibrated on two nodes: {1000 * model.compute:.0f} ms of compute a step, "
-    told += f"{1e6 * model.latency:.0f} µs a message, 2(n−1) messages in a row"
+    told += f"{1e6 * model.latency:.0f} µs a message, 2(n−1) messages in a row; 100 % is one node, measured"
     save(figure, path, told, machine)
 
 

@@ -1,7 +1,8 @@
 """DDP's throughput against the bandwidth between two nodes, beside what compute and a ring all-reduce predict.
 
 Two nodes (see `benchmarks.harness.two_nodes`), a process on each, one core and one thread each. Level 02 trains at
-every bandwidth in turn. A model of one step is calibrated without the limited runs and compared with them:
+every bandwidth in turn, and on one of the nodes alone. A model of one step is calibrated without the limited runs and
+compared with them:
 
     step     = compute + exposed(large bucket) + small bucket
     bucket   = 2 (n − 1) / n · bytes / bandwidth + 2 (n − 1) · latency
@@ -38,6 +39,8 @@ from common.model import BasicNet
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
+# The model of a step is calibrated there, so what it says of this link is no prediction.
+CALIBRATED_AT = "unlimited"
 
 
 class Extent(NamedTuple):
@@ -63,6 +66,7 @@ class Calibration:
         window: the share of `compute` that is left of backward when the large bucket is full.
         latency: seconds for one of a ring's 2 (n − 1) messages.
         large, small: bytes of DDP's two buckets: the linear layers' gradients, and the convolutions', which are last.
+        alone: seconds of a step of one process while the other node is idle, measured; None in a record of before.
     """
 
     compute: float
@@ -70,17 +74,23 @@ class Calibration:
     latency: float
     large: int
     small: int
+    alone: float | None = None
 
     def step(self, bits_per_second: float, nodes: int = 2, overlap: bool = True) -> float:
-        """Seconds of one step; without `overlap` as though no byte moved before backward has ended."""
+        """Seconds of a step of two or more nodes; without `overlap` as if no byte moved before the end of backward."""
         large = self._all_reduce(self.large, bits_per_second, nodes)
         small = self._all_reduce(self.small, bits_per_second, nodes)
         hidden = self.window * self.compute if overlap else 0.0
         return self.compute + max(0.0, large - hidden) + small
 
     def efficiency(self, bits_per_second: float, nodes: int) -> float:
-        """Of `nodes` nodes with as large a batch each (weak scaling): their throughput over that many times one's."""
-        return self.compute / self.step(bits_per_second, nodes)
+        """Of `nodes` nodes with as large a batch each (weak scaling): their throughput over that many times one's.
+
+        ValueError is raised where one node was not measured.
+        """
+        if self.alone is None:
+            raise ValueError("the record has no row of one node, which is the 100 %")
+        return 1.0 if nodes == 1 else self.alone / self.step(bits_per_second, nodes)
 
     def _all_reduce(self, size: int, bits_per_second: float, nodes: int) -> float:
         link = Link(self.latency, bits_per_second / 8)
@@ -100,7 +110,7 @@ class Network:
 
     Attributes:
         rates: bits per second of the TCP transfers, by bandwidth.
-        faults: minor faults per step of each row that has run.
+        facts: of each row that has run, how its processes are set and their minor faults per step.
     """
 
     def __init__(self, nodes: Nodes, agents: list[subprocess.Popen], errors: list[Path]) -> None:
@@ -109,7 +119,7 @@ class Network:
         self._errors = errors
         self._ports = itertools.count(20_000)
         self.rates: dict[str, list[float]] = {name: [] for name in BANDWIDTHS}
-        self.faults: dict[str, float | None] = {}
+        self.facts: dict[str, dict] = {}
 
     def ask(self, job: str, **arguments) -> list:
         """Both ranks' answers to a job of `benchmarks.harness.network_rank`.
@@ -140,8 +150,14 @@ class Network:
         rates = self.ask("transfer", size=_transfer_size(BANDWIDTHS[name] or 2e10))
         self.rates[name] += [rate for rate in rates if rate is not None]
         slower = min(self.ask("throughput", batch_per_process=batch, steps=steps), key=itemgetter("images_per_sec"))
-        self.faults[row_name(name, batch)] = slower["minor_faults_per_step"]
-        return slower["images_per_sec"]
+        self.facts[row_name(name, batch)] = slower
+        return slower.pop("images_per_sec")
+
+    def throughput_alone(self, batch: int, steps: int) -> float:
+        """Images per second of one process, while the other node waits."""
+        result, _ = self.ask("alone", batch_per_process=batch, steps=steps)
+        self.facts[one_node(batch)] = result
+        return result.pop("images_per_sec")
 
 
 def _transfer_size(bits_per_second: float) -> int:
@@ -171,14 +187,28 @@ def network() -> Iterator[Network]:
 
 
 def contestants(net: Network, batches: tuple[int, ...], steps: int) -> dict[str, Callable[[], float]]:
-    """Of each row its sample: images per second at one bandwidth and batch."""
-    return {
-        row_name(name, batch): partial(net.throughput, name, batch, steps) for batch in batches for name in BANDWIDTHS
-    }
+    """Of each row its sample: images per second of one node, or of both at one bandwidth, with one batch."""
+    found = {}
+    for batch in batches:
+        found[one_node(batch)] = partial(net.throughput_alone, batch, steps)
+        for name in BANDWIDTHS:
+            found[row_name(name, batch)] = partial(net.throughput, name, batch, steps)
+    return found
 
 
 def row_name(bandwidth: str, batch: int) -> str:
+    """Of two nodes at one of BANDWIDTHS."""
     return f"{bandwidth}, batch {batch} per process"
+
+
+def one_node(batch: int) -> str:
+    """The name of the row of one process, while the other node is idle."""
+    return f"one node, batch {batch}"
+
+
+def rows_of(batch: int) -> list[str]:
+    """The names of all rows with this batch."""
+    return [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
 
 
 TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
@@ -186,20 +216,19 @@ TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
 
 def groups() -> list[Group]:
     """One group; whether there can be two nodes here shows when it is measured."""
-    rows = [row_name(name, batch) for batch in FULL.batches for name in BANDWIDTHS]
+    rows = itertools.chain.from_iterable(map(rows_of, FULL.batches))
     return [Group("network", TITLE, tuple(rows), measured)]
 
 
 def measured(rows: tuple[str, ...], extent: SessionExtent) -> dict:
-    """The record of the batches that have a row among `rows`; the model needs their unlimited rows, so all are run."""
+    """The record of the batches that have a row among `rows`; the model needs two of their rows, so all are run."""
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
     own = QUICK if extent.quick else FULL
     batches = []
     for batch in own.batches:
-        rows_of_batch = {row_name(name, batch) for name in BANDWIDTHS}
-        if rows_of_batch & set(rows):
+        if not set(rows).isdisjoint(rows_of(batch)):
             batches.append(batch)
     if not batches:
         raise CannotMeasure(f"--quick measures batch {QUICK.batches[0]} per process only")
@@ -210,15 +239,16 @@ def measured(rows: tuple[str, ...], extent: SessionExtent) -> dict:
 
 def calibrate(net: Network, samples: Samples, batches: tuple[int, ...]) -> dict[int, Calibration]:
     """The model for each batch: from the unlimited runs, a one-number all-reduce, and a step of a process alone."""
-    net.limit("unlimited")
+    net.limit(CALIBRATED_AT)
     # Two nodes' ring has two messages in a row.
     latency = max(net.ask("latency", repeats=200)) / 2
     large, small = buckets()
     models = {}
     for batch in batches:
-        unlimited = 2 * batch / summarise(samples[row_name("unlimited", batch)]).median
+        unlimited = 2 * batch / summarise(samples[row_name(CALIBRATED_AT, batch)]).median
+        alone = batch / summarise(samples[one_node(batch)]).median
         window = summarise(net.ask("window", batch_per_process=batch, repeats=20)).median
-        models[batch] = Calibration(unlimited - 4 * latency, window, latency, large, small)
+        models[batch] = Calibration(unlimited - 4 * latency, window, latency, large, small, alone)
     return models
 
 
@@ -226,33 +256,52 @@ def record(net: Network, samples: Samples, batches: tuple[int, ...]) -> dict:
     """The group of `benchmarks.harness.records`, with the `calibration` of each batch: all that the plots need."""
     models = calibrate(net, samples, batches)
     facts = {}
-    for batch, (name, nominal) in itertools.product(batches, BANDWIDTHS.items()):
-        rate = summarise(net.rates[name]).median
-        model = models[batch]
-        predicted = 2 * batch / model.step(rate)
-        without_overlap = 2 * batch / model.step(rate, overlap=False)
-        facts[row_name(name, batch)] = {
-            "batch_per_process": batch,
-            "global_batch_size": 2 * batch,
-            "nominal_bits_per_sec": nominal,
-            "tcp_bits_per_sec": records.rounded(rate),
-            "minor_faults_per_step": net.faults.get(row_name(name, batch)),
-            "predicted": records.rounded(predicted),
-            "predicted_without_overlap": records.rounded(without_overlap),
-        }
-    result = records.group(TITLE, "images/s", samples, facts)
+    ratios = []
+    for batch in batches:
+        alone = one_node(batch)
+        known = {"nodes": 1, "batch_per_process": batch, "global_batch_size": batch, "nominal_bits_per_sec": None}
+        facts[alone] = known | net.facts.get(alone, {})
+        for name in BANDWIDTHS:
+            row = row_name(name, batch)
+            known = link_facts(name, batch, summarise(net.rates[name]).median, models[batch])
+            facts[row] = known | net.facts.get(row, {})
+            ratios.append((row, alone))
+    result = records.group(TITLE, "images/s", samples, facts, ratios)
     result["calibration"] = {str(batch): asdict(model) for batch, model in models.items()}
     result["notes"] = notes(result)
     return result
 
 
+def link_facts(name: str, batch: int, bits_per_second: float, model: Calibration) -> dict:
+    """What is known of a row of two nodes: its link, of the rate that TCP had, and what the model says of it."""
+    predicted = 2 * batch / model.step(bits_per_second)
+    without_overlap = 2 * batch / model.step(bits_per_second, overlap=False)
+    return {
+        "nodes": 2,
+        "batch_per_process": batch,
+        "global_batch_size": 2 * batch,
+        "nominal_bits_per_sec": BANDWIDTHS[name],
+        "tcp_bits_per_sec": records.rounded(bits_per_second),
+        "predicted": records.rounded(predicted),
+        "predicted_without_overlap": records.rounded(without_overlap),
+        "calibrated_here": name == CALIBRATED_AT,
+    }
+
+
+def rows_of_links(result: dict) -> dict[str, dict]:
+    """The rows of a record that two nodes have run, each over a link."""
+    return {name: row for name, row in result["rows"].items() if "tcp_bits_per_sec" in row}
+
+
 def notes(result: dict) -> list[str]:
     """What was measured, what was predicted from what, and how well."""
-    lines = ["Predicted from the unlimited runs; nothing is fitted to the limited ones:"]
+    lines = ["Predicted from the unlimited runs (=); nothing is fitted to the limited ones:"]
     lines.append(f"  {'':<34}{'TCP Gbit/s':>11}{'measured':>10}{'model':>8}{'no overlap':>12}")
-    for name, row in result["rows"].items():
+    for name, row in rows_of_links(result).items():
         rate = f"{row['tcp_bits_per_sec'] / 1e9:.3g}"
-        predictions = f"{row['predicted']:>8.0f}{row['predicted_without_overlap']:>12.0f}"
+        mark = "=" if row["calibrated_here"] else ""
+        predicted = f"{mark}{row['predicted']:.0f}"
+        predictions = f"{predicted:>8}{row['predicted_without_overlap']:>12.0f}"
         lines.append(f"  {name:<34}{rate:>11}{row['median']:>10.0f}{predictions}")
     for batch, model in result["calibration"].items():
         compute = f"{1000 * model['compute']:.1f} ms of compute, {model['window']:.0%} of it"

@@ -3,17 +3,18 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from benchmarks.harness.two_nodes import ADDRESSES, two_nodes, why_not
+from benchmarks.harness import records
+from benchmarks.harness.two_nodes import ADDRESSES, burst_bytes, two_nodes, why_not
 from benchmarks.report import network_plot
 from benchmarks.suites import network
 from benchmarks.suites.network import Calibration, buckets
 
-# 100 ms of compute, 40 of them left when the large bucket of 4 MB starts; 1 ms a message.
-MODEL = Calibration(compute=0.1, window=0.4, latency=0.001, large=4_000_000, small=100_000)
+# 100 ms of compute, 40 of them left when the large bucket of 4 MB starts; 1 ms a message. One node alone takes 80 ms.
+MODEL = Calibration(compute=0.1, window=0.4, latency=0.001, large=4_000_000, small=100_000, alone=0.08)
 TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
 
 
@@ -30,10 +31,51 @@ def test_a_step_is_compute_and_what_backward_does_not_hide():
 
 
 def test_many_nodes_send_almost_twice_the_bytes_and_wait_for_more_messages():
-    assert MODEL.step(100e6, nodes=1) == MODEL.compute
     assert MODEL.step(100e6, nodes=4) == pytest.approx(0.1 + (1.5 * 0.32 + 0.006 - 0.04) + (1.5 * 0.008 + 0.006))
     efficiencies = [MODEL.efficiency(1e9, nodes) for nodes in (1, 2, 64, 4096)]
     assert efficiencies == sorted(efficiencies, reverse=True) and efficiencies[0] == 1
+
+
+def test_perfect_is_what_one_node_was_measured_to_do_and_not_the_model_without_its_network():
+    assert MODEL.efficiency(1e30, 2) == pytest.approx(0.08 / (0.1 + 0.004 - 0.002))
+    with pytest.raises(ValueError, match="no row of one node"):
+        replace(MODEL, alone=None).efficiency(1e9, 2)
+
+
+class Waiting:
+    """Two nodes that have measured: a latency of 1 ms a message, and 40 % of a step left for the large bucket."""
+
+    def __init__(self):
+        self.rates = {name: [limit or 2e10] for name, limit in network.BANDWIDTHS.items()}
+        self.facts = {}
+
+    def limit(self, name):
+        assert name == network.CALIBRATED_AT
+
+    def ask(self, job, **_):
+        return {"latency": [0.002, 0.001], "window": [0.4, 0.4]}[job]
+
+
+def test_the_record_holds_two_nodes_against_one_that_was_measured_and_marks_where_the_model_is_calibrated():
+    samples = {row: [1000.0, 1100.0, 1200.0] for row in network.rows_of(64)}
+    samples[network.one_node(64)] = [500.0, 1100.0, 400.0]
+    record = network.record(Waiting(), samples, (64,))
+    assert record["calibration"]["64"]["alone"] == pytest.approx(64 / 500)
+    assert len(record["pairs"]) == len(network.BANDWIDTHS)
+    unlimited, *_ = record["pairs"]
+    assert (unlimited["to"], unlimited["median"]) == (network.one_node(64), 2.0)
+    calibrated = [name for name, row in record["rows"].items() if row.get("calibrated_here")]
+    assert calibrated == [network.row_name("unlimited", 64)]
+    marked = [note for note in record["notes"] if note.startswith("  ") and "=" in note]
+    assert len(marked) == 1 and "unlimited" in marked[0]
+    assert max(map(len, records.table(record).splitlines())) <= 80
+    assert "predicted" not in record["rows"][network.one_node(64)]
+
+
+def test_a_burst_is_a_millisecond_of_the_link_but_enough_to_keep_its_rate():
+    assert burst_bytes(1e9) == 125_000
+    assert burst_bytes(1e8) == 16 * 1024  # a fifth of BasicNet's small bucket
+    assert burst_bytes(1e10) == 256 * 1024
 
 
 def test_plots_are_drawn_from_the_record_alone_and_not_without_it(tmp_path, coarse):
@@ -48,6 +90,7 @@ def test_plots_are_drawn_from_the_record_alone_and_not_without_it(tmp_path, coar
         }
         for name, nominal in network.BANDWIDTHS.items()
     }
+    rows[network.one_node(64)] = {"median": 800.0, "low": 790.0, "high": 810.0, "batch_per_process": 64}
     record = {"rows": rows, "rounds": 2, "calibration": {"64": asdict(MODEL)}}
     machine = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
     file, folder = tmp_path / "network.json", tmp_path / "plots"
@@ -68,7 +111,7 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
     with pytest.raises(ZeroDivisionError), two_nodes() as nodes:
         assert _seconds_for_a_megabyte(nodes) < 5
         nodes.limit(2e6)
-        assert _seconds_for_a_megabyte(nodes) > 1.5  # 8 Mbit, less a burst of 2 Mbit
+        assert _seconds_for_a_megabyte(nodes) > 3.8  # 8 Mbit, less a burst of 0.13 Mbit
         sleeper = nodes.start(1, ["sleep", "1000"])
         raise ZeroDivisionError
     assert sleeper.wait(10) == -9

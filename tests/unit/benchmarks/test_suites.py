@@ -145,11 +145,14 @@ def test_the_roof_is_the_lower_one_of_both_limits():
     assert step.roof(flops_per_second=150, bytes_per_second=100) == 150
 
 
+ON_ONE_CPU = {"global_batch_size": 64, "processes": 1, "workers": 1, "device": "cpu"}
+
+
 def test_a_level_is_placed_under_the_roofline():
     level = "00_single_gpu"
     step = ceiling.work(64)
     samples = {ceiling.MATMUL: [10.0], ceiling.COPY: [50.0], level: [40.0]}
-    record = ceiling.record(samples, {level: {"global_batch_size": 64}})
+    record = ceiling.record(samples, {level: ON_ONE_CPU}, gpus=0)
     row = record["rows"][level]
     assert row["gflops_per_sec"] == pytest.approx(step.flops / 1e9 / 0.040, rel=1e-3)
     product = record["rows"][ceiling.MATMUL]["gflops_per_sec"]
@@ -158,14 +161,46 @@ def test_a_level_is_placed_under_the_roofline():
     assert row["roof_gflops_per_sec"] == pytest.approx(step.roof(product, bandwidth), rel=1e-3)
     assert row["share_of_roof"] == pytest.approx(row["gflops_per_sec"] / row["roof_gflops_per_sec"], rel=1e-3)
     assert any("of its roof" in note for note in record["notes"])
-    alone = ceiling.record({level: [40.0]}, {level: {"global_batch_size": 64}})
+    alone = ceiling.record({level: [40.0]}, {level: ON_ONE_CPU}, gpus=0)
     assert "share_of_roof" not in alone["rows"][level]
+
+
+def test_a_level_on_two_gpus_has_the_roof_of_both():
+    one, two, shared = "00_single_gpu", "02_ddp_raw, 2 processes", "on one GPU of two processes"
+    samples = {ceiling.MATMUL: [10.0], ceiling.COPY: [50.0], one: [40.0], two: [20.0]}
+    facts = {
+        one: ON_ONE_CPU | {"device": "cuda", "global_batch_size": 128},
+        two: {"device": "cuda", "global_batch_size": 128, "processes": 2, "workers": 2},
+    }
+    rows = ceiling.record(samples, facts, gpus=4)["rows"]
+    assert rows[one]["devices"] == 1 and rows[two]["devices"] == 2
+    assert rows[two]["gflop_per_step"] == rows[one]["gflop_per_step"]
+    # Each GPU does in 20 ms half of what the one does in 40 ms.
+    assert rows[two]["share_of_roof"] == pytest.approx(rows[one]["share_of_roof"], rel=1e-3)
+    rows = ceiling.record(samples | {shared: [40.0]}, facts | {shared: facts[two]}, gpus=1)["rows"]
+    assert rows[shared]["devices"] == 1
+
+
+def test_every_level_does_the_same_step_under_the_roofline():
+    assert {configuration.batch_size for configuration in ceiling.configurations()} == {ceiling.BATCH_SIZE}
+
+
+def test_each_of_two_processes_moves_the_bytes_of_an_optimizer_step():
+    names = {"one process": 1, "two processes": 2}
+    facts = {}
+    for name, processes in names.items():
+        facts[name] = {"device": "cpu", "global_batch_size": 128, "processes": processes, "workers": 2}
+    rows = ceiling.record({name: [40.0] for name in names}, facts, gpus=0)["rows"]
+    weights = sum(parameter.nbytes for parameter in BasicNet().parameters())
+    # It reads the weight, its gradient and both means, and writes all but the gradient.
+    more = rows["two processes"]["gigabytes_per_step"] - rows["one process"]["gigabytes_per_step"]
+    assert more * 1e9 > 7 * weights
 
 
 def test_the_roofline_is_drawn_from_a_record_alone(tmp_path):
     level = "00_single_gpu"
     samples = {ceiling.MATMUL: [10.0], ceiling.COPY: [50.0], level: [40.0]}
-    record = ceiling.record(samples, {level: {"global_batch_size": 64}})
+    record = ceiling.record(samples, {level: ON_ONE_CPU}, gpus=0)
     machine = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
     file = tmp_path / "ceiling.json"
     file.write_text(json.dumps({"machine": machine, "groups": [record]}))
@@ -181,7 +216,7 @@ def test_the_roofline_is_drawn_from_a_record_alone(tmp_path):
 def test_two_nodes_are_looked_for_when_they_are_needed_and_not_before(monkeypatch):
     monkeypatch.setattr(network, "why_not", lambda: pytest.fail("a namespace was made while tests are collected"))
     (group,) = network.groups()
-    assert len(group.rows) == 8
+    assert len(group.rows) == 10
     monkeypatch.setattr(network, "why_not", lambda: "network namespaces need root")
     extent = Extent(rounds=1, seconds=0.1, data_flags=SYNTHETIC, quick=True)
     with pytest.raises(CannotMeasure, match="no two nodes: network namespaces need root"):

@@ -1,0 +1,70 @@
+"""What a row says of the process that did its work is true: its threads, its allocator and its cores."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common import ladder
+from common.accelerator.state import available_cores
+
+SEVERAL_CORES = pytest.mark.skipif(
+    available_cores() < 2 or not hasattr(os, "sched_setaffinity"), reason="a process cannot be confined to fewer cores"
+)
+
+
+def python(*arguments: str, text: str = "", **environment: str) -> str:
+    """What a fresh Python prints that reads `text`."""
+    command = [sys.executable, *arguments]
+    environment = os.environ | environment
+    done = subprocess.run(
+        command, input=text, cwd=ladder.ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@SEVERAL_CORES
+def test_the_facts_are_those_of_the_process():
+    program = """
+import json, os, torch
+from benchmarks.harness.process_facts import process_facts
+torch.set_num_threads(2)
+before = process_facts()
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+torch.set_num_threads(1)
+print(json.dumps([before, process_facts()]))
+"""
+    before, pinned = json.loads(python("-c", program))
+    assert (before["threads_per_process"], before["pinned_to_cores"]) == (2, False)
+    assert (pinned["threads_per_process"], pinned["pinned_to_cores"]) == (1, True)
+    assert before["allocator"] == pinned["allocator"] and before["allocator"]["name"]
+
+
+def test_a_rank_of_the_two_nodes_keeps_large_blocks_before_it_takes_a_job():
+    program = """
+from benchmarks.harness import network_rank
+asked = []
+network_rank.keep_large_blocks = lambda: asked.append("allocator")
+network_rank.sys.stdin = iter([])
+network_rank.main()
+print(asked)
+"""
+    assert python("-c", program, RANK="0") == "['allocator']\n"
+
+
+@SEVERAL_CORES
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_one_node_trains_alone_where_there_are_two_and_says_how_it_is_set(rank):
+    """Rank 0 would wait for rank 1 if it took part; rank 1 has nothing to do."""
+    job = json.dumps(["alone", 29_477, {"batch_per_process": 2, "steps": 1}])
+    place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    answer = json.loads(python("-m", "benchmarks.harness.network_rank", text=job + "\n", **place))
+    if rank == "1":
+        assert answer is None
+    else:
+        assert answer["images_per_sec"] > 0
+        assert answer["threads_per_process"] == 1 and answer["pinned_to_cores"]
+        assert "minor_faults_per_step" in answer
