@@ -24,7 +24,7 @@ from common.args import parse_args
 from common.data import check_same_dataset, collate, load_data
 from common.model import build_model
 from common.run import Run
-from common.run.checkpointing import checkpointing
+from common.run.checkpointing import checkpoint_session
 
 
 def train(args):
@@ -42,7 +42,7 @@ def train(args):
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
     try:
-        with checkpointing(args, accelerator.device) as checkpoints:  # SIGTERM and Ctrl-C save a checkpoint first
+        with checkpoint_session(args, accelerator.device) as checkpoints:  # SIGTERM and Ctrl-C save a checkpoint first
             return train_rank(args, accelerator, accelerator.device, checkpoints)
     finally:
         accelerator.end_training()

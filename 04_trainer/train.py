@@ -22,7 +22,7 @@ from common.args import parse_args
 from common.data import collate, load_data
 from common.model import build_model
 from common.run import Run
-from common.run.checkpointing import checkpointing
+from common.run.checkpointing import checkpoint_session
 from common.run.trainer_callback import LadderCallback, finish
 from common.trainer import Trainer, TrainingArguments
 
@@ -109,7 +109,7 @@ def train(args):
             print(run.plan, flush=True)
         # By default all processes drop the same units out.
         torch.manual_seed(args.seed + trainer.accelerator.process_index)
-        with checkpointing(args, device) as checkpoints:
+        with checkpoint_session(args, device) as checkpoints:
             trainer.add_callback(LadderCallback(run, checkpoints, train_set.description))
             trainer.train(resume_from_checkpoint=checkpoints.can_resume("checkpoint-"))
         return finish(run, model, trainer.state.log_history)

@@ -1,8 +1,8 @@
 """When a run saves, and what has to hold around it: the lock, the signals, and one line for a full disk.
 
-At every step all ranks must decide alike whether to save. The number of the step is the same on all of them; a signal
-or a clock is not. So the ranks ask each other now and then, by an all-reduce of two numbers. The steps in between cost
-nothing. On a GPU the answer is read at the next exchange, when it has long been there.
+At every step all ranks must decide alike whether to save. The number of the step is the same on all ranks; a signal or
+a clock is not. So the ranks ask each other every few steps, by an all-reduce of two numbers. The steps in between cost
+nothing. On a GPU the CPU reads the result at the next exchange, because by then it does not have to wait for it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ STEPS_BETWEEN_EXCHANGES = 10  # optimizer steps
 
 
 class Checkpointing:
-    """Says when all ranks save a checkpoint; without a folder that is never.
+    """Says when all ranks save a checkpoint. Without a folder they never do.
 
     Args:
         folder: that of `--checkpoint-dir`, or None.
@@ -37,12 +37,12 @@ class Checkpointing:
         self.interval = interval
         self.preemption = Preemption()
         self._device = device
-        self._saved_at = time.monotonic()
+        self._interval_began = time.monotonic()
         self._time_is_up = False
         self._answer_in_flight: DeferredRead | None = None
 
     def can_resume(self, prefix: str, subfolder: str = "") -> bool:
-        """Whether rank 0 finds something to resume from; see `checkpoint_folder`. A collective."""
+        """Whether rank 0 finds something to resume from; see `checkpoint_folder`. All processes must call this."""
         return self.folder is not None and rank_0_finds_checkpoint(self.folder / subfolder, prefix)
 
     def ask_all_ranks(self, step: int) -> None:
@@ -50,7 +50,7 @@ class Checkpointing:
 
         Every STEPS_BETWEEN_EXCHANGES steps this is a collective, so all processes must call it after every step.
         """
-        self._time_is_up = False  # what was due before has been saved
+        self._time_is_up = False  # the checkpoint that was due before has been saved
         if self.folder is None:
             return
         if not is_distributed():
@@ -96,7 +96,7 @@ class Checkpointing:
         self._take_answer(signal_number, bool(time_is_up))
 
     def _seconds_are_over(self) -> bool:
-        return time.monotonic() - self._saved_at >= self.interval.seconds
+        return time.monotonic() - self._interval_began >= self.interval.seconds
 
     def _take_answer(self, signal_number: int, time_is_up: bool) -> None:
         """Take over what all ranks know now."""
@@ -104,11 +104,11 @@ class Checkpointing:
             self.preemption.agree_on(signal_number)
         self._time_is_up = time_is_up
         if time_is_up:
-            self._saved_at = time.monotonic()
+            self._interval_began = time.monotonic()
 
 
 @contextlib.contextmanager
-def checkpointing(args: Any, device: torch.device) -> Iterator[Checkpointing]:
+def checkpoint_session(args: Any, device: torch.device) -> Iterator[Checkpointing]:
     """Within the block `--checkpoint-dir` belongs to this job, and SIGTERM and Ctrl-C lead to a checkpoint in it.
 
     All processes must enter the block. Without the flag it changes nothing.

@@ -47,14 +47,14 @@ class Preemption:
         receiving_end, sending_end = socket.socketpair()
         sending_end.setblocking(False)
         handlers = _replace_handlers()
-        wakeup_fd = signal.set_wakeup_fd(sending_end.fileno(), warn_on_full_buffer=False)
+        previous_wakeup_fd = signal.set_wakeup_fd(sending_end.fileno(), warn_on_full_buffer=False)
         # In a thread, because no handler written in Python runs while the main thread waits in a collective.
         listener = threading.Thread(target=self._listen, args=(receiving_end,), daemon=True)
         listener.start()
         try:
             yield
         finally:
-            signal.set_wakeup_fd(wakeup_fd)
+            signal.set_wakeup_fd(previous_wakeup_fd)
             _restore_handlers(handlers)
             self._settled.set()
             sending_end.close()

@@ -9,11 +9,18 @@ from torch import Tensor, nn
 
 from common.allocator import keep_large_blocks
 from common.errors import fail
-from common.run import result as results
 from common.run.losses import EpochLoss, LossWatch, demand_finite_weights
 from common.run.meter import Meter
 from common.run.plan import make_plan
 from common.run.process_group import is_distributed, process_count, process_rank
+from common.run.result import (
+    make_result,
+    peak_memory_bytes,
+    reset_peak_memory,
+    result_line,
+    write_json,
+    write_weights,
+)
 
 
 class Run:
@@ -71,8 +78,12 @@ class Run:
         return self.meter.steps
 
     def epochs(self) -> Iterator[int]:
-        """0, 1, …: as many epochs as `--epochs` says, or as it takes to come to `--max-steps`."""
-        results.reset_peak_memory(self._devices)
+        """The numbers of the epochs, from 0 or from the epoch of the checkpoint that the run resumes from.
+
+        They are as many as `--epochs` says, or as it takes to come to `--max-steps`. From the first one on, the peak of
+        the GPUs' memory is measured anew.
+        """
+        reset_peak_memory(self._devices)
         while True:
             yield self.epoch
             if self.steps >= self.plan.total_steps:
@@ -95,7 +106,11 @@ class Run:
         self.meter.stop()
 
     def count(self, loss: Tensor) -> None:
-        """Count a (micro-)batch that has been trained with `loss`, a scalar that stays on its device."""
+        """Count a (micro-)batch that has been trained with `loss`, a scalar that stays on its device.
+
+        Raises:
+            UserError: if a loss is not finite. On a CPU this call looks at `loss` itself, on a GPU at earlier losses.
+        """
         self.loss_watch.note(loss, self.steps + 1)
         self._epoch_loss.add(loss)
         if self._epoch_loss.micro_batches % self.plan.accumulation == 0:
@@ -107,15 +122,15 @@ class Run:
         return self._epoch_loss.mean()
 
     def demand_finite(self, model: nn.Module) -> None:
-        """Raise UserError unless the losses so far and the weights of `model` are finite. It waits for the device."""
+        """Raise UserError unless the losses so far and the weights of `model` are finite. This waits for the device."""
         self.loss_watch.settle()
         demand_finite_weights(model, self.steps)
 
     def prepare_checkpoint(self, model: nn.Module) -> None:
-        """Before a checkpoint: refuse to save what is not finite, and average the ranks' losses.
+        """Call this before a checkpoint: it refuses to save what is not finite, and averages the ranks' losses.
 
-        A checkpoint holds rank 0's state of this object, which must then be good for all ranks. A collective: all
-        processes must call it.
+        A checkpoint holds rank 0's state of this object, which must then be good for all ranks. This is a collective:
+        all processes must call it.
 
         Raises:
             UserError: if a loss or a weight is not finite.
@@ -166,7 +181,7 @@ class Run:
 
     def peak_memory_bytes(self) -> list[int]:
         """The peak of the memory that this process has allocated on its devices: one entry per GPU, none on a CPU."""
-        return results.peak_memory_bytes(self._devices)
+        return peak_memory_bytes(self._devices)
 
     def result(
         self, train_loss: Tensor | float, totals: Tensor, peaks_of_ranks: list[list[int]] | None = None
@@ -181,7 +196,7 @@ class Run:
         peaks: list[int] = []
         for peaks_of_rank in peaks_of_ranks or [self.peak_memory_bytes()]:
             peaks += peaks_of_rank
-        return results.make_result(self.args, self.plan, self.meter, train_loss, totals, peaks)
+        return make_result(self.args, self.plan, self.meter, train_loss, totals, peaks)
 
     def report(self, result: dict[str, Any], model: nn.Module) -> None:
         """Print the result, and write it and the weights where `--json` and `--save` say. One process calls it.
@@ -189,8 +204,8 @@ class Run:
         Args:
             model: the bare network, without any wrapper; its state dict is what `--save` writes.
         """
-        print(results.result_line(result), flush=True)
+        print(result_line(result), flush=True)
         if self.args.save:
-            results.write_weights(self.args.save, model)
+            write_weights(self.args.save, model)
         if self.args.json:
-            results.write_json(self.args.json, result)
+            write_json(self.args.json, result)

@@ -40,7 +40,7 @@ class LadderCallback:
 
     @property
     def saved_identity(self) -> dict[str, Any]:
-        """What the run was asked to do. The Trainer sets it from a checkpoint, before it shows that it resumes.
+        """What the run was asked to do. The Trainer sets this from a checkpoint, before it reports that it resumes.
 
         Raises:
             UserError: where it is set, if the checkpoint's run was asked to do something else.
@@ -49,6 +49,7 @@ class LadderCallback:
 
     @saved_identity.setter
     def saved_identity(self, identity: dict[str, Any]) -> None:
+        # This sets nothing. The Trainer restores attributes by setattr; this is our only chance to compare.
         self.run.check_identity(identity)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
@@ -57,7 +58,8 @@ class LadderCallback:
         self._loss_hook = model.register_forward_hook(self._watch)
 
     def _watch(self, model: nn.Module, inputs: Any, log_probs: Tensor) -> None:
-        # No event of a Trainer gets the loss. Its mean over the targets is finite where all log-probabilities are.
+        # No event of a Trainer gets the loss. The loss is a mean of log-probabilities, those of the targets, so it is
+        # finite where all log-probabilities are. If one of them is not, neither is their sum.
         if model.training:
             self.run.loss_watch.note(log_probs.detach().sum(), self.run.steps + 1)
 
@@ -94,18 +96,18 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-def last_epoch(log_history: list[dict]) -> tuple[float, Tensor]:
-    """From a Trainer's logs the last training loss, and the last evaluation as [loss sum, correct, samples]."""
+def final_losses(log_history: list[dict]) -> tuple[float, Tensor]:
+    """The last training loss in a Trainer's logs, and the last evaluation as [loss sum, correct, samples]."""
     last_values: dict[str, Any] = {}
     for entry in log_history:
         last_values |= entry
-    shares = torch.tensor([last_values["eval_loss"], last_values["eval_accuracy"], 1], dtype=torch.float64)
-    return last_values["loss"], shares * last_values["eval_evaluated"]
+    means = torch.tensor([last_values["eval_loss"], last_values["eval_accuracy"], 1], dtype=torch.float64)
+    return last_values["loss"], means * last_values["eval_evaluated"]
 
 
 def finish(run: Run, model: nn.Module, log_history: list[dict]) -> dict[str, Any]:
     """The result of a Trainer's run, which rank 0 prints and writes. A collective: all processes must call it."""
-    train_loss, totals = last_epoch(log_history)
+    train_loss, totals = final_losses(log_history)
     peaks_of_ranks = gather_from_all_ranks(run.peak_memory_bytes())
     result = run.result(train_loss, totals, peaks_of_ranks)
     if process_rank() == 0:
