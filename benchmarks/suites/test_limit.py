@@ -9,3 +9,4 @@ GROUPS = keyed(limit.groups())
 def test_step(group_key, row, replay):
     facts = replay(group_key, row)
     assert facts["max_weight_difference"] <= facts["tolerance"]
+    assert facts.get("drift", 0) <= facts.get("most_drift", 0)
