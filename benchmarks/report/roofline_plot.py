@@ -41,10 +41,12 @@ def draw(record: dict, machine: dict, folder: Path) -> Path:
         levels = {name: row for name, row in rows.items() if name not in MACHINE}
         for (name, row), colour, marker in zip(levels.items(), COLOURS, MARKERS, strict=False):
             share = f"{name}: {row['share_of_roof']:.0%} of its roof"
-            panel.plot(_intensity(row), row["gflops_per_sec"], marker, color=colour, markersize=8, label=share)
+            panel.plot(_intensity(row), _rate(row), marker, color=colour, markersize=8, label=share)
         panel.set(xscale="log", yscale="log", xlim=(LEAST_INTENSITY, MOST_INTENSITY))
         panel.set_ylim(ROOM_BELOW * LEAST_INTENSITY * bandwidth, 3 * arithmetic)
-        panel.set(xlabel="operations for each byte that a step reads or writes", ylabel="GFLOP per second")
+        several = any(row["devices"] > 1 for row in levels.values())
+        rate = "GFLOP per second on each GPU" if several else "GFLOP per second"
+        panel.set(xlabel="operations for each byte that a step reads or writes", ylabel=rate)
         panel.xaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_major_formatter("{x:g}")
         panel.set_title("The levels under the roofline of the machine")
@@ -58,6 +60,11 @@ def draw(record: dict, machine: dict, folder: Path) -> Path:
 def _intensity(row: dict) -> float:
     """Operations per byte."""
     return row["gflop_per_step"] / row["gigabytes_per_step"]
+
+
+def _rate(row: dict) -> float:
+    """GFLOP per second on each device, because the roof is that of one."""
+    return row["gflops_per_sec"] / row["devices"]
 
 
 def _draw_roof(panel, arithmetic: float, bandwidth: float, precision: str) -> None:

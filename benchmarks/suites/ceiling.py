@@ -4,8 +4,13 @@ The roof is the lower one of two limits: the rate of a large matrix product, and
 copied times the operations that a level does for each byte it moves. A level far below its roof waits for something
 else: for launches, for Python, for other ranks. Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
 
+All levels train on the same global batch, with all cores or with a GPU for each worker. Both limits are measured with
+all cores or on one GPU, so the roof of a level that uses several GPUs is as many times as high.
+
 Operations are counted by torch as it runs: multiplications and additions of convolutions and matrix products. Bytes are
 those that the operations of a step read and write, the optimizer's among them, as though nothing stayed in a cache.
+They are counted for one process without others, and once for each process. What a level sends is not among them:
+neither the gradients that processes average nor the copies of the weights that level 01 makes for its replicas.
 """
 
 import time
@@ -33,7 +38,7 @@ from common.processes import ranks
 MATMUL = "matrix product"
 COPY = "copy"
 MACHINE = (MATMUL, COPY)
-BATCH_PER_WORKER = 64
+BATCH_SIZE = 128  # of each level, over all of its workers
 TITLE = "a step under the roofline"
 SIZE_ON_CPU = 1024
 SIZE_ON_GPU = 8192
@@ -43,7 +48,7 @@ COPIED_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Work:
-    """What one step has to do.
+    """What one step has to do, over all processes.
 
     Attributes:
         flops: floating-point operations of convolutions and matrix products.
@@ -52,6 +57,10 @@ class Work:
 
     flops: int
     moved: int
+
+    def __mul__(self, processes: int) -> "Work":
+        """What so many processes have to do, each this work."""
+        return Work(self.flops * processes, self.moved * processes)
 
     def roof(self, flops_per_second: float, bytes_per_second: float) -> float:
         """The most operations in a second that these two limits allow."""
@@ -150,12 +159,9 @@ def _synchronise() -> None:
 
 
 def configurations() -> list[Configuration]:
-    """Every level with all cores: level 00 in one process, the others on two workers."""
+    """Every level at one global batch with all cores: level 00 in one process, the others on two workers."""
     first, *others = levels()
-    found = [Configuration(first, 1, BATCH_PER_WORKER)]
-    for level in others:
-        found.append(Configuration(level, 2, 2 * BATCH_PER_WORKER))
-    return found
+    return [Configuration(first, 1, BATCH_SIZE), *[Configuration(level, 2, BATCH_SIZE) for level in others]]
 
 
 def groups() -> list[Group]:
@@ -167,7 +173,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     own = [configuration for configuration in configurations() if configuration.name in rows]
     timed = Throughput(own, extent.seconds, extent.data_flags, extent.quick) if own else None
     samples = measure(chosen(contestants(timed, extent.seconds), rows), extent.rounds)
-    return record(samples, timed.facts if timed else {})
+    return record(samples, timed.facts if timed else {}, torch.cuda.device_count())
 
 
 def contestants(timed: Throughput | None, seconds: float) -> dict[str, Callable[[], float]]:
@@ -187,12 +193,15 @@ def _milliseconds(timed: Throughput, name: str) -> float:
     return 1000 * timed.configurations[name].batch_size / images_per_sec
 
 
-def record(samples: Samples, facts: dict[str, dict]) -> dict:
-    """With what each row computes, and the share that it reaches of the product's rate and of its roof."""
+def record(samples: Samples, facts: dict[str, dict], gpus: int) -> dict:
+    """With what each row computes, and the share that it reaches of its roof. The machine has so many `gpus`."""
     machine = _machine_facts(samples)
     own = {}
     for name in samples:
-        own[name] = machine[name] if name in MACHINE else facts[name] | _facts_of_level(name, samples, facts, machine)
+        if name in MACHINE:
+            own[name] = machine[name]
+        else:
+            own[name] = facts[name] | _facts_of_level(name, samples, facts[name], machine, gpus)
     return records.group(TITLE, "ms", samples, own, notes=_notes(own, machine))
 
 
@@ -211,16 +220,18 @@ def _machine_facts(samples: Samples) -> dict[str, dict]:
     return found
 
 
-def _facts_of_level(name: str, samples: Samples, facts: dict[str, dict], machine: dict[str, dict]) -> dict:
-    step = work(facts[name]["global_batch_size"])
+def _facts_of_level(name: str, samples: Samples, facts: dict, machine: dict[str, dict], gpus: int) -> dict:
+    step = work(facts["global_batch_size"] // facts["processes"]) * facts["processes"]
     rate = step.flops / 1e9 / _median_seconds(samples, name)
+    devices = min(facts["workers"], gpus) if facts["device"] == "cuda" else 1
     found = {
+        "devices": devices,
         "gflops_per_sec": records.rounded(rate),
         "gflop_per_step": records.rounded(step.flops / 1e9),
         "gigabytes_per_step": records.rounded(step.moved / 1e9),
     }
     if len(machine) == len(MACHINE):
-        roof = step.roof(machine[MATMUL]["gflops_per_sec"], machine[COPY]["gigabytes_per_sec"])
+        roof = devices * step.roof(machine[MATMUL]["gflops_per_sec"], machine[COPY]["gigabytes_per_sec"])
         found["roof_gflops_per_sec"] = records.rounded(roof)
         found["share_of_roof"] = records.rounded(rate / roof)
     return found
@@ -234,13 +245,14 @@ def _notes(facts: dict[str, dict], machine: dict[str, dict]) -> list[str]:
     lines = []
     if len(machine) == len(MACHINE):
         product = machine[MATMUL]
+        measured_on = "One GPU" if torch.cuda.is_available() else "This machine"
         lines.append(
-            f"This machine: {product['gflops_per_sec']:.4g} GFLOP/s in a large {product['precision']} matrix product, "
+            f"{measured_on}: {product['gflops_per_sec']:.4g} GFLOP/s in a large {product['precision']} matrix product, "
             f"{machine[COPY]['gigabytes_per_sec']:.3g} GB/s in a large copy."
         )
     lines.append(
         f"{flops_per_image() / 1e6:.2f} MFLOP per image, forward and backward; "
-        f"batch {BATCH_PER_WORKER} for each worker. A step's roof is what the product's rate or the copy's allows."
+        f"global batch {BATCH_SIZE}. A step's roof is what the product's rate or the copy's allows."
     )
     for name, row in facts.items():
         if "share_of_roof" in row:
