@@ -78,6 +78,8 @@ def notes(report: dict) -> str:
         is_noisy = any(row["noisy"] for row in rows.values())
         noisy = " *: noisy." if is_noisy else ""
         lines.append(f"Images per s: median of {count} rounds in turn; spread: their middle half.{noisy}")
+    for group in report.get("throughput") or []:
+        lines += [f"At {group['group']}, {note}" for note in group.get("notes", [])]
     lines.append(f"Weights: after {report['proof_steps']} steps in float64 without dropout, to four decimals.")
     lines += troubles(report)
     lines += [verdict.line for verdict in verdicts(report)]

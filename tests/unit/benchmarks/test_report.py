@@ -41,6 +41,13 @@ def test_a_noisy_row_is_marked(report):
     assert "31%*" in table(report) and "*: noisy." in notes(report)
 
 
+def test_what_a_group_notes_stands_below_the_table(report):
+    assert "page faults" not in notes(report)
+    report["throughput"][0]["notes"] = ["02_ddp_raw, 2 processes: 5572 page faults per step."]
+    group = report["throughput"][0]["group"]
+    assert f"At {group}, 02_ddp_raw, 2 processes: 5572 page faults per step." in " ".join(notes(report).split())
+
+
 @pytest.mark.parametrize(
     "gpus, words", [([], "share the 2 cores"), (["H"], "share one GPU"), (["H", "H"], "no speed-up from 2 GPUs")]
 )
