@@ -15,6 +15,7 @@ import pytest
 from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group, ReplayClock, info, seconds_per_step
 from benchmarks.harness.threads import single_thread
+from common.allocator import keep_large_blocks
 from common.data import mnist_on_disk
 
 TIMEOUT = 3600  # seconds for any one test: a group takes some minutes on two quiet cores
@@ -25,14 +26,16 @@ LITTLE = "--quick: a few short rounds show that everything runs; these numbers s
 
 
 class Kept(NamedTuple):
-    """What is left of the session, by suite: records of groups, and rows of memory."""
+    """What is left of the session: of each suite the records of its groups, and parts of the memory's rows.
+
+    Each of them says by "began" and "ended" under which circumstances it was measured.
+    """
 
     groups: dict[str, list[dict]]
     memory: list[dict]
 
 
 KEPT = pytest.StashKey[Kept]()
-BEGAN = pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser):
@@ -48,7 +51,8 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     config.stash[KEPT] = Kept(groups={}, memory=[])
-    config.stash[BEGAN] = records.circumstances()
+    # Before the first tensor, so that what a group measures in this process does not depend on the groups before it.
+    keep_large_blocks()
     rounds = config.getoption("--rounds", None)
     if rounds is not None and rounds < 1:
         raise pytest.UsageError("--rounds must be at least 1")
@@ -107,12 +111,19 @@ def pytest_sessionfinish(session):
     if not folder:
         return
     kept = session.config.stash[KEPT]
-    began = session.config.stash[BEGAN]
     folder.mkdir(parents=True, exist_ok=True)
     for suite, groups in kept.groups.items():
-        records.write(folder / f"{suite}.json", suite, began, groups=groups)
+        began, ended = _times(groups)
+        records.write(folder / f"{suite}.json", suite, began, ended, groups=groups)
     if kept.memory:
-        records.write(folder / "memory.json", "memory", began, groups=[], memory=kept.memory)
+        began, ended = _times(kept.memory)
+        rows = [row for part in kept.memory for row in part["rows"]]
+        records.write(folder / "memory.json", "memory", began, ended, groups=[], memory=rows)
+
+
+def _times(measured: list[dict]) -> tuple[dict, dict]:
+    """The circumstances before the first of these was measured, and after the last of them."""
+    return measured[0]["began"], measured[-1]["ended"]
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +153,9 @@ def measured(request, extent):
     def measure(suite: str, group: Group) -> dict:
         if replayed:
             return _recorded(replayed / f"{suite}.json", group.title)
-        return group.measure(_selected_rows(request.session.items, group), extent)
+        began = records.circumstances()
+        record = group.measure(_selected_rows(request.session.items, group), extent)
+        return record | {"began": began, "ended": records.circumstances()}
 
     def once(suite: str, group: Group) -> dict:
         if group.key not in known:
@@ -220,5 +233,11 @@ def one_thread():
 
 @pytest.fixture
 def keep_memory(request):
-    """`keep_memory(rows)`: leave rows of `benchmarks.suites.memory` for --record."""
-    return request.config.stash[KEPT].memory.extend
+    """`keep_memory(rows)`: leave rows of `benchmarks.suites.memory` that this test has measured for --record."""
+    began = records.circumstances()
+
+    def keep(rows: list[dict]) -> None:
+        part = {"rows": rows, "began": began, "ended": records.circumstances()}
+        request.config.stash[KEPT].memory.append(part)
+
+    return keep

@@ -4,8 +4,8 @@
 
 It checks the machine first, because a number from a busy machine says little: how many GPUs there are, whether other
 programs compute, whether MNIST and the peers are there. Then it trains and times every level, proves that all of them
-train the same weights, and runs every suite. That takes some 30 minutes. `--quick` takes a few, to see that all works;
-its numbers are not worth contributing.
+train the same weights, runs every suite, and records the timeline of a step. That takes some 40 minutes. `--quick`
+takes a few, to see that all works; its numbers are not worth contributing.
 """
 
 import argparse
@@ -97,13 +97,16 @@ def parts(machine: Machine, folder: Path, quick: bool) -> list[Part]:
     """What is run, in order. Each part writes into `folder`."""
     compare = ["-m", "benchmarks.compare", "--out", str(folder), "--world-size", str(machine.processes)]
     suites = ["-m", "pytest", "-q", "benchmarks", "--record", str(folder)]
+    timeline = ["-m", "benchmarks.timeline", "--out", str(folder)]
     if quick:
+        timeline.append("--quick")
         suites += ["--quick", "-k", "evaluation or memory"]
     else:
         compare.append("--full")
     return [
         Part("all levels: training, proof, speed and memory", [sys.executable, *compare]),
         Part("the suites", [sys.executable, *suites]),
+        Part("the timeline of a step", [sys.executable, *timeline]),
     ]
 
 
@@ -120,8 +123,9 @@ def record(machine: Machine, folder: Path, quick: bool, run: Callable[[Part], in
         print(f"\n== {part.title}", flush=True)
         if run(part) != 0:
             failed.append(part.title)
-    # A page of megabytes that `python -m benchmarks.report.publish` draws again from the results.
-    (folder / "report.html").unlink(missing_ok=True)
+    # Megabytes that are drawn again from the results by `benchmarks.report.publish` and `benchmarks.report.timeline_plot`.
+    for path in (folder / "report.html", *folder.glob("timeline-*.trace.json")):
+        path.unlink(missing_ok=True)
     return failed
 
 

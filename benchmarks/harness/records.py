@@ -24,7 +24,9 @@
 compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference". `rows`
 and `pairs` may be empty.
 
-A file holds one suite: {"suite": "throughput", "machine": {…}, "groups": [group, …]}.
+A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
+`began` and `ended` are the `circumstances` before and after its groups were measured. A group that `pytest benchmarks`
+has measured has its own two besides, because the groups of a suite need not follow one another.
 """
 
 import json
@@ -188,9 +190,15 @@ def number(value: float) -> str:
     return f"{value:.4g}" if size >= 1 else f"{value:.3g}"
 
 
-def write(path: Path, suite: str, began: dict, **content: list[dict]) -> None:
-    """Write one suite's file, complete or not at all; `began` are the `circumstances` before it was measured."""
-    frame = {"suite": suite, "machine": machine(), "began": began, "ended": circumstances()}
+def write(path: Path, suite: str, began: dict, ended: dict | None = None, **content: list[dict]) -> None:
+    """Write one suite's file, complete or not at all.
+
+    Args:
+        began: the `circumstances` before it was measured.
+        ended: those after it was measured; by default those of now.
+        content: the lists that the file holds, such as `groups`.
+    """
+    frame = {"suite": suite, "machine": machine(), "began": began, "ended": ended or circumstances()}
     write_json(path, frame | content)
 
 
@@ -220,11 +228,24 @@ def circumstances() -> dict:
     """What a recording happened under: it differs from run to run, and so is no part of the machine."""
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {
-        "commit": _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
+        "commit": commit(ROOT),
         "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load": [round(value, 2) for value in load] if load else None,
     }
+
+
+def commit(root: Path) -> str | None:
+    """The commit of a repository, with "-dirty" if a tracked file differs from it; None where git does not say.
+
+    The results do not count: a recording into them would make the next one look as though the code had been changed.
+    """
+    git = ("git", "--no-optional-locks", "-C", str(root))
+    name = _output(*git, "describe", "--always", "--abbrev=12")
+    if name is None:
+        return None
+    changed = _output(*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    return f"{name}-dirty" if changed else name
 
 
 def _command() -> str:

@@ -1,6 +1,7 @@
 """`pytest benchmarks` as users of pytest-benchmark know it, on recorded durations: nothing is measured."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,55 @@ def test_what_is_not_recorded_is_skipped_with_the_reason(tmp_path):
     done = _pytest(tmp_path, "--replay", str(tmp_path / "nothing"), "-rs")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "does not exist" in done.stdout
+
+
+SUITE = """
+import time
+from benchmarks.harness import records
+from benchmarks.harness.groups import Group, keyed
+
+def measured(rows, extent):
+    time.sleep(1.1)
+    return records.group(TITLE, "s", {"row": [1.0]})
+
+TITLE = __name__
+GROUPS = keyed([Group(TITLE, TITLE, ("row",), measured)])
+
+def test_row(group_key, row, replay):
+    replay(group_key, row)
+
+def test_memory(keep_memory):
+    time.sleep(1.1)
+    keep_memory([{"of": TITLE}])
+"""
+SPY = """
+from common import allocator
+allocator.keep_large_blocks = lambda: print("ALLOCATOR ASKED")
+"""
+
+
+def test_every_group_says_when_it_was_measured_and_all_share_one_allocator(tmp_path):
+    (tmp_path / "spy.py").write_text(SPY)
+    for suite in ("early", "late"):
+        (tmp_path / f"test_{suite}.py").write_text(SUITE)
+    command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "spy", "-p", "benchmarks.conftest"]
+    command += [f"--rootdir={tmp_path}", str(tmp_path), "--record", str(tmp_path / "out")]
+    paths = os.pathsep.join([str(tmp_path), str(ladder.ROOT)])
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ALLOCATOR ASKED" in done.stdout.partition("test_early.py")[0]
+    early, late, memory = (
+        json.loads((tmp_path / "out" / f"{suite}.json").read_text()) for suite in ("early", "late", "memory")
+    )
+    assert early["began"]["date"] < early["ended"]["date"] < late["began"]["date"] < late["ended"]["date"]
+    assert early["ended"]["date"] <= memory["began"]["date"] < late["began"]["date"]
+    assert late["ended"]["date"] < memory["ended"]["date"]
+    assert memory["memory"] == [{"of": "test_early"}, {"of": "test_late"}]
+    for suite in (early, late):
+        (group,) = suite["groups"]
+        assert (group["began"], group["ended"]) == (suite["began"], suite["ended"])
 
 
 @pytest.mark.parametrize(("unit", "seconds"), [("s", 20.0), ("ms", 0.02), ("µs", 2e-5), ("images/s", 3.2)])

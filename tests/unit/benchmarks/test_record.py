@@ -44,6 +44,7 @@ def test_every_gpu_gets_a_process_and_a_part_that_fails_does_not_end_the_others(
 
     def run(part):
         asked.append(part.command)
+        (tmp_path / "new" / "timeline-loopback.trace.json").touch()
         return 1 if len(asked) == 1 else 0
 
     machine = record.Machine(gpus=8, cores=64, load=0.0, mnist=True, missing_peers=())
@@ -51,6 +52,8 @@ def test_every_gpu_gets_a_process_and_a_part_that_fails_does_not_end_the_others(
     assert failed == ["all levels: training, proof, speed and memory"]
     assert asked[0][-3:] == ["--world-size", "8", "--full"]
     assert asked[1][-2:] == ["--record", str(tmp_path / "new")]
+    assert asked[2][-4:] == ["-m", "benchmarks.timeline", "--out", str(tmp_path / "new")]
+    assert not list((tmp_path / "new").iterdir()), "traces of megabytes are part of the contribution"
 
 
 @pytest.mark.long
@@ -69,4 +72,5 @@ def test_a_quick_record_on_cpu_processes_holds_levels_and_suites(tmp_path):
     assert results["complete"]
     assert set(results["levels"]) == set(ladder.levels())
     assert json.loads((tmp_path / "a-laptop" / "evaluation.json").read_text())["suite"] == "evaluation"
+    assert json.loads((tmp_path / "a-laptop" / "timeline.json").read_text())["suite"] == "timeline"
     assert not (tmp_path / "a-laptop" / "report.html").exists()

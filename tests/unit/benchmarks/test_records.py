@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -118,9 +119,7 @@ def test_the_circumstances_of_a_recording_are_no_part_of_the_machine(tmp_path):
 def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(monkeypatch):
     import __main__
 
-    monkeypatch.setattr(
-        sys, "argv", ["/home/me/bin/pytest", "benchmarks", "--record", "/home/out", "-k", "a or b"]
-    )
+    monkeypatch.setattr(sys, "argv", ["/home/me/bin/pytest", "benchmarks", "--record", "/home/out", "-k", "a or b"])
     monkeypatch.setattr(__main__, "__spec__", None)
     assert records.circumstances()["command"] == "pytest benchmarks --record out -k 'a or b'"
     monkeypatch.setattr(sys, "argv", ["/home/somebody/clone/benchmarks/compare.py", "--full"])
@@ -135,3 +134,26 @@ def test_nothing_that_was_recorded_names_a_folder_of_the_machine(path):
     texts = re.findall(r'"((?:[^"\\]|\\.)*)"', path.read_text())
     named = [text for text in texts if re.search(r"(^|\s)/\w", text)]
     assert not named
+
+
+def test_only_a_change_outside_of_the_results_makes_a_commit_dirty(tmp_path):
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=A", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    code = tmp_path / "train.py"
+    result = tmp_path / "benchmarks" / "results" / "a-laptop" / "network.json"
+    result.parent.mkdir(parents=True)
+    for path in (code, result):
+        path.write_text("1")
+    assert records.commit(tmp_path) is None
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "Begin")
+    clean = records.commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    result.write_text("2")
+    (result.parent / "new.json").write_text("3")
+    assert records.commit(tmp_path) == clean
+    code.write_text("2")
+    assert records.commit(tmp_path) == f"{clean}-dirty"
