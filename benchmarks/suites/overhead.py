@@ -2,8 +2,9 @@
 
 The model is Linear(16, 10), the batch 64 samples, in memory, on the CPU with one thread: next to nothing to compute, so
 that what is left is the loop's own cost. Each round runs every contestant once over the same batches, in an order that
-rotates; what counts is the difference to a raw loop of the same round that does the same work. The Trainers' raw loop
-also steps a schedule and sums the losses, as they do; nobody clips gradients, logs or saves.
+is drawn anew. What counts is the difference to a raw loop of the same round that does the same work. The Trainers' raw
+loop also measures the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by
+clipping to no limit, which leaves the gradients as they are. Nobody logs or saves.
 
     python -m benchmarks.suites.overhead
 """
