@@ -4,6 +4,10 @@ A worker is a replica of BasicNet that computes forward again and again on one c
 two processes each has a lock of its own. As two threads of one process they share one: a thread can only run Python, or
 call an operation of torch, while it holds the lock. An operation releases it while it computes. So the lock costs most
 where operations are short: with few samples for each replica, or on a fast GPU.
+
+Two threads of one process share more than that lock, and processes do not. They share the arena of glibc's allocator
+(`common.allocator` asks for one), which has a lock of its own. What they cost over two processes is the price of both.
+Torch's random generator for the CPU has a lock too; the replicas have no dropout, so that they draw nothing from it.
 """
 
 import threading
@@ -34,7 +38,7 @@ class Worker:
     """A replica and its batch. `run` is what a thread or a process does."""
 
     def __init__(self, samples: int) -> None:
-        self.model: nn.Module = BasicNet()
+        self.model: nn.Module = BasicNet(dropout=False)
         self.images = torch.randn(samples, 1, 28, 28)
         self.seconds = 0.0  # of one forward
 

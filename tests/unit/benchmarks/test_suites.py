@@ -11,7 +11,7 @@ import torch
 from benchmarks.harness.groups import CannotMeasure, Extent
 from benchmarks.report import network_plot, roofline_plot
 from benchmarks.report import publish as report
-from benchmarks.suites import ceiling, evaluation, launch, loading, memory, network, overhead
+from benchmarks.suites import ceiling, evaluation, interpreter_lock, launch, loading, memory, network, overhead
 from common import ladder
 from common.model import BasicNet
 from common.processes import ranks
@@ -143,6 +143,13 @@ def test_the_roof_is_the_lower_one_of_both_limits():
     step = ceiling.Work(flops=100, moved=50)
     assert step.roof(flops_per_second=1000, bytes_per_second=100) == 200
     assert step.roof(flops_per_second=150, bytes_per_second=100) == 150
+
+
+def test_replicas_side_by_side_do_not_wait_for_the_generator_that_threads_share():
+    replica = interpreter_lock.Worker(samples=1)
+    before = torch.get_rng_state()
+    replica.forwards(1)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 ON_ONE_CPU = {"global_batch_size": 64, "processes": 1, "workers": 1, "device": "cpu"}
