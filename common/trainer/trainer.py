@@ -104,6 +104,7 @@ class Trainer:
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
         self._epoch_reader: Generator[Any, None, None] | None = None
+        self._epoch_is_exhausted = False
         self._batches_to_skip = 0
         self._ignore_keys_for_eval: list[str] | None = None
         self._running_loss = RunningLoss(self.accelerator.device, self.args.logging_nan_inf_filter)
@@ -111,11 +112,11 @@ class Trainer:
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        # Overrides in the style of older tutorials do without this argument.
+        # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
         names = batches.parameters(self.compute_loss)
         self._loss_takes_count = "num_items_in_batch" in names or batches.takes_any_keyword(self.compute_loss)
 
-        # `train` puts the prepared ones in the place of these.
+        # `train` replaces these by the prepared optimizer and scheduler.
         self.optimizer: Any = optimizers[0]
         self.lr_scheduler: Any = optimizers[1]
         self._created_lr_scheduler = False
@@ -242,7 +243,7 @@ class Trainer:
         self._running_loss = RunningLoss(accelerator.device, self.args.logging_nan_inf_filter)
 
         if self._created_lr_scheduler:
-            # Its length may be another one. A scheduler that the script made is kept.
+            # The schedule of this training may have another length. A scheduler that the script made is kept.
             self.lr_scheduler = None
             self._created_lr_scheduler = False
         self.create_optimizer()
@@ -271,25 +272,28 @@ class Trainer:
         was_stopped = progress.epoch_stopped
         progress.epoch_stopped = False
         if was_stopped:
-            # The event has switched it off.
+            # The event has switched this off.
             self.control.should_epoch_stop = True
         if progress.batches == 0:
             progress.learning_rate = None
             progress.grad_norm = None
         progress.epoch = epoch
         progress.epoch_ended = False
+        self._epoch_is_exhausted = False
         return was_stopped
 
     def _train_epoch(self, epoch: int, plan: TrainingPlan) -> None:
         """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
         progress = self.progress
         micro_batches = self._micro_batches(epoch)
-        # It is kept open until the checkpoint at the epoch's end is saved: a loader forgets its position when its
-        # iterator is closed.
+        # The reader stays open until the checkpoint at the epoch's end is saved, because a loader forgets its position
+        # when its iterator is closed.
         self._epoch_reader = micro_batches
         for size in plan.window_sizes(progress.batches):
             window = self._read_window(micro_batches, size)
             if not window:
+                # A stream has no length, so its end is not planned.
+                self._epoch_is_exhausted = True
                 break
             self._train_on_window(window, epoch, plan)
             if self._should_stop():
@@ -465,8 +469,11 @@ class Trainer:
         """Move on to the next epoch, unless the training was stopped within this one."""
         progress = self.progress
         progress.epoch_ended = True
+        is_complete = progress.batches >= plan.batches_per_epoch
+        if self._epoch_is_exhausted and not progress.is_within_step:
+            is_complete = True
         was_stopped_within = self.control.should_training_stop and not self.control.should_epoch_stop
-        if was_stopped_within and progress.batches < plan.batches_per_epoch:
+        if was_stopped_within and not is_complete:
             return  # A resumed run goes on in this epoch, so the loader keeps its position.
         progress.epoch = epoch + 1
         progress.batches = 0
@@ -631,7 +638,7 @@ class Trainer:
     def _load_trainer_state(self, folder: str) -> None:
         """Take over the state in a checkpoint, also that of the callbacks."""
         saved = TrainerState.load_from_json(f"{folder}/{checkpoint.TRAINER_STATE_NAME}")
-        # The rest of the state are settings, which may have changed.
+        # The other fields of the state are settings, which may have changed.
         for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
             setattr(self.state, name, getattr(saved, name))
         self.callback_handler.restore(saved.stateful_callbacks)
@@ -697,7 +704,7 @@ class Trainer:
         if isinstance(eval_dataset, dict):
             metrics: dict[str, Any] = {}
             for name, dataset in eval_dataset.items():
-                # The override of a `get_eval_dataloader` is given the name, and so knows which one it is.
+                # From the name, an override of `get_eval_dataloader` knows which of the sets it is.
                 each = name if is_own else dataset
                 metrics |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics

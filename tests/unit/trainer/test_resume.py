@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
@@ -264,8 +264,8 @@ def test_an_epoch_that_was_cut_short_and_saved_is_not_taken_for_the_next_one(tmp
     assert_same_end(run(tmp_path / "killed", True), straight)
 
 
-class StopWithinStep(TrainerCallback):
-    """Stops the training at the `count`-th time that `event` happens, after which a step is not complete."""
+class StopAt(TrainerCallback):
+    """Stops the training at the `count`-th time that `event` happens."""
 
     def __init__(self, event: str, count: int) -> None:
         self.left = count
@@ -306,9 +306,37 @@ def stopped_and_resumed(folder, stop, loader=None):
     ],
 )
 def test_a_step_that_was_stopped_within_is_trained_again_from_its_start(event, count, tmp_path):
-    resumed = stopped_and_resumed(tmp_path / "stopped", StopWithinStep(event, count))
+    resumed = stopped_and_resumed(tmp_path / "stopped", StopAt(event, count))
     straight = stopped_and_resumed(tmp_path / "straight", None)
     assert_same_end(resumed, straight)
+
+
+class ShuffledStream(IterableDataset):
+    """23 points in an order that depends on the epoch, without a length."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        points = Points(23)
+        order = torch.randperm(23, generator=torch.Generator().manual_seed(self.epoch))
+        return (points[index] for index in order.tolist())
+
+
+def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path):
+    def run(folder, callbacks, resume):
+        extra = {"train_dataset": ShuffledStream(), "callbacks": callbacks}
+        settings = {"max_steps": 8, "logging_steps": 1, "save_strategy": "epoch"}
+        trainer = make_trainer(folder, extra=extra, per_device_train_batch_size=4, **settings)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = run(tmp_path / "straight", [], None)
+    run(tmp_path / "stopped", [StopAt("on_epoch_end", 1)], None)
+    assert_same_end(run(tmp_path / "stopped", [], True), straight)
 
 
 class Tied(nn.Module):
@@ -529,7 +557,7 @@ def test_a_loader_of_an_override_goes_on_where_it_was(name, step, tmp_path):
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_loader_of_an_override_goes_back_to_the_start_of_a_step(name, tmp_path):
-    resumed = stopped_and_resumed(tmp_path / "stopped", StopWithinStep("on_substep_end", 5), LOADERS_OF_48[name])
+    resumed = stopped_and_resumed(tmp_path / "stopped", StopAt("on_substep_end", 5), LOADERS_OF_48[name])
     straight = stopped_and_resumed(tmp_path / "straight", None, LOADERS_OF_48[name])
     assert_same_end(resumed, straight)
 
