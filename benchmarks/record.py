@@ -123,7 +123,7 @@ def record(machine: Machine, folder: Path, quick: bool, run: Callable[[Part], in
         print(f"\n== {part.title}", flush=True)
         if run(part) != 0:
             failed.append(part.title)
-    # Megabytes that are drawn again from the results by `benchmarks.report.publish` and `benchmarks.report.timeline_plot`.
+    # Megabytes that `benchmarks.report.publish` and `benchmarks.report.timeline_plot` draw again from the results.
     for path in (folder / "report.html", *folder.glob("timeline-*.trace.json")):
         path.unlink(missing_ok=True)
     return failed

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.process_facts import process_facts
 from common.accelerator import Accelerator
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.state import available_cores
@@ -52,6 +53,7 @@ class Collectives(TorchDispatchMode):
 def evaluate(way: str, flags: tuple[str, ...], counting: bool = False) -> dict:
     """On one of the ranks: samples "counted" and "correct" over all ranks; "collectives" if `counting`, else "seconds".
 
+    How the rank is set is there too, see `process_facts`.
     Counting slows the operations down, so a timed run does without.
     """
     torch.set_num_threads(max(1, available_cores() // RANKS))
@@ -71,7 +73,7 @@ def evaluate(way: str, flags: tuple[str, ...], counting: bool = False) -> dict:
         seconds = time.perf_counter() - began
     finally:
         accelerator.end_training()
-    result = {"counted": int(totals[1]), "correct": int(totals[0])}
+    result = {"counted": int(totals[1]), "correct": int(totals[0])} | process_facts()
     if counting:
         return result | {"collectives": counter.count}
     return result | {"seconds": seconds}
@@ -143,7 +145,7 @@ def milliseconds(way: str, flags: tuple[str, ...]) -> float:
 
 
 def facts(flags: tuple[str, ...], ways: tuple[str, ...] = WAYS) -> dict[str, dict]:
-    """What each way counts, from a run apart from the timed ones: "counted", "correct", "collectives"."""
+    """What each way counts, and how its ranks are set, from a run apart from the timed ones."""
     found = {}
     for way in ways:
         results = ranks(RANKS).run(evaluate, way, flags, counting=True, timeout=TIMEOUT)

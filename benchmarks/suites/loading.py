@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.process_facts import process_facts
 from benchmarks.suites.throughput import Configuration, Throughput
 from common.args import parse_args
 from common.data import collate, load_data
@@ -67,7 +68,7 @@ def groups() -> list[Group]:
 def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     """The record of these rows; a step of level 00 is one of them."""
     pipelines = contestants(extent.data_flags, 20 if extent.quick else 100)
-    facts = {}
+    facts = {row: process_facts() for row in rows if row != STEP}
     if STEP in rows:
         configuration = Configuration("00_single_gpu", batch_size=BATCH_SIZE)
         step = Throughput([configuration], extent.seconds, extent.data_flags, extent.quick)

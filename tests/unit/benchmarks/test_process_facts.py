@@ -7,9 +7,13 @@ import sys
 
 import pytest
 
+from benchmarks.harness.groups import Extent
+from benchmarks.harness.process_facts import process_facts
+from benchmarks.suites import evaluation, loading
 from common import ladder
 from common.accelerator.state import available_cores
 
+SYNTHETIC = ("--dataset", "synthetic")
 SEVERAL_CORES = pytest.mark.skipif(
     available_cores() < 2 or not hasattr(os, "sched_setaffinity"), reason="a process cannot be confined to fewer cores"
 )
@@ -68,3 +72,19 @@ def test_one_node_trains_alone_where_there_are_two_and_says_how_it_is_set(rank):
         assert answer["images_per_sec"] > 0
         assert answer["threads_per_process"] == 1 and answer["pinned_to_cores"]
         assert "minor_faults_per_step" in answer
+
+
+def test_every_row_of_loading_says_how_its_process_is_set(monkeypatch):
+    rows = [row for row in loading.ROWS if row != loading.STEP]
+    monkeypatch.setattr(loading, "contestants", lambda flags, batches: dict.fromkeys(rows, lambda: 1.0))
+    extent = Extent(rounds=1, seconds=0.1, data_flags=SYNTHETIC, quick=True)
+    record = loading.measured(tuple(rows), extent)
+    assert all(process_facts().items() <= row.items() for row in record["rows"].values())
+
+
+def test_every_row_of_evaluation_says_how_its_ranks_are_set():
+    flags = (*SYNTHETIC, "--eval-samples", "100")
+    found = evaluation.facts(flags, (evaluation.EXACT,))[evaluation.EXACT]
+    assert found["threads_per_process"] == max(1, available_cores() // evaluation.RANKS)
+    assert found["allocator"] == process_facts()["allocator"]
+    assert not found["pinned_to_cores"]
