@@ -306,6 +306,11 @@ class Trainer:
                 self.state.max_steps,
             )
             self.control.should_training_stop = True
+        if self._epoch_is_exhausted and 0 < progress.batches < plan.accumulation:
+            raise ValueError(
+                f"the stream ends after {progress.batches} of the {plan.accumulation} batches that a step accumulates: "
+                "no epoch would ever have a step"
+            )
 
     def _read_window(self, micro_batches: Iterator[Any], size: int) -> list[Any]:
         """The next `size` micro-batches, or what is left of the epoch."""

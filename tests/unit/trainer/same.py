@@ -164,6 +164,15 @@ def draw_strategies(draw: random.Random, arguments: dict[str, Any]) -> None:
         arguments["load_best_model_at_end"] = draw.random() < 0.5
 
 
+# In place of the outcome of a training that would not end on transformers' Trainer.
+ENDLESS = "ENDLESS"
+
+
+def is_endless(ours: Any) -> bool:
+    """Whether a training, of which we know what it came to on our Trainer, would never end on the original."""
+    return str(ours).startswith("ValueError: the stream ends after")
+
+
 def rows_touched(config: dict[str, Any], world_size: int, theirs: Any = None) -> list[str]:
     """The rows of the table of deliberate differences that a training touches, in short.
 
@@ -178,6 +187,8 @@ def rows_touched(config: dict[str, Any], world_size: int, theirs: Any = None) ->
         rows.append("drops the last evaluation batch")
     if arguments["lr_scheduler_type"] == "polynomial" and str(theirs).startswith("ZeroDivisionError"):
         rows.append("divides by zero where the warm-up is as long as the training")
+    if str(theirs) == ENDLESS:
+        rows.append("goes on for ever on a stream that is too short for a step")
     return rows
 
 

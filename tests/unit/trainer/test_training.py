@@ -243,6 +243,15 @@ def test_a_stream_is_trained_on_for_max_steps(tmp_path, caplog):
     assert "epoch 0 has no batch to train on" in caplog.text
 
 
+def test_a_stream_that_is_too_short_for_a_step_is_an_error(tmp_path):
+    """The original begins one epoch after the other, for ever, because none of them has a step."""
+    settings = {"max_steps": 7, "gradient_accumulation_steps": 3, "per_device_train_batch_size": 10}
+    trainer = make_trainer(tmp_path, extra={"train_dataset": Stream(20)}, **settings)
+    with pytest.raises(ValueError, match="the stream ends after 2 of the 3 batches that a step accumulates"):
+        trainer.train()
+    assert make_trainer(tmp_path, extra={"train_dataset": Stream(30)}, **settings).train().global_step == 7
+
+
 def test_overridden_loaders_may_be_plain(tmp_path):
     class Own(Trainer):
         def get_train_dataloader(self):
