@@ -14,7 +14,16 @@ def forget_states(library: str = OURS) -> None:
     Ranks that are reused call it at the end of a job, and tests between two trainings. Between two tests of the core
     the fixture of tests/unit/accelerator/conftest.py calls it.
     """
-    state = importlib.import_module(f"{library}.state")
     leave_process_group()
+    reset_states(library)
+
+
+def reset_states(library: str = OURS) -> None:
+    """The same, but in the process group that there is, which the next training uses too.
+
+    Jobs with several trainings on several ranks call it between them. A second group of the same job would have the
+    first one's address, where a rank that is early may still meet the store of the first.
+    """
+    state = importlib.import_module(f"{library}.state")
     state.AcceleratorState._reset_state(reset_partial_state=True)
     state.GradientState._reset_state()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from tests.states import OURS, THEIRS, forget_states
+from tests.states import OURS, THEIRS, forget_states, reset_states
 from tests.unit.trainer.toy import Points
 
 # What takes another time in each run.
@@ -320,14 +320,19 @@ def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reset(library: str) -> None:
     """Let the next training of this process begin as in a new process."""
-    forget_states(THEIRS if library == "transformers" else OURS)
+    forget_states(core_of(library))
+
+
+def core_of(library: str) -> str:
+    """The library on which this Trainer stands."""
+    return THEIRS if library == "transformers" else OURS
 
 
 def run_all(library: str, configurations: list[dict[str, Any]], folder: str) -> list[Any]:
     """The outcomes of trainings one after the other, or what they raised; all ranks are given the same folder."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    outcomes = []
+    outcomes: list[Any] = []
     for number, config in enumerate(configurations):
         torch.manual_seed(11)
         try:
@@ -335,6 +340,7 @@ def run_all(library: str, configurations: list[dict[str, Any]], folder: str) -> 
         except Exception as error:
             outcomes.append(f"{type(error).__name__}: {error}")
         finally:
-            reset(library)
+            reset_states(core_of(library))
+    reset(library)
     torch.set_num_threads(threads)
     return outcomes
