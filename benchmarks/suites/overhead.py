@@ -31,6 +31,7 @@ from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import Samples, measure
 from benchmarks.harness.threads import single_thread
+from common.allocator import keep_large_blocks
 
 STEPS = 400
 WARM_UP = 100
@@ -256,6 +257,7 @@ def main() -> None:
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     began = records.circumstances()
+    keep_large_blocks()
     torch.set_num_threads(1)
     turns = tqdm(range(options.rounds), leave=False, disable=None)
     samples = measure(contestants(), turns)
