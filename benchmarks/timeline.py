@@ -116,7 +116,7 @@ def notes(lanes: dict[str, list[list[Span]]]) -> list[str]:
         messages = sum(span.name == ALL_REDUCE for span in of_ranks[0])
         if messages:
             shares = " and ".join(f"{hidden_share(spans):.0%}" for spans in of_ranks)
-            lines.append(f"  {way:<24}{messages:>4} all-reduces, within backward {shares:>13} of their time")
+            lines.append(f"  {way:<24}{messages:>4} all-reduces, {shares:>13} within backward")
     return lines
 
 
