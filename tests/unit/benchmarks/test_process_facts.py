@@ -59,6 +59,7 @@ print(asked)
     assert python("-c", program, RANK="0") == "['allocator']\n"
 
 
+@pytest.mark.slow
 @SEVERAL_CORES
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_one_node_trains_alone_where_there_are_two_and_says_how_it_is_set(rank):

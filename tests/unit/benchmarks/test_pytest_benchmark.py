@@ -162,6 +162,7 @@ allocator.keep_large_blocks = lambda: print("ALLOCATOR ASKED")
 """
 
 
+@pytest.mark.slow
 def test_every_group_says_when_it_was_measured_and_all_share_one_allocator(tmp_path):
     (tmp_path / "spy.py").write_text(SPY)
     for suite in ("early", "late"):
