@@ -41,7 +41,7 @@ class Extent(NamedTuple):
 
 
 FULL = Extent(ways=tuple(WAYS), steps=4, rounds=10, training_steps=100)
-QUICK = Extent(ways=(ALONE, ALONE_TWICE, NAIVE, TORCH, NO_SYNC, "fp16"), steps=2, rounds=2, training_steps=5)
+QUICK = Extent(ways=(ALONE, ALONE_TWICE, NAIVE, TORCH, NO_SYNC, "fp16"), steps=1, rounds=2, training_steps=5)
 
 
 class Drift(NamedTuple):

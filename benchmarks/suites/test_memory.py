@@ -9,11 +9,13 @@ from benchmarks.suites import memory
 
 
 @pytest.fixture
-def rows(request, devices) -> list[dict]:
+def rows(request, devices, quick) -> list[dict]:
     """The rows on so many devices: measured, or with --replay those of the record."""
     folder = request.config.getoption("--replay")
     if folder is None:
-        return memory.measure(list(NETWORKS), [devices], wrappers=memory.ALL_WRAPPERS)
+        # The ranks of eight devices take turns on a few cores: a quick look is at one network there.
+        networks = ["basic_net"] if quick and devices > 2 else list(NETWORKS)
+        return memory.measure(networks, [devices], wrappers=memory.ALL_WRAPPERS)
     try:
         return memory.recorded(folder, devices)
     except CannotMeasure as reason:
