@@ -23,7 +23,7 @@ SLOW = {rung: pytest.param(rung, marks=pytest.mark.slow) for rung in ladder.rung
 LONG = {rung: pytest.param(rung, marks=pytest.mark.long) for rung in ladder.rungs()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(60 + 60 * LAUNCHES)
 def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
     before = sorted(os.listdir("/dev/shm"))

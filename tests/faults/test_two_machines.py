@@ -149,7 +149,7 @@ def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(slowly):
     assert not job.weights.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(slowly):
     job = slowly(restarts=3)
     job.wait_for_a_checkpoint()

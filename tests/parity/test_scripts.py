@@ -76,7 +76,7 @@ def test_a_batch_that_three_processes_cannot_share_is_one_line():
 
 
 FULL_EPOCHS = [
-    pytest.param(level, marks=pytest.mark.slow if level == "02_ddp_raw" else pytest.mark.long)
+    pytest.param(level, marks=pytest.mark.slow if level == "00_single_gpu" else pytest.mark.long)
     for level in ladder.levels()
 ]
 

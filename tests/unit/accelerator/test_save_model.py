@@ -55,8 +55,13 @@ def assert_same_files(ours: dict, theirs: dict) -> None:
             assert all(torch.equal(ours[name][key], expected[key]) for key in expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("safe", [pytest.param(True, id="safetensors"), pytest.param(False, id="bin")])
+@pytest.mark.parametrize(
+    "safe",
+    [
+        pytest.param(True, id="safetensors", marks=pytest.mark.slow),
+        pytest.param(False, id="bin", marks=pytest.mark.long),
+    ],
+)
 def test_files_and_shards_are_those_of_accelerate_and_each_loads_the_others(safe, accelerator, original, tmp_path):
     modeling = importlib.import_module("accelerate.utils.modeling")
     theirs = original.Accelerator(cpu=True)
