@@ -5,7 +5,6 @@ test then replays what a step of its row took in every round. So the times in py
 step, and its options to sort, group, save and compare work on rows. See `benchmarks.harness.groups`.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Extent, Group, ReplayClock, info, seconds_per_step
+from benchmarks.harness.groups import CannotMeasure, Extent, Group, ReplayClock, info, read_recorded, seconds_per_step
 from benchmarks.harness.threads import single_thread
 from common.allocator import keep_large_blocks
 from common.data import mnist_on_disk
@@ -180,9 +179,7 @@ def _selected_rows(items: list[pytest.Item], group: Group) -> tuple[str, ...]:
 
 def _recorded(path: Path, title: str) -> dict:
     """The group called `title` in a suite's file."""
-    if not path.exists():
-        raise CannotMeasure(f"{path} does not exist")
-    for group in json.loads(path.read_text())["groups"]:
+    for group in read_recorded(path)["groups"]:
         if group["group"] == title:
             return group
     raise CannotMeasure(f"{path} has no group {title!r}")

@@ -465,7 +465,8 @@ def record(samples: Samples, staircase: Staircase) -> dict:
 
 def _launches(staircase: Staircase) -> str:
     counts = [f"{name} {facts['launches_per_step']:.0f}" for name, facts in staircase.facts.items()]
-    what = "Kernels and copies" if next(iter(staircase.facts.values()))["device"] == "cuda" else "Operations"
+    first, *_ = staircase.facts.values()
+    what = "Kernels and copies" if first["device"] == "cuda" else "Operations"
     return f"{what} per step: {', '.join(counts)}."
 
 

@@ -10,7 +10,6 @@ so many GPUs, the same steps run on them too, and CUDA's allocator says what it 
 
 import argparse
 import gc
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure
+from benchmarks.harness.groups import CannotMeasure, read_recorded
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
 from common.data_parallel import EmulatedDataParallel
@@ -281,10 +280,7 @@ def recorded(folder: Path, devices: int) -> list[dict]:
     CannotMeasure is raised where there are none.
     """
     path = folder / "memory.json"
-    if not path.exists():
-        raise CannotMeasure(f"{path} does not exist")
-    record = json.loads(path.read_text())
-    rows = [row for row in record["memory"] if row["devices"] == devices]
+    rows = [row for row in read_recorded(path)["memory"] if row["devices"] == devices]
     if not rows:
         raise CannotMeasure(f"{path} has no row on {devices} device{'s' if devices > 1 else ''}")
     return rows

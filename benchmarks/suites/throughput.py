@@ -8,7 +8,7 @@ are, divided by the number of processes.
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +17,9 @@ import torch
 from benchmarks.harness import faults, proof, records
 from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, differences, measure, summarise
+from benchmarks.harness.process_facts import process_facts
 from common import ladder
 from common.accelerator.state import available_cores
-from common.allocator import keep_large_blocks
 from common.processes import ranks
 from common.run import meter
 
@@ -69,7 +69,7 @@ class Configuration:
         return self.workers if self.level in ladder.DISTRIBUTED else 1
 
     def run(self, steps: int, flags: tuple[str, ...] = (), warm_up: int = WARM_UP_STEPS) -> dict:
-        """Train for so many steps after the warm-up; the slowest rank's result, and "threads" of each process.
+        """Train for so many steps after the warm-up; the slowest rank's result, with what `train` adds to it.
 
         `flags` are the level's own, such as --dataset. RankFailed is raised if a rank fails.
         """
@@ -88,15 +88,12 @@ def train(
 ) -> dict:
     """In one of the processes: the result of the level after a short warm-up, and what else its row tells.
 
-    That is the number of "threads" it used, its "minor_faults_per_step", and the "allocator" of the process.
+    That is its "minor_faults_per_step", and how the process is set: see `process_facts`.
     """
     meter.WARM_UP_STEPS = warm_up
     with faults.counting() as counter:
         result = proof.train(level, argv, threads, path)
-    # Asked again, it changes nothing and says what the process has been set to.
-    allocator = asdict(keep_large_blocks())
-    more = {"threads": torch.get_num_threads(), "allocator": allocator, "pinned_to_cores": False}
-    return result | more | {"minor_faults_per_step": counter.after(warm_up)}
+    return result | process_facts() | {"minor_faults_per_step": counter.after(warm_up)}
 
 
 class Throughput:
@@ -147,7 +144,7 @@ class Throughput:
             "level": configuration.level,
             "workers": configuration.workers,
             "processes": configuration.processes,
-            "threads_per_process": result["threads"],
+            "threads_per_process": result["threads_per_process"],
             "global_batch_size": configuration.batch_size,
             "steps": self.steps,
             "device": result["device"],

@@ -57,6 +57,7 @@ class RunningLoss:
         """Take over a sum that `of_all_ranks` gave; on another number of ranks each takes over their mean."""
         if not sums:
             return
-        own = sums[rank] if len(sums) == num_ranks else sum(sums) / len(sums)
+        mean = sum(sums) / len(sums)
+        own = sums[rank] if len(sums) == num_ranks else mean
         self.sum = torch.full_like(self.sum, own)
         self.sum_of_whole_steps = self.sum

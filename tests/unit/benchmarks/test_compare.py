@@ -135,7 +135,7 @@ def test_a_level_whose_steps_fault_is_noted_in_the_comparison(monkeypatch):
     faulting = "01_data_parallel, 2 replicas"
     facts = {
         "images_per_sec": 1000.0,
-        "threads": 1,
+        "threads_per_process": 1,
         "device": "cpu",
         "backend": "gloo",
         "dataset": "synthetic",

@@ -21,7 +21,7 @@ RECORDS = sorted((ladder.ROOT / "benchmarks" / "results").glob("*/*.json"))
 SYNTHETIC = ("--dataset", "synthetic", "--train-samples", "400")
 # What a row tells besides its images per second.
 KNOWN = {
-    "threads": 1,
+    "threads_per_process": 1,
     "device": "cpu",
     "backend": "gloo",
     "dataset": "synthetic",

@@ -230,38 +230,34 @@ def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path):
     assert torch.equal(weights(longer), weights(straight))
 
 
-def test_a_callback_that_cuts_epochs_short_survives_a_restart(tmp_path):
-    class ThreeSteps(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_epoch_stop = state.global_step % 3 == 0
+class ThreeSteps(TrainerCallback):
+    """Cuts every epoch short after three steps."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = state.global_step % 3 == 0
+
+
+def assert_short_epochs_survive(tmp_path, name, killed_by):
+    """Three epochs of three steps end the same whether or not the run is killed and resumed."""
 
     def run(folder, resume, *callbacks):
-        trainer = busy_trainer(folder, [ThreeSteps, *callbacks], **SETTINGS["steps"] | {"num_train_epochs": 3})
+        trainer = busy_trainer(folder, [ThreeSteps, *callbacks], **SETTINGS[name] | {"num_train_epochs": 3})
         trainer.train(resume_from_checkpoint=resume)
         return trainer
 
     straight = run(tmp_path / "straight", False)
     assert straight.state.global_step == 9
     with pytest.raises(Killed):
-        run(tmp_path / "killed", False, killer("on_save", 1))
+        run(tmp_path / "killed", False, killed_by)
     assert_same_end(run(tmp_path / "killed", True), straight)
+
+
+def test_a_callback_that_cuts_epochs_short_survives_a_restart(tmp_path):
+    assert_short_epochs_survive(tmp_path, "steps", killer("on_save", 1))
 
 
 def test_an_epoch_that_was_cut_short_and_saved_is_not_taken_for_the_next_one(tmp_path):
-    class ThreeSteps(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_epoch_stop = state.global_step % 3 == 0
-
-    def run(folder, resume, *callbacks):
-        trainer = busy_trainer(folder, [ThreeSteps, *callbacks], **SETTINGS["epochs"] | {"num_train_epochs": 3})
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
-
-    straight = run(tmp_path / "straight", False)
-    assert straight.state.global_step == 9
-    with pytest.raises(Killed):
-        run(tmp_path / "killed", False, killer("on_epoch_begin", 2))
-    assert_same_end(run(tmp_path / "killed", True), straight)
+    assert_short_epochs_survive(tmp_path, "epochs", killer("on_epoch_begin", 2))
 
 
 class StopAt(TrainerCallback):

@@ -6,6 +6,10 @@ the best checkpoint, bit for bit. Trainings that touch a row of the table of del
 """
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +89,15 @@ def compare(seeds: range, world_size: int, folder: str) -> Counter:
     return rows
 
 
+def on_both(outcome: Callable[..., Any], folder: Path) -> list:
+    """What `outcome(library=…, folder=…)` is on our library and on theirs."""
+    outcomes = []
+    for library in LIBRARIES:
+        outcomes.append(outcome(library=library, folder=str(folder / library)))
+        reset(library)
+    return outcomes
+
+
 def test_a_few_trainings_end_the_same(tmp_path):
     assert compare(range(10), 1, str(tmp_path))["all"] <= 3
 
@@ -115,20 +128,12 @@ def test_trainings_that_differ_are_noticed(tmp_path):
 )
 def test_a_training_resumed_with_other_batches_ends_the_same(settings, changed, tmp_path):
     """With dropout, and from the middle of an epoch: what is passed over draws random numbers too."""
-    outcomes = {}
-    for library in LIBRARIES:
-        outcomes[library] = outcome_of_resumed(library, settings, changed, str(tmp_path / library))
-        reset(library)
-    ours, theirs = (outcomes[library] for library in LIBRARIES)
+    ours, theirs = on_both(partial(outcome_of_resumed, settings=settings, changed=changed), tmp_path)
     assert ours == theirs
 
 
 @pytest.mark.parametrize(("step", "is_stream"), [(1, False), (3, False), (4, False), (1, True), (2, True)])
 def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_stream, tmp_path):
     """Both train the whole step again. 7 micro-batches make the steps 3 + 3 + 1; of a stream, the last is no step."""
-    outcomes = {}
-    for library in LIBRARIES:
-        outcomes[library] = outcome_of_stopped_within_step(library, step, is_stream, str(tmp_path / library))
-        reset(library)
-    ours, theirs = (outcomes[library] for library in LIBRARIES)
+    ours, theirs = on_both(partial(outcome_of_stopped_within_step, step=step, is_stream=is_stream), tmp_path)
     assert ours == theirs
