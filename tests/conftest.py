@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""What every test may use, and how the whole suite is shared out over the cores."""
 
 import gc
 import os
@@ -7,7 +7,27 @@ from pathlib import Path
 import pytest
 
 from benchmarks.conftest import one_thread  # noqa: F401 - a fixture of the tests too
+from common.accelerator.environment import available_cores
 from common.data import mnist_on_disk
+
+# Each worker imports torch and transformers, and starts the ranks of its tests: about 2 GB.
+MOST_WORKERS = 4
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Share the whole suite out over the cores, file by file. What the command line names runs in this process."""
+    if not config.pluginmanager.hasplugin("xdist") or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    decided = config.option.numprocesses is not None or config.option.usepdb
+    workers = min(available_cores(), MOST_WORKERS)
+    if named or decided or workers == 1:
+        return
+    config.option.numprocesses = workers
+    config.option.dist = "loadfile"
+    # The workers inherit it: a thread of one that waits must not spin on a core that another needs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session")

@@ -45,9 +45,24 @@ def run(command: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ladder.ROOT, env=environment)
 
 
+COUNTING = f"""
+import runpy
+import sys
+from pathlib import Path
+
+sys.argv = [{str(SCRIPT)!r}]
+runpy.run_path(sys.argv[0], run_name="__main__")
+threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+assert not any("gloo" in name for name in threads), threads
+"""
+
+
 @pytest.mark.slow
-def test_two_ranks_print_what_can_be_computed_by_hand():
-    done = run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)])
+def test_two_ranks_print_what_can_be_computed_by_hand_and_leave_no_thread_of_their_group(tmp_path):
+    """A thread that still holds a tensor when the interpreter ends aborts the process."""
+    program = tmp_path / "counting.py"
+    program.write_text(COUNTING)
+    done = run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)])
     assert done.returncode == 0, done.stderr
     assert done.stdout == HAND_COMPUTED
 

@@ -1,8 +1,6 @@
 """Memory per device: a step counted by hand, and what the wrappers do to three networks."""
 
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -21,6 +19,7 @@ from common.data_parallel import EmulatedDataParallel
 from common.memory import CATEGORIES, accounting
 from common.processes import RankFailed, process_group, ranks
 from tests.levels import SHORT
+from tests.nested_pytest import run_pytest
 
 FLOAT, LABEL, SCALAR = 4, 8, 512  # bytes; a scalar fills a block
 INPUTS, OUTPUTS, BATCH = 128, 64, 32
@@ -259,9 +258,7 @@ def test_a_record_is_shown_again_by_its_number_of_devices(tmp_path):
 def test_a_replay_measures_nothing(tmp_path):
     """Of four numbers of devices the record has one, which is shown, and the others are skipped."""
     records.write_json(tmp_path / "memory.json", {"memory": [_row(2)]})
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "benchmarks/suites/test_memory.py"]
-    command += ["--replay", str(tmp_path), "-rs"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ladder.ROOT)
+    done = run_pytest("benchmarks/suites/test_memory.py", "--replay", str(tmp_path), "-rs")
     assert "1 passed, 3 skipped" in done.stdout, done.stdout + done.stderr
     assert "has no row on 8 devices" in done.stdout
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from benchmarks.harness import records
 from benchmarks.harness.groups import ReplayClock, info, seconds_per_step
 from benchmarks.suites import throughput
 from common import ladder
+from tests.nested_pytest import run_pytest
 
 SLOW = "03_accelerate, 2 processes"
 ROUNDS = 10
@@ -35,9 +35,8 @@ def _folder(path: Path, slower: dict[str, float]) -> Path:
 
 
 def _pytest(storage: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "benchmarks/suites/test_throughput.py"]
-    command += ["-k", "strong-64", f"--benchmark-storage=file://{storage}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ladder.ROOT)
+    selected = ["benchmarks/suites/test_throughput.py", "-k", "strong-64"]
+    return run_pytest(*selected, f"--benchmark-storage=file://{storage}", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +166,10 @@ def test_every_group_says_when_it_was_measured_and_all_share_one_allocator(tmp_p
     (tmp_path / "spy.py").write_text(SPY)
     for suite in ("early", "late"):
         (tmp_path / f"test_{suite}.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "spy", "-p", "benchmarks.conftest"]
-    command += [f"--rootdir={tmp_path}", str(tmp_path), "--record", str(tmp_path / "out")]
+    plugins = ["-p", "spy", "-p", "benchmarks.conftest"]
+    arguments = ["-s", *plugins, f"--rootdir={tmp_path}", str(tmp_path), "--record", str(tmp_path / "out")]
     paths = os.pathsep.join([str(tmp_path), str(ladder.ROOT)])
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}
-    )
+    done = run_pytest(*arguments, folder=tmp_path, PYTHONPATH=paths)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ALLOCATOR ASKED" in done.stdout.partition("test_early.py")[0]
     early, late, memory = (

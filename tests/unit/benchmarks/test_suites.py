@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 
 import pytest
@@ -15,14 +14,14 @@ from benchmarks.suites import ceiling, evaluation, interpreter_lock, launch, loa
 from common import ladder
 from common.model import BasicNet
 from common.processes import ranks
+from tests.nested_pytest import run_pytest
 
 SYNTHETIC = ("--dataset", "synthetic")
 PEERS = {"accelerate", "lightning", "transformers"}
 
 
 def _pytest(*arguments: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ladder.ROOT)
+    done = run_pytest("-q", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
