@@ -13,7 +13,7 @@ SHORT = ["--dataset", "synthetic", "--train-samples", "640", "--eval-samples", "
 ALL = ["hangs", "leaves_early", "has_fewer_batches", "bypasses_ddp", "reduces_alone"]
 PLAIN = [*(("02_ddp_raw", fault) for fault in ALL), ("04_trainer", "hangs")]
 CHECKED = [("03_accelerate", "hangs"), ("03_accelerate", "bypasses_ddp"), ("04_trainer", "has_fewer_batches")]
-TIMEOUT = 15  # seconds; the slowest rank may come that late to the first collective
+TIMEOUT = 20  # seconds; the slowest rank may come that late to the first collective
 
 
 def debugging_launcher(*argv: str) -> list[str]:
