@@ -257,6 +257,11 @@ def ranks(world_size: int) -> Ranks:
     return _pools[world_size]
 
 
+def started_pools() -> list[Ranks]:
+    """The pools of this program that have had a job."""
+    return list(_pools.values())
+
+
 @atexit.register
 def _stop_all() -> None:
     for pool in _pools.values():

@@ -1,14 +1,18 @@
 """What every test may use, and how the whole suite is shared out over the cores."""
 
+import contextlib
 import gc
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.conftest import one_thread  # noqa: F401 - a fixture of the tests too
 from common.accelerator.environment import available_cores
 from common.data import mnist_on_disk
+from common.processes import RankFailed, started_pools
+from tests.states import forget_states
 
 # Each worker imports torch and transformers, and starts the ranks of its tests: about 2 GB.
 MOST_WORKERS = 4
@@ -16,12 +20,16 @@ MOST_WORKERS = 4
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Share the whole suite out over the cores, file by file. What the command line names runs in this process."""
+    """Share the whole suite out over the cores, file by file.
+
+    What the command line names runs in this process. So does everything where there is a GPU, whose memory and time the
+    GPU checks measure.
+    """
     if not config.pluginmanager.hasplugin("xdist") or "PYTEST_XDIST_WORKER" in os.environ:
         return
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     decided = config.option.numprocesses is not None or config.option.usepdb
-    workers = min(available_cores(), MOST_WORKERS)
+    workers = 1 if torch.cuda.is_available() else min(available_cores(), MOST_WORKERS)
     if named or decided or workers == 1:
         return
     config.option.numprocesses = workers
@@ -37,6 +45,15 @@ def mnist() -> str:
     if not mnist_on_disk(root):
         pytest.skip(f"real MNIST is not in {root}/MNIST/raw (set MNIST_ROOT)")
     return str(root)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fresh_processes():
+    """Let no file find what another one has left: which files run before it in its worker changes from run to run."""
+    forget_states()
+    for pool in started_pools():
+        with contextlib.suppress(RankFailed):  # its ranks are thrown away then, and the next ones are new
+            pool.run(forget_states)
 
 
 @pytest.fixture(scope="module", autouse=True)

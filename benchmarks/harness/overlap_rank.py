@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness.gradient_averaging import BATCH, WAYS, Training, warmed_up
+from benchmarks.harness.process_facts import process_facts
 from common.data.synthetic import draw_sets
 from common.processes import process_group
 
@@ -19,8 +20,11 @@ INTERFACES = Path("/proc/self/net/dev")
 TEST_IMAGES = 500
 
 
-def time_steps(way: str, steps: int) -> dict[str, float]:
-    """Of some steps, after a warm-up: "seconds" for each backward, and the "bytes" that this rank sent for it."""
+def time_steps(way: str, steps: int) -> dict:
+    """Of some steps, after a warm-up: "seconds" for each backward, and the "bytes" that this rank sent for it.
+
+    "process" says how this rank is set, see `process_facts`.
+    """
     with process_group():
         step = warmed_up(way)
         sent_before = sent_bytes()
@@ -31,7 +35,7 @@ def time_steps(way: str, steps: int) -> dict[str, float]:
         dist.barrier()  # what this rank has sent has arrived
         sent = sent_bytes() - sent_before
         backwards = steps * WAYS[way].backwards
-        return {"seconds": seconds / backwards, "bytes": sent / backwards}
+        return {"seconds": seconds / backwards, "bytes": sent / backwards, "process": process_facts()}
 
 
 def sent_bytes() -> int:

@@ -53,11 +53,12 @@ def _measured(result: dict, models: dict[int, Calibration], machine: dict, path:
             heights = [2 * batch / model.step(rate, overlap=overlap) for rate in across]
             panel.plot([rate / 1e9 for rate in across], heights, line, color=colour, label=f"{batch}, {name}")
     panel.set(xscale="log", xlabel="rate of a plain TCP transfer, Gbit/s", ylabel="images per second, both nodes")
-    panel.set_ylim(bottom=0)
+    _, highest = panel.get_ylim()
+    panel.set_ylim(0, 1.5 * highest)  # room for the legend
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_title("DDP on two nodes against the network between them")
     panel.grid()
-    panel.legend(fontsize=10)
+    panel.legend(fontsize=10, ncols=2, loc="upper left")
     told = f"Measured; the model knows the unlimited runs only. Medians of {result['rounds']} rounds, quartiles"
     save(figure, path, told, machine)
 

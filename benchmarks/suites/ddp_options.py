@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.paired import measure
+from benchmarks.harness.process_facts import process_facts
 from common.accelerator.state import available_cores
 from common.model import BasicNet
 from common.processes import process_group, ranks
@@ -93,6 +94,12 @@ def weights(name: str) -> Tensor:
         return nn.utils.parameters_to_vector(training.model.parameters()).detach().cpu()
 
 
+def rank_facts() -> dict:
+    """On a rank: how it is set while it trains, see `process_facts`."""
+    with _ranks_together():
+        return process_facts()
+
+
 @contextmanager
 def _ranks_together() -> Iterator[None]:
     """The process group of the ranks, each with its share of the cores."""
@@ -130,6 +137,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     steps = 2 if extent.quick else 40
     facts = {}
     plain, *_ = ranks(RANKS).run(weights, PLAIN)
+    set_like_this, *_ = ranks(RANKS).run(rank_facts)
     for name in rows:
         far = distance(name, plain)
         if not far <= TOLERANCE:
@@ -140,6 +148,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
             "steps": steps,
             "max_weight_difference": far,
             "tolerance": TOLERANCE,
+            **set_like_this,
         }
     contestants: dict[str, Callable[[], float]] = {name: partial(_images_per_sec, name, steps) for name in rows}
     samples = measure(contestants, extent.rounds)

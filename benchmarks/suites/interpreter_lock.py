@@ -22,6 +22,7 @@ from torch import nn
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import measure
+from benchmarks.harness.process_facts import process_facts
 from common.model import BasicNet
 from common.processes import process_group, ranks
 
@@ -79,6 +80,12 @@ def in_this_process(samples: int, count: int) -> float:
         return replica.seconds
 
 
+def rank_facts() -> dict:
+    """On a rank: how the processes of all rows are set, see `process_facts`."""
+    torch.set_num_threads(1)
+    return process_facts()
+
+
 def _in_processes(samples: int, count: int) -> float:
     return max(ranks(WORKERS).run(in_this_process, samples, count))
 
@@ -107,7 +114,8 @@ def measured(samples: int, rows: tuple[str, ...], extent: Extent) -> dict:
     }
     contestants = {row: partial(_microseconds, run) for row, run in chosen(seconds, rows).items()}
     turns = measure(contestants, extent.rounds)
-    facts = {row: {"samples_per_worker": samples, "forwards": count} for row in rows}
+    (set_like_this,) = ranks(1).run(rank_facts)
+    facts = {row: {"samples_per_worker": samples, "forwards": count, **set_like_this} for row in rows}
     pairs = [(THREADS, ALONE), (PROCESSES, ALONE), (THREADS, PROCESSES)]
     return records.group(title(samples), "µs", turns, facts, pairs)
 

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.process_facts import process_facts
 from common.allocator import keep_large_blocks, minor_faults
 from common.args import parse_args
 from common.data import load_data
@@ -409,6 +410,7 @@ class Staircase:
             "launches_per_step": seen.launches,
             "waiting_ms_per_step": seen.waiting,
             **evidence,
+            **process_facts(),
         }
         self.contestants[stair.name] = partial(self._sample, stair.name, training, steps)
 

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.process_facts import process_facts
 from benchmarks.harness.threads import single_thread
 from common.allocator import keep_large_blocks
 
@@ -221,7 +222,8 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     """The record of these rows. What an abstraction adds is known where its raw loop is one of them."""
     with single_thread():
         samples = measure(chosen(contestants(), rows), extent.rounds)
-    return summary(samples) | {"skipped": skipped()}
+        record = summary(samples)
+    return record | {"skipped": skipped()}
 
 
 def missing(*names: str) -> list[str]:
@@ -232,6 +234,8 @@ def missing(*names: str) -> list[str]:
 def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
     """The record of `records.group`: steps in µs, and what each adds to its raw loop as a "difference".
 
+    To be called where the loops ran, because the rows say how this process is set.
+
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
@@ -240,7 +244,8 @@ def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
         if name not in (RAW, RAW_LIKE_TRAINER):
             is_trainer = name.lower().endswith("trainer")
             added.append((name, RAW_LIKE_TRAINER if is_trainer else RAW))
-    return records.group(TITLE, "µs", samples, differences=added, notes=notes)
+    facts = {name: process_facts() for name in samples}
+    return records.group(TITLE, "µs", samples, facts, differences=added, notes=notes)
 
 
 def skipped() -> list[str]:

@@ -62,11 +62,13 @@ class Link:
 
     Attributes:
         sent: of each way the bytes that a rank sent for one backward, one number a round.
+        process: of each way how a rank is set, see `process_facts`.
     """
 
     def __init__(self, net: Network, name: str, steps: int) -> None:
         self.name = name
         self.sent: dict[str, list[float]] = {}
+        self.process: dict[str, dict] = {}
         self._net = net
         self._steps = steps
 
@@ -80,6 +82,7 @@ class Link:
         answers = self._net.ask("time_steps", way=way, steps=self._steps)
         sent = max(answer["bytes"] for answer in answers)
         self.sent.setdefault(way, []).append(sent)
+        self.process[way] = answers[0]["process"]
         return 1000 * max(answer["seconds"] for answer in answers)
 
 
@@ -143,6 +146,7 @@ def record(link: Link, samples: Samples, drift: dict[str, Drift], training_steps
             "bytes_per_backward": round(sent),
             "backwards_per_step": WAYS[way].backwards,
             "compresses": WAYS[way].compresses,
+            **link.process[way],
         }
         if way in drift:
             facts[way] |= {"drift": records.rounded(drift[way].share), "loss": records.rounded(drift[way].loss)}

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests import conftest
 
@@ -16,7 +17,8 @@ def decide(monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
 
-    def workers(args_source, cores=2, numprocesses=None, usepdb=False, xdist=True):
+    def workers(args_source, cores=2, gpu=False, numprocesses=None, usepdb=False, xdist=True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr(conftest, "available_cores", lambda: cores)
         option = SimpleNamespace(numprocesses=numprocesses, dist="no", usepdb=usepdb)
         plugins = SimpleNamespace(hasplugin=lambda name: xdist and name == "xdist")
@@ -36,10 +38,11 @@ def test_the_whole_suite_has_a_worker_for_each_of_up_to_four_cores(decide):
     [
         {"args_source": NAMED},
         {"args_source": WHOLE_SUITE, "cores": 1},
+        {"args_source": WHOLE_SUITE, "gpu": True},
         {"args_source": WHOLE_SUITE, "usepdb": True},
         {"args_source": WHOLE_SUITE, "xdist": False},
     ],
-    ids=["a file", "one core", "a debugger", "without pytest-xdist"],
+    ids=["a file", "one core", "a GPU", "a debugger", "without pytest-xdist"],
 )
 def test_everything_else_runs_in_one_process(case, decide):
     assert decide(**case) == (None, "no")

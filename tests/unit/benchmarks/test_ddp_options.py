@@ -5,9 +5,10 @@ import torch
 
 from benchmarks.harness.groups import Extent
 from benchmarks.suites import ddp_options
-from benchmarks.suites.ddp_options import PLAIN, weights
+from benchmarks.suites.ddp_options import PLAIN, rank_facts, seconds_per_step, weights
 
 ROW = "one bucket"
+PROCESS = {"threads_per_process": 1}
 EXTENT = Extent(rounds=2, seconds=0.1, data_flags=(), quick=True)
 
 
@@ -17,9 +18,12 @@ def weights_of_row_are_off_by(monkeypatch):
 
     def let(distance: float) -> None:
         class Ranks:
-            def run(self, job, name, *_):
-                if job is not weights:
+            def run(self, job, name=PLAIN, *_):
+                if job is rank_facts:
+                    return [PROCESS, PROCESS]
+                if job is seconds_per_step:
                     return [0.1, 0.2]
+                assert job is weights
                 return [torch.full((3,), distance if name == ROW else 0.0, dtype=torch.float64)]
 
         monkeypatch.setattr(ddp_options, "ranks", lambda world_size: Ranks())
@@ -34,6 +38,7 @@ def test_weights_that_differ_by_rounding_are_the_same_training(weights_of_row_ar
     facts = record["rows"][ROW]
     assert facts["max_weight_difference"] == pytest.approx(5e-11)
     assert facts["max_weight_difference"] <= facts["tolerance"]
+    assert PROCESS.items() <= facts.items()
     assert facts["median"] == pytest.approx(ddp_options.RANKS * ddp_options.BATCH_SIZE / 0.2)
 
 

@@ -30,6 +30,9 @@ SAMPLES = {
 }
 
 
+PROCESS = {"threads_per_process": 1, "pinned_to_cores": True}
+
+
 class _Cable:
     """A network on which every way takes the milliseconds of SAMPLES and sends half a gradient."""
 
@@ -40,8 +43,8 @@ class _Cable:
         self.limited.append(name)
 
     def ask(self, job: str, way: str, steps: int) -> list[dict]:
-        slower = {"seconds": SAMPLES[way][0] / 1000, "bytes": GRADIENT / 2}
-        return [{"seconds": 0.001, "bytes": 1.0}, slower]
+        slower = {"seconds": SAMPLES[way][0] / 1000, "bytes": GRADIENT / 2, "process": PROCESS}
+        return [{"seconds": 0.001, "bytes": 1.0, "process": PROCESS}, slower]
 
 
 def _group(name: str = "1 Gbit/s") -> dict:
@@ -67,6 +70,7 @@ def test_the_record_says_what_each_way_adds_sends_and_changes():
     assert added == {NAIVE: 101.0, TORCH: 21.0, NO_SYNC: 13.0, "fp16": 9.0}
     assert group["rows"]["fp16"]["drift"] == 0.0123 and "drift" not in group["rows"][NAIVE]
     assert group["rows"][NO_SYNC]["backwards_per_step"] == 2
+    assert all(PROCESS.items() <= row.items() for row in group["rows"].values())
     pairs = {pair["of"]: pair["to"] for pair in group["pairs"] if pair["kind"] == "ratio"}
     assert pairs == {TORCH: NAIVE, NO_SYNC: NAIVE, "fp16": NAIVE}
     baselines = {pair["of"]: pair["to"] for pair in group["pairs"] if pair["kind"] == "difference"}

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.harness.groups import Extent
 from benchmarks.harness.process_facts import process_facts
-from benchmarks.suites import evaluation, loading
+from benchmarks.suites import evaluation, loading, overhead
 from common import ladder
 from common.accelerator.state import available_cores
 
@@ -81,6 +81,14 @@ def test_every_row_of_loading_says_how_its_process_is_set(monkeypatch):
     extent = Extent(rounds=1, seconds=0.1, data_flags=SYNTHETIC, quick=True)
     record = loading.measured(tuple(rows), extent)
     assert all(process_facts().items() <= row.items() for row in record["rows"].values())
+
+
+def test_every_row_of_the_overhead_says_how_its_process_is_set(monkeypatch):
+    rows = [overhead.RAW, "common.accelerator"]
+    monkeypatch.setattr(overhead, "contestants", lambda: dict.fromkeys(rows, lambda: 1.0))
+    record = overhead.measured(tuple(rows), Extent(rounds=2, seconds=0.1, data_flags=(), quick=True))
+    for row in record["rows"].values():
+        assert row["threads_per_process"] == 1 and row["allocator"] == process_facts()["allocator"]
 
 
 def test_every_row_of_evaluation_says_how_its_ranks_are_set():
