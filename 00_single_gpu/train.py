@@ -18,7 +18,7 @@ from common.run import Run
 def train(args):
     device = args.device
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # what is asked of "cuda" is then asked of this one
+        torch.cuda.set_device(device)  # from here on "cuda" without a number means this GPU
     train_set, test_set = load_data(args)
     sampler = RandomSampler(train_set, generator=torch.Generator())
     # Only from pinned memory can a batch be copied to the GPU while the CPU goes on.

@@ -58,7 +58,7 @@ def to_dict(batch):
 
 def compute_metrics(prediction):  # arrays with the samples of all ranks, each once
     log_probs, labels = prediction.predictions, prediction.label_ids
-    # By default the loss counts the samples twice that even out the processes' batches.
+    # By default samples that are repeated, so that all processes have equally many, count twice in the loss.
     loss = -log_probs[range(len(labels)), labels].mean(dtype="float64")
     correct = log_probs.argmax(axis=1) == labels
     return {"loss": loss, "accuracy": correct.mean(), "evaluated": len(correct)}
@@ -67,7 +67,7 @@ def compute_metrics(prediction):  # arrays with the samples of all ranks, each o
 def train(args):
     train_set, test_set = load_data(args)
     model = build_model(args)
-    # By default AdamW without weight decay, and with it biases are spared; elsewhere on the ladder all decay by 0.01.
+    # By default AdamW has no weight decay, or leaves biases out of it. At the other levels all weights decay by 0.01.
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     micro_batch = args.batch_size // world_size // args.gradient_accumulation_steps
@@ -83,7 +83,7 @@ def train(args):
         lr_scheduler_type="constant",  # by default linear, down to 0
         max_grad_norm=0,  # by default 1.0: gradients are clipped
         remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
-        label_names=["labels"],  # by default the parameters of model.forward that are called so
+        label_names=["labels"],  # by default those parameters of model.forward whose names contain "label"
         eval_strategy="epoch",  # by default never
         logging_strategy="epoch",  # by default every 500 steps
         save_strategy="steps" if args.checkpoint_dir else "no",

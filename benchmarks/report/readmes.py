@@ -170,7 +170,7 @@ def paired(record: dict, level: str) -> float:
 
 def devices() -> str:
     """Peak MiB of BasicNet's training on several devices, as a table."""
-    lines = ["| devices | first | each other | ratio | DDP, each |", "|--:|--:|--:|--:|--:|"]
+    lines = ["| devices | first | each of the others | ratio | DDP, each |", "|--:|--:|--:|--:|--:|"]
     data_parallel = _basic_net_rows("DataParallel")
     ddp = _basic_net_rows("DDP")
     for ours, theirs in zip(data_parallel, ddp, strict=True):

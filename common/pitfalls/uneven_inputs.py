@@ -1,4 +1,4 @@
-"""Uneven inputs without Join: the rank with one batch more waits for ever.
+"""Uneven inputs without Join: the rank with one batch more waits in vain.
 
 Backward through DDP is a collective: every rank must take part as often as
 every other. The rank that runs out of batches leaves the loop, and the others
