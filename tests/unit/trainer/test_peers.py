@@ -9,8 +9,10 @@ import torch
 
 from common import ladder
 from common.args import parse_args
+from common.processes import ranks
 from common.trainer import Trainer, TrainingArguments
-from tests.levels import EXACT, farthest
+from tests.levels import EXACT, farthest, run_level
+from tests.states import OURS, THEIRS, forget_states
 from tests.unit.trainer.toy import Points, accuracy, seeded_net, without_timings
 
 pytestmark = pytest.mark.slow
@@ -73,13 +75,19 @@ def test_arguments_mean_what_they_mean_there(name, tmp_path, transformers):
         assert getattr(our_state, field) == getattr(their_state, field), field
 
 
-def switched_level(folder):
-    """Level 04 with the import switched, as a module."""
+def switched_script(folder) -> Path:
+    """Level 04's file with the import switched."""
     source = ladder.script("04_trainer").read_text()
     assert source.count("common.trainer import") == 1
     script = Path(folder, "04_trainer", "train.py")
     script.parent.mkdir()
     script.write_text(source.replace("common.trainer", "transformers"))
+    return script
+
+
+def switched_level(folder):
+    """The same as a module."""
+    script = switched_script(folder)
     spec = importlib.util.spec_from_file_location("switched_level", script)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -115,3 +123,24 @@ def test_level_04_runs_on_it_with_the_import_switched(accumulation, tmp_path, tr
         assert result[key] == pytest.approx(their_result[key], rel=1e-5)  # theirs are summed in float32
     assert state.keys() == their_state.keys()
     assert [entry.keys() for entry in state["log_history"]] == [entry.keys() for entry in their_state["log_history"]]
+
+
+def _train_and_forget(library, argv, path=None):
+    """On a rank: level 04's result and weights, or those of another version of its file."""
+    try:
+        return run_level("04_trainer", argv, path)
+    finally:
+        forget_states(library)
+
+
+def test_level_04_on_two_processes_ends_with_its_bits(tmp_path, transformers):
+    argv = [*EXACT, "--eval-samples", "96"]
+    outcomes = ranks(2).run(_train_and_forget, OURS, argv)
+    offline = {"HF_HUB_OFFLINE": "1"}
+    theirs = ranks(2).run(_train_and_forget, THEIRS, argv, switched_script(tmp_path), environment=offline)
+    for (result, _), (their_result, _) in zip(outcomes, theirs, strict=True):
+        for key in ("steps", "evaluated", "accuracy", "world_size"):
+            assert result[key] == their_result[key]
+    (_, weights), (_, their_weights) = outcomes[0], theirs[0]
+    assert weights.keys() == their_weights.keys()
+    assert all(torch.equal(weights[name], their_weights[name]) for name in weights)
