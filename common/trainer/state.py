@@ -83,6 +83,8 @@ class Progress:
         batches: how many micro-batches of it are done, on each rank.
         epoch_ended: whether what follows an epoch has begun.
         epoch_stopped: whether a callback has ended the epoch early.
+        carried_batches: how many micro-batches at the end of the epoch before were too few for a step. Their gradients
+            become a part of the next step.
         batches_per_epoch, samples_per_batch, accumulation: what `batches` counts, the samples over all ranks. A run
             with other values cannot go on from it.
         total_loss: the sum of the steps' losses that have been logged.
@@ -97,6 +99,7 @@ class Progress:
     batches: int = 0
     epoch_ended: bool = False
     epoch_stopped: bool = False
+    carried_batches: int = 0
     batches_per_epoch: int = 0
     samples_per_batch: int = 0
     accumulation: int = 1
@@ -113,9 +116,13 @@ class Progress:
         return self.batches % self.accumulation != 0 and self.batches != self.batches_per_epoch
 
     def go_back_to_whole_step(self) -> None:
-        """Take back the micro-batches of a step that is not complete."""
+        """Take back the micro-batches of a step that is not complete.
+
+        Their gradients have been added to those that were carried, so the latter are lost with them.
+        """
         if self.is_within_step:
             self.batches -= self.batches % self.accumulation
+            self.carried_batches = 0
 
     def counts_like(self, other: "Progress") -> bool:
         """Whether `batches` of both mean the same samples."""

@@ -180,7 +180,8 @@ class Trainer:
         first_step = self.state.global_step
 
         self._ignore_keys_for_eval = ignore_keys_for_eval
-        self.model_wrapped.zero_grad()
+        if self.progress.carried_batches == 0:
+            self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
         is_resumed = first_step > 0
         if is_resumed and first_step >= self.state.max_steps:
@@ -455,6 +456,7 @@ class Trainer:
         if not self._follows_metric() and not self.accelerator.optimizer_step_was_skipped:
             self.lr_scheduler.step()
         self.model_wrapped.zero_grad()
+        progress.carried_batches = 0
         state.global_step += 1
         state.epoch = epoch + progress.batches / plan.batches_per_epoch
         self.call_event("on_step_end")
@@ -480,6 +482,7 @@ class Trainer:
         was_stopped_within = self.control.should_training_stop and not self.control.should_epoch_stop
         if was_stopped_within and not is_complete:
             return  # A resumed run goes on in this epoch, so the loader keeps its position.
+        progress.carried_batches = progress.batches % plan.accumulation if progress.is_within_step else 0
         progress.epoch = epoch + 1
         progress.batches = 0
         self._close_epoch()
@@ -592,8 +595,25 @@ class Trainer:
         is_cut_short = self.control.should_epoch_stop and not progress.epoch_ended
         for part in (self.control, replace(progress, epoch_stopped=is_cut_short)):
             state.stateful_callbacks[type(part).__name__] = {"args": asdict(part), "attributes": {}}
-        checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
+        with self._carried_gradients_in_checkpoint():
+            checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
         self.call_event("on_save")
+
+    @contextmanager
+    def _carried_gradients_in_checkpoint(self) -> Iterator[None]:
+        """Let the accelerator save gradients that the next step is to take in.
+
+        It saves them where its own count of micro-batches is within a window. The Trainer counts instead of it, so it
+        learns the count here, and only for this checkpoint.
+        """
+        accelerator = self.accelerator
+        accelerator.gradient_accumulation_steps = self.progress.accumulation
+        accelerator.step = self.progress.carried_batches
+        try:
+            yield
+        finally:
+            accelerator.gradient_accumulation_steps = 1
+            accelerator.step = 0
 
     def _note_best_checkpoint(self) -> None:
         """Remember where the best model is saved, if this run has saved it; another run's folder is not it."""
@@ -626,6 +646,7 @@ class Trainer:
 
         with self._keep_registered_loaders(), accelerator.register_load_state_pre_hook(load_trainer_state):
             accelerator.load_state(folder)
+        accelerator.step = 0  # of the checkpoint; this Trainer counts the micro-batches itself
         self._running_loss.restore(self.progress.loss_since_log, accelerator.process_index, accelerator.num_processes)
 
         is_prepared = loading.is_prepared(self.train_dataloader)
@@ -656,6 +677,7 @@ class Trainer:
         """
         steps_of_epoch = self.state.global_step % plan.steps_per_epoch
         progress = self.progress
+        progress.carried_batches = 0
         progress.epoch = self.state.global_step // plan.steps_per_epoch
         progress.batches = steps_of_epoch * plan.accumulation
         progress.batches_per_epoch = plan.batches_per_epoch

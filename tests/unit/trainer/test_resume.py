@@ -1,5 +1,6 @@
 """Interrupted anywhere and resumed, a training ends as if it had not been: same weights, same log history."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -333,6 +334,75 @@ def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_
     straight = run(tmp_path / "straight", [], None)
     run(tmp_path / "stopped", [StopAt("on_epoch_end", 1)], None)
     assert_same_end(run(tmp_path / "stopped", [], True), straight)
+
+
+class CutAt(TrainerCallback):
+    """Ends every epoch after so many of the micro-batches that do not end a step."""
+
+    def __init__(self, substeps):
+        self.substeps = substeps
+        self.seen = 0
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.seen = 0
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        self.seen += 1
+        control.should_epoch_stop = self.seen == self.substeps
+
+
+class ForgetAt(TrainerCallback):
+    """Throws away the gradients that there are at the beginning of an epoch."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+        self.begun = 0
+
+    def on_epoch_begin(self, args, state, control, model, **kwargs):
+        self.begun += 1
+        if self.begun == self.epoch:
+            model.zero_grad()
+
+
+@pytest.mark.parametrize("way", ["the stream ends", "a callback ends the epoch"])
+def test_gradients_that_the_next_epoch_takes_in_are_in_a_checkpoint_between_the_epochs(way, tmp_path):
+    """A stream of 6 micro-batches, of which 4 make a step: 2 are left. The callback leaves 1 of the second step."""
+
+    def run(folder, resume):
+        callbacks = [CutAt(4)] if way == "a callback ends the epoch" else []
+        extra = {"train_dataset": ShuffledStream(), "callbacks": callbacks}
+        settings = {"max_steps": 8, "logging_steps": 1, "save_strategy": "epoch", "gradient_accumulation_steps": 4}
+        trainer = make_trainer(folder, extra=extra, per_device_train_batch_size=4, **settings)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = run(tmp_path, None)
+    for step in (1, 3):
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        progress = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["Progress"]["args"]
+        assert progress["carried_batches"] == (2 if way == "the stream ends" else 1)
+        assert (checkpoint / "gradients_0.bin").exists()
+        assert_same_end(run(tmp_path / f"again-{step}", str(checkpoint)), straight)
+
+
+def test_a_run_that_is_stopped_within_the_step_that_takes_gradients_in_trains_that_step_once(tmp_path):
+    """What the step took in is lost; its own micro-batches are trained once, not added to what was saved of them."""
+
+    def run(folder, callbacks, resume):
+        extra = {"train_dataset": ShuffledStream(), "callbacks": callbacks}
+        settings = {"max_steps": 2, "logging_steps": 1, "save_strategy": "epoch", "gradient_accumulation_steps": 4}
+        trainer = make_trainer(folder, extra=extra, per_device_train_batch_size=4, **settings)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    # The first epoch has one step and carries two micro-batches; the second epoch is stopped after one more.
+    run(tmp_path, [StopAt("on_substep_end", 6)], None)
+    resumed = run(tmp_path, [], True)
+    assert resumed.state.global_step == 2
+    assert resumed.progress.carried_batches == 0
+
+    trainer = run(tmp_path / "lost", [ForgetAt(2)], None)
+    assert torch.equal(weights(resumed), weights(trainer))
 
 
 class Tied(nn.Module):
