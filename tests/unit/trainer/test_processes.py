@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common.processes import ranks
 from common.trainer import TrainerCallback, get_last_checkpoint
 from tests.states import forget_states
-from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
+from tests.unit.trainer.toy import CutAt, Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
 
 ROOT = Path(__file__).parents[3]
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
@@ -49,7 +49,17 @@ class StopWithinStep(TrainerCallback):
             control.should_training_stop = True
 
 
-def run(folder, accumulation=1, world_size=1, resume=None, stop_at=None, stop_within=None, dropout=0.0, **arguments):
+def run(
+    folder,
+    accumulation=1,
+    world_size=1,
+    resume=None,
+    stop_at=None,
+    stop_within=None,
+    cut_at=None,
+    dropout=0.0,
+    **arguments,
+):
     torch.set_num_threads(1)
     try:
         settings = {"gradient_accumulation_steps": accumulation, "dataloader_drop_last": True, "num_train_epochs": 2}
@@ -67,6 +77,8 @@ def run(folder, accumulation=1, world_size=1, resume=None, stop_at=None, stop_wi
             trainer.add_callback(Stop(stop_at))
         if stop_within is not None:
             trainer.add_callback(StopWithinStep(stop_within))
+        if cut_at is not None:
+            trainer.add_callback(CutAt(cut_at))
         trainer.train(resume_from_checkpoint=resume)
         return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
     finally:
@@ -114,6 +126,19 @@ def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(t
     ranks(2).run(run, stopped, 2, 2, stop_within=3, **saving)
     resumed = ranks(2).run(run, stopped, 2, 2, resume=str(stopped / "checkpoint-3"), **saving)
     assert torch.equal(resumed[0][0], resumed[1][0])
+    for got, expected in zip(resumed, straight, strict=True):
+        assert torch.equal(got[0], expected[0])
+        assert got[1] == expected[1]
+
+
+def test_each_process_takes_its_own_gradients_into_the_next_epoch_also_after_a_resumption(tmp_path):
+    """A callback ends each epoch within its third step, whose gradients have not been averaged over the ranks by then."""
+    saving = {"save_strategy": "epoch", "eval_strategy": "no", "logging_steps": 1}
+    straight = ranks(2).run(run, tmp_path / "straight", 2, 2, cut_at=3, **saving)
+    first, second = (torch.load(tmp_path / "straight" / "checkpoint-2" / f"gradients_{rank}.bin") for rank in (0, 1))
+    assert any(not torch.equal(first[0][name], second[0][name]) for name in first[0])
+    checkpoint = str(tmp_path / "straight" / "checkpoint-2")
+    resumed = ranks(2).run(run, tmp_path / "again", 2, 2, cut_at=3, resume=checkpoint, **saving)
     for got, expected in zip(resumed, straight, strict=True):
         assert torch.equal(got[0], expected[0])
         assert got[1] == expected[1]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from common.trainer.callbacks import EVENTS
-from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
+from tests.unit.trainer.toy import CutAt, Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
 
 
 class Killed(BaseException):
@@ -334,21 +334,6 @@ def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_
     straight = run(tmp_path / "straight", [], None)
     run(tmp_path / "stopped", [StopAt("on_epoch_end", 1)], None)
     assert_same_end(run(tmp_path / "stopped", [], True), straight)
-
-
-class CutAt(TrainerCallback):
-    """Ends every epoch after so many of the micro-batches that do not end a step."""
-
-    def __init__(self, substeps):
-        self.substeps = substeps
-        self.seen = 0
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        self.seen = 0
-
-    def on_substep_end(self, args, state, control, **kwargs):
-        self.seen += 1
-        control.should_epoch_stop = self.seen == self.substeps
 
 
 class ForgetAt(TrainerCallback):

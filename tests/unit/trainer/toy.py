@@ -69,6 +69,21 @@ def trained(output_dir, **kwargs) -> torch.Tensor:
     return weights(trainer)
 
 
+class CutAt(TrainerCallback):
+    """Ends every epoch after so many of the micro-batches that do not end a step."""
+
+    def __init__(self, substeps):
+        self.substeps = substeps
+        self.seen = 0
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.seen = 0
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        self.seen += 1
+        control.should_epoch_stop = self.seen == self.substeps
+
+
 class Spy(TrainerCallback):
     """Calls a function at one event."""
 
