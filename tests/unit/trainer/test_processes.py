@@ -132,7 +132,7 @@ def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(t
 
 
 def test_each_process_takes_its_own_gradients_into_the_next_epoch_also_after_a_resumption(tmp_path):
-    """A callback ends each epoch within its third step, whose gradients have not been averaged over the ranks by then."""
+    """A callback ends each epoch within its third step, before the ranks have averaged the gradients of that step."""
     saving = {"save_strategy": "epoch", "eval_strategy": "no", "logging_steps": 1}
     straight = ranks(2).run(run, tmp_path / "straight", 2, 2, cut_at=3, **saving)
     first, second = (torch.load(tmp_path / "straight" / "checkpoint-2" / f"gradients_{rank}.bin") for rank in (0, 1))
