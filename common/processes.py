@@ -258,11 +258,11 @@ def ranks(world_size: int) -> Ranks:
 
 
 def started_pools() -> list[Ranks]:
-    """The pools of this program that have had a job."""
-    return list(_pools.values())
+    """The pools of this program whose processes are running."""
+    return [pool for pool in _pools.values() if pool._workers]
 
 
 @atexit.register
 def _stop_all() -> None:
-    for pool in _pools.values():
+    for pool in started_pools():
         pool.stop(patience=5)

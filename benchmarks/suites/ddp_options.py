@@ -137,7 +137,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     steps = 2 if extent.quick else 40
     facts = {}
     plain, *_ = ranks(RANKS).run(weights, PLAIN)
-    set_like_this, *_ = ranks(RANKS).run(rank_facts)
+    facts_of_rank_0, *_ = ranks(RANKS).run(rank_facts)
     for name in rows:
         far = distance(name, plain)
         if not far <= TOLERANCE:
@@ -148,7 +148,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
             "steps": steps,
             "max_weight_difference": far,
             "tolerance": TOLERANCE,
-            **set_like_this,
+            **facts_of_rank_0,
         }
     contestants: dict[str, Callable[[], float]] = {name: partial(_images_per_sec, name, steps) for name in rows}
     samples = measure(contestants, extent.rounds)

@@ -114,8 +114,8 @@ def measured(samples: int, rows: tuple[str, ...], extent: Extent) -> dict:
     }
     contestants = {row: partial(_microseconds, run) for row, run in chosen(seconds, rows).items()}
     turns = measure(contestants, extent.rounds)
-    (set_like_this,) = ranks(1).run(rank_facts)
-    facts = {row: {"samples_per_worker": samples, "forwards": count, **set_like_this} for row in rows}
+    (facts_of_rank,) = ranks(1).run(rank_facts)
+    facts = {row: {"samples_per_worker": samples, "forwards": count, **facts_of_rank} for row in rows}
     pairs = [(THREADS, ALONE), (PROCESSES, ALONE), (THREADS, PROCESSES)]
     return records.group(title(samples), "µs", turns, facts, pairs)
 

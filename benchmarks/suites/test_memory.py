@@ -13,8 +13,10 @@ def rows(request, devices, quick) -> list[dict]:
     """The rows on so many devices: measured, or with --replay those of the record."""
     folder = request.config.getoption("--replay")
     if folder is None:
-        # The ranks of eight devices take turns on a few cores: a quick look is at one network there.
-        networks = ["basic_net"] if quick and devices > 2 else list(NETWORKS)
+        networks = list(NETWORKS)
+        if quick and devices > 2:
+            # The ranks of eight devices take turns on a few cores: a quick look is at one network there.
+            networks = ["basic_net"]
         return memory.measure(networks, [devices], wrappers=memory.ALL_WRAPPERS)
     try:
         return memory.recorded(folder, devices)

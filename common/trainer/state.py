@@ -111,9 +111,16 @@ class Progress:
     saved_steps: list[int] = field(default_factory=list)
 
     @property
+    def batches_of_open_step(self) -> int:
+        """How many micro-batches of the last step are done, if it is not complete; 0 if it is."""
+        if self.batches == self.batches_per_epoch:
+            return 0
+        return self.batches % self.accumulation
+
+    @property
     def is_within_step(self) -> bool:
         """Whether the last step is not complete: a callback has stopped the training between its micro-batches."""
-        return self.batches % self.accumulation != 0 and self.batches != self.batches_per_epoch
+        return self.batches_of_open_step != 0
 
     def go_back_to_whole_step(self) -> None:
         """Take back the micro-batches of a step that is not complete.
@@ -121,7 +128,7 @@ class Progress:
         Their gradients have been added to those that were carried, so the latter are lost with them.
         """
         if self.is_within_step:
-            self.batches -= self.batches % self.accumulation
+            self.batches -= self.batches_of_open_step
             self.carried_batches = 0
 
     def counts_like(self, other: "Progress") -> bool:

@@ -482,7 +482,7 @@ class Trainer:
         was_stopped_within = self.control.should_training_stop and not self.control.should_epoch_stop
         if was_stopped_within and not is_complete:
             return  # A resumed run goes on in this epoch, so the loader keeps its position.
-        progress.carried_batches = progress.batches % plan.accumulation if progress.is_within_step else 0
+        progress.carried_batches = progress.batches_of_open_step
         progress.epoch = epoch + 1
         progress.batches = 0
         self._close_epoch()

@@ -27,6 +27,7 @@ LONG = {rung: pytest.param(rung, marks=pytest.mark.long) for rung in ladder.rung
 @pytest.mark.long
 @pytest.mark.timeout(60 + 60 * LAUNCHES)
 def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
+    before = set(os.listdir("/dev/shm"))
     for number in range(LAUNCHES):
         level = ladder.DISTRIBUTED[number % 3]
         done = run_to_end(torchrun(script(level), *SHORT, "--max-steps", "1"), TMPDIR=str(tmp_path))
@@ -35,13 +36,14 @@ def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
         name for name in os.listdir(tmp_path) if not name.startswith("torch")
     ]  # empty folders of torchrun and torch
     assert left == []
-    assert _abandoned_shared_memory() == []
+    new = set(os.listdir("/dev/shm")) - before
+    assert [name for name in new if not _is_in_use(name)] == []
 
 
-def _abandoned_shared_memory() -> list[str]:
-    """The names of torch's shared memory (`torch_PID_…`) whose process is no more."""
-    found = [(name, re.match(r"torch_(\d+)_", name)) for name in os.listdir("/dev/shm")]
-    return [name for name, maker in found if maker and not Path(f"/proc/{maker[1]}").exists()]
+def _is_in_use(name: str) -> bool:
+    """Whether this is shared memory of torch (`torch_PID_…`) whose process runs: that of a test in another worker."""
+    maker = re.match(r"torch_(\d+)_", name)
+    return maker is not None and Path(f"/proc/{maker[1]}").exists()
 
 
 @pytest.mark.long

@@ -1,12 +1,12 @@
 """The same script on Hugging Face's Trainer: same weights, same log keys, same keys in trainer_state.json."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.suites import launch
 from common import ladder
 from common.args import parse_args
 from common.processes import ranks
@@ -75,23 +75,10 @@ def test_arguments_mean_what_they_mean_there(name, tmp_path, transformers):
         assert getattr(our_state, field) == getattr(their_state, field), field
 
 
-def switched_script(folder) -> Path:
+def switched_script(folder: Path) -> Path:
     """Level 04's file with the import switched."""
-    source = ladder.script("04_trainer").read_text()
-    assert source.count("common.trainer import") == 1
-    script = Path(folder, "04_trainer", "train.py")
-    script.parent.mkdir()
-    script.write_text(source.replace("common.trainer", "transformers"))
-    return script
-
-
-def switched_level(folder):
-    """The same as a module."""
-    script = switched_script(folder)
-    spec = importlib.util.spec_from_file_location("switched_level", script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    assert ladder.script("04_trainer").read_text().count("common.trainer import") == 1
+    return launch.switched(launch.PEERS["04 on transformers"], folder)
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -102,7 +89,8 @@ def test_level_04_runs_on_it_with_the_import_switched(accumulation, tmp_path, tr
     sizes = ["--train-samples", "288" if accumulation > 1 else "250", "--eval-samples", "96"]
     argv = [*EXACT, *sizes, "--gradient-accumulation-steps", str(accumulation)]
     ends = []
-    for name, module in (("ours", ladder.load("04_trainer")), ("theirs", switched_level(tmp_path))):
+    modules = {"ours": ladder.load("04_trainer"), "theirs": ladder.load("04_trainer", switched_script(tmp_path))}
+    for name, module in modules.items():
         checkpoints = tmp_path / name
         flags = [
             "--save",

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -323,17 +324,19 @@ class ShuffledStream(IterableDataset):
         return (points[index] for index in order.tolist())
 
 
-def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path):
-    def run(folder, callbacks, resume):
-        extra = {"train_dataset": ShuffledStream(), "callbacks": callbacks}
-        settings = {"max_steps": 8, "logging_steps": 1, "save_strategy": "epoch"}
-        trainer = make_trainer(folder, extra=extra, per_device_train_batch_size=4, **settings)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
+def run_on_stream(folder, callbacks=(), resume=None, **arguments):
+    """A training on 6 micro-batches an epoch, which are a stream."""
+    extra = {"train_dataset": ShuffledStream(), "callbacks": list(callbacks)}
+    arguments = {"max_steps": 8, "logging_steps": 1, "save_strategy": "epoch"} | arguments
+    trainer = make_trainer(folder, extra=extra, per_device_train_batch_size=4, **arguments)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
 
-    straight = run(tmp_path / "straight", [], None)
-    run(tmp_path / "stopped", [StopAt("on_epoch_end", 1)], None)
-    assert_same_end(run(tmp_path / "stopped", [], True), straight)
+
+def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path):
+    straight = run_on_stream(tmp_path / "straight")
+    run_on_stream(tmp_path / "stopped", [StopAt("on_epoch_end", 1)])
+    assert_same_end(run_on_stream(tmp_path / "stopped", resume=True), straight)
 
 
 class ForgetAt(TrainerCallback):
@@ -353,15 +356,11 @@ class ForgetAt(TrainerCallback):
 def test_gradients_that_the_next_epoch_takes_in_are_in_a_checkpoint_between_the_epochs(way, tmp_path):
     """A stream of 6 micro-batches, of which 4 make a step: 2 are left. The callback leaves 1 of the second step."""
 
-    def run(folder, resume):
+    def run(folder, resume=None):
         callbacks = [CutAt(4)] if way == "a callback ends the epoch" else []
-        extra = {"train_dataset": ShuffledStream(), "callbacks": callbacks}
-        settings = {"max_steps": 8, "logging_steps": 1, "save_strategy": "epoch", "gradient_accumulation_steps": 4}
-        trainer = make_trainer(folder, extra=extra, per_device_train_batch_size=4, **settings)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
+        return run_on_stream(folder, callbacks, resume, gradient_accumulation_steps=4)
 
-    straight = run(tmp_path, None)
+    straight = run(tmp_path)
     for step in (1, 3):
         checkpoint = tmp_path / f"checkpoint-{step}"
         progress = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["Progress"]["args"]
@@ -372,21 +371,14 @@ def test_gradients_that_the_next_epoch_takes_in_are_in_a_checkpoint_between_the_
 
 def test_a_run_that_is_stopped_within_the_step_that_takes_gradients_in_trains_that_step_once(tmp_path):
     """What the step took in is lost; its own micro-batches are trained once, not added to what was saved of them."""
-
-    def run(folder, callbacks, resume):
-        extra = {"train_dataset": ShuffledStream(), "callbacks": callbacks}
-        settings = {"max_steps": 2, "logging_steps": 1, "save_strategy": "epoch", "gradient_accumulation_steps": 4}
-        trainer = make_trainer(folder, extra=extra, per_device_train_batch_size=4, **settings)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
-
+    run = partial(run_on_stream, max_steps=2, gradient_accumulation_steps=4)
     # The first epoch has one step and carries two micro-batches; the second epoch is stopped after one more.
-    run(tmp_path, [StopAt("on_substep_end", 6)], None)
-    resumed = run(tmp_path, [], True)
+    run(tmp_path, [StopAt("on_substep_end", 6)])
+    resumed = run(tmp_path, resume=True)
     assert resumed.state.global_step == 2
     assert resumed.progress.carried_batches == 0
 
-    trainer = run(tmp_path / "lost", [ForgetAt(2)], None)
+    trainer = run(tmp_path / "lost", [ForgetAt(2)])
     assert torch.equal(weights(resumed), weights(trainer))
 
 
