@@ -1,6 +1,6 @@
 """Random loaders on Accelerate and on the core: the same samples, lengths, draws and gathered rows, bit for bit.
 
-Where they may differ there is a row in the README's table; each has a condition here, which is looked at only if
+Where they may differ there is a row in the core's DIFFERENCES.md; each has a condition here, which is looked at only if
 something differs. Processes that need not talk to each other are played one after the other by this one.
 """
 
@@ -352,7 +352,7 @@ def guesses_the_length(script, ours, theirs):
     return script.streams or other_length or any(loop.skip for loop in script.loops)
 
 
-# The rows of the README's table that a difference may belong to: each with its condition.
+# The rows of DIFFERENCES.md that a difference may belong to: each with its condition.
 ROWS = {
     "the original crashes": lambda script, ours, theirs: theirs.error is not None,
     "even_batches=False for streams": fills_streams,

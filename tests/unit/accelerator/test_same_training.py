@@ -2,7 +2,7 @@
 
 A seed draws the script: accumulation, schedulers, clipping, dropout, skipped batches, several models. Both
 libraries run it in this process, or on two ranks over gloo. Weights, learning rates, sync flags, losses and norms are
-compared bit for bit. A script that touches a row of the README's table is counted by that row and not compared; at most
+compared bit for bit. A script that touches a row of DIFFERENCES.md is counted by that row and not compared; at most
 a quarter may touch one.
 """
 
