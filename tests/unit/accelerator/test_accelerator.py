@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import common.accelerator
 from common.accelerator import Accelerator
@@ -24,19 +24,12 @@ from common.accelerator.utils import (
     TorchDynamoPlugin,
 )
 from tests.states import THEIRS, forget_states
+from tests.toys import Stream
 
 
 def data(n):
     generator = torch.Generator().manual_seed(0)
     return torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)
-
-
-class Stream(IterableDataset):
-    def __init__(self, n):
-        self.pairs = list(zip(*data(n), strict=True))
-
-    def __iter__(self):
-        return iter(self.pairs)
 
 
 def train(accelerator, loader, model, optimizer, clip=None, own_backward=False):
@@ -61,9 +54,9 @@ def weights_after_an_epoch(n, batch, accumulation, dataset=TensorDataset, clip=N
     accelerator = Accelerator(gradient_accumulation_steps=accumulation, cpu=True)
     model, optimizer = parts(lr=lr)
     pairs = [tensor.double() for tensor in data(n)]
-    source = TensorDataset(*pairs) if dataset is TensorDataset else Stream(n)
-    if dataset is not TensorDataset:
-        source.pairs = list(zip(*pairs, strict=True))
+    source = TensorDataset(*pairs)
+    if dataset is Stream:
+        source = Stream(source)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(source, batch_size=batch))
     train(accelerator, loader, model, optimizer, clip)
     return model.weight.detach().clone()

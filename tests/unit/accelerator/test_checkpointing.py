@@ -12,7 +12,7 @@ from unittest import mock
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
@@ -20,6 +20,7 @@ from common.accelerator.state import PartialState
 from common.accelerator.utils import ProjectConfiguration, set_seed
 from common.processes import ranks
 from tests.states import forget_states
+from tests.toys import Stream
 
 
 class Net(torch.nn.Module):
@@ -38,14 +39,6 @@ class Noisy(TensorDataset):
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
         return x + random.random() + torch.rand(()) + numpy.random.rand(), y
-
-
-class Stream(IterableDataset):
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __iter__(self):
-        return (self.dataset[i] for i in range(len(self.dataset)))
 
 
 class Progress:

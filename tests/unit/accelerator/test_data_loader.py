@@ -35,6 +35,7 @@ from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.state import GradientState
 from common.accelerator.utils import synchronize_rng_state
 from tests.states import THEIRS, forget_states
+from tests.toys import Numbers
 
 
 class Stream(IterableDataset):
@@ -112,17 +113,6 @@ def samplers(n):
         yield lambda size: {"batch_size": size, "shuffle": True}
         yield lambda size: {"batch_size": size, "sampler": SubsetRandomSampler(subset)}
         yield lambda size: {"batch_size": size, "sampler": WeightedRandomSampler(range(1, n + 1), 2 * n)}
-
-
-class Numbers(Dataset):
-    def __init__(self, n):
-        self.n = n
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, index):
-        return torch.as_tensor(index)
 
 
 def test_each_real_sample_is_gathered_once_for_every_sampler():

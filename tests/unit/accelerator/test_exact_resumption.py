@@ -9,8 +9,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -20,16 +18,9 @@ from torch.utils.data import (
 
 from common.accelerator.data_loader import prepare_data_loader, skip_first_batches
 from common.accelerator.sampler import DistributedEvalSampler
+from tests.toys import Numbers, Stream
 
 N = 22
-
-
-class Numbers(Dataset):
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        return torch.as_tensor(index)
 
 
 class Augmented(Numbers):
@@ -39,16 +30,11 @@ class Augmented(Numbers):
         return torch.tensor([index, torch.rand(()).item()])
 
 
-class InOrder(IterableDataset):
-    def __iter__(self):
-        return iter(range(N))
-
-
 def seeded():
     return torch.Generator().manual_seed(5)
 
 
-DATA = Numbers()
+DATA = Numbers(N)
 # How the script makes its loader, and how it is prepared, for each kind of order.
 ORDERS = {
     "sequential": ({"batch_size": 3}, {}),
@@ -138,7 +124,7 @@ def test_loader_workers_change_nothing(kind, persistent):
 
 
 def test_random_numbers_that_the_data_set_draws_in_the_main_process_are_the_same():
-    assert_exact(lambda: prepared("random", 1, 0, Augmented()))
+    assert_exact(lambda: prepared("random", 1, 0, Augmented(N)))
 
 
 def test_an_evaluation_sampler_goes_on():
@@ -158,7 +144,7 @@ def test_dispatched_batches_go_on():
 @pytest.mark.parametrize("dispatch", [False, None])
 def test_a_stream_that_draws_nothing_goes_on(dispatch):
     def make():
-        loader = DataLoader(InOrder(), batch_size=2)
+        loader = DataLoader(Stream(DATA), batch_size=2)
         return prepare_data_loader(loader, torch.device("cpu"), put_on_device=True, dispatch_batches=dispatch)
 
     assert_exact(make)
@@ -235,7 +221,7 @@ class Lazy(Sampler):
 def test_what_cannot_be_exact_is_said_once_when_it_is_saved(caplog):
     loaders = {
         "Lazy": DataLoader(DATA, sampler=Lazy()),
-        "a stream": DataLoader(InOrder()),
+        "a stream": DataLoader(Stream(DATA)),
         "loader workers": DataLoader(DATA, num_workers=1),
         None: DataLoader(DATA, shuffle=True),
     }

@@ -4,26 +4,14 @@ import logging
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import DataLoaderConfiguration
 from common.processes import ranks
 from tests.states import forget_states
-
-
-class Stream(IterableDataset):
-    """A stream that knows its length."""
-
-    def __init__(self, n):
-        self.n = n
-
-    def __len__(self):
-        return self.n
-
-    def __iter__(self):
-        return ((torch.tensor(number),) for number in range(self.n))
+from tests.toys import SizedStream
 
 
 def numbers(n, batch_size=4, **how):
@@ -47,10 +35,10 @@ def save_after_two_steps(folder, *loaders):
 ANOTHER = {
     "fewer samples": (lambda: numbers(24, shuffle=True), lambda: numbers(10, shuffle=True)),
     "in order": (lambda: numbers(24, shuffle=True), lambda: numbers(24)),
-    "a stream": (lambda: numbers(24), lambda: DataLoader(Stream(24), batch_size=4)),
+    "a stream": (lambda: numbers(24), lambda: DataLoader(SizedStream(TensorDataset(torch.arange(24))), batch_size=4)),
     "a shorter stream": (
-        lambda: DataLoader(Stream(24), batch_size=4),
-        lambda: DataLoader(Stream(10), batch_size=4),
+        lambda: DataLoader(SizedStream(TensorDataset(torch.arange(24))), batch_size=4),
+        lambda: DataLoader(SizedStream(TensorDataset(torch.arange(10))), batch_size=4),
     ),
     "another part of the data": (
         lambda: numbers(24, sampler=SubsetRandomSampler(range(20))),
@@ -83,8 +71,8 @@ THE_SAME = {
         lambda: numbers(24, batch_size=8, sampler=RandomSampler(range(24), num_samples=16)),
     ),
     "a stream": (
-        lambda: DataLoader(Stream(24), batch_size=4),
-        lambda: DataLoader(Stream(24), batch_size=8),
+        lambda: DataLoader(SizedStream(TensorDataset(torch.arange(24))), batch_size=4),
+        lambda: DataLoader(SizedStream(TensorDataset(torch.arange(24))), batch_size=8),
     ),
     "batches of the script's own": (
         lambda: DataLoader(TensorDataset(torch.arange(24)), batch_sampler=[[n, n + 1] for n in range(0, 24, 2)]),

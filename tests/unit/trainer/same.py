@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import IterableDataset
 
 from tests.states import OURS, THEIRS, forget_states, reset_states
-from tests.unit.trainer.toy import Points
+from tests.toys import Points, Stream
 
 # What takes another time in each run.
 TIMINGS = ("_runtime", "_per_second", "_preparation_time")
@@ -29,16 +28,6 @@ SCHEDULES = {
     "reduce_lr_on_plateau": [{"patience": 0, "factor": 0.5}],
 }
 LOSSES = ("model", "function", "keywords", "override", "sometimes_nan")
-
-
-class Stream(IterableDataset):
-    """The same points as a stream, whose length nobody knows."""
-
-    def __init__(self, n: int) -> None:
-        self.points = Points(n)
-
-    def __iter__(self):
-        return (self.points[index] for index in range(len(self.points)))
 
 
 class Net(nn.Module):
@@ -211,7 +200,7 @@ def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:
     return (OverridingTrainer if loss == "override" else base)(
         model,
         args,
-        train_dataset=Stream(config["train"]) if config["stream"] else Points(config["train"]),
+        train_dataset=Stream(Points(config["train"])) if config["stream"] else Points(config["train"]),
         eval_dataset=Points(config["evaluate"]),
         compute_metrics=metrics_of,
         compute_loss_func=token_loss if loss == "function" else None,

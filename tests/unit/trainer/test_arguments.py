@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 from common.trainer import AcceleratorConfig, Trainer, TrainerCallback, TrainingArguments
-from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net, trained, weights
+from tests.toys import Net, Points, seeded_net
+from tests.unit.trainer.toy import accuracy, make_trainer, trained, weights
 
 STEPS = 5  # 40 samples in batches of 8
 

@@ -7,7 +7,8 @@ import torch
 
 from common.trainer import EarlyStoppingCallback, TrainerCallback, TrainerState
 from common.trainer.callbacks import EVENTS
-from tests.unit.trainer.toy import Points, accuracy, make_trainer
+from tests.toys import Points
+from tests.unit.trainer.toy import accuracy, make_trainer
 
 
 class Recorder(TrainerCallback):

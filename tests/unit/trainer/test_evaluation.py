@@ -7,23 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState, evaluation
 from common.trainer.evaluation import as_arrays, concatenate
 from tests.states import forget_states
-from tests.unit.trainer.toy import Net, Points, accuracy, make_trainer, seeded_net
+from tests.toys import Net, Points, Stream, seeded_net
+from tests.unit.trainer.toy import accuracy, make_trainer
 
 N = 101
-
-
-class Stream(IterableDataset):
-    def __init__(self, points: Points) -> None:
-        self.points = points
-
-    def __iter__(self):
-        return (self.points[i] for i in range(len(self.points)))
 
 
 def outcome(folder, batch: int, dtype=torch.float64, kind: str = "map", n: int = N):

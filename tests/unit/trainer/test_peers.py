@@ -13,7 +13,8 @@ from common.processes import ranks
 from common.trainer import Trainer, TrainingArguments
 from tests.levels import EXACT, farthest, run_level
 from tests.states import OURS, THEIRS, forget_states
-from tests.unit.trainer.toy import Points, accuracy, seeded_net, without_timings
+from tests.toys import Points, seeded_net
+from tests.unit.trainer.toy import accuracy, without_timings
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common.processes import ranks
 from common.trainer import TrainerCallback, get_last_checkpoint
 from tests.states import forget_states
-from tests.unit.trainer.toy import CutAt, Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
+from tests.toys import Net, Points, seeded_net
+from tests.unit.trainer.toy import CutAt, accuracy, make_trainer, weights, without_timings
 
 ROOT = Path(__file__).parents[3]
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
@@ -230,7 +231,8 @@ NOTEBOOK = """
 import sys
 from common.accelerator import notebook_launcher
 from common.trainer import TrainingArguments
-from tests.unit.trainer.toy import Points, Trainer, seeded_net
+from tests.toys import Points, seeded_net
+from tests.unit.trainer.toy import Trainer
 
 args = TrainingArguments(sys.argv[1], max_steps=3, save_strategy="no", disable_tqdm=True, use_cpu=True)
 

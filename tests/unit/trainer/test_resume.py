@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from common.trainer.callbacks import EVENTS
-from tests.unit.trainer.toy import CutAt, Net, Points, accuracy, make_trainer, seeded_net, weights, without_timings
+from tests.toys import Net, Points, seeded_net
+from tests.unit.trainer.toy import CutAt, accuracy, make_trainer, weights, without_timings
 
 
 class Killed(BaseException):

@@ -24,8 +24,9 @@ from torch.utils.data import (
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
 from common.trainer.reporting import _tracked_name
-from tests.unit.trainer.same import NetWithKeywords, Stream, comparable, comparable_logs, digest, reset
-from tests.unit.trainer.toy import Net, Points, seeded_net, without_timings
+from tests.toys import Net, Points, Stream, seeded_net
+from tests.unit.trainer.same import NetWithKeywords, comparable, comparable_logs, digest, reset
+from tests.unit.trainer.toy import without_timings
 
 LIBRARIES = ("common.trainer", "transformers")
 
@@ -238,7 +239,7 @@ LOADERS = {
     "workers": lambda: DataLoader(Points(22), 4, shuffle=True, num_workers=1),
     "without batches": lambda: DataLoader(batches_of_points(22), batch_size=None, shuffle=True),
     "subclass": lambda: Backwards(Points(22), 4, shuffle=True),
-    "stream": lambda: DataLoader(Stream(22), 4),
+    "stream": lambda: DataLoader(Stream(Points(22)), 4),
     "list": lambda: batches_of_points(22),
     "object": lambda: Iterated(batches_of_points(22)),
 }

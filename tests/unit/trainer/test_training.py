@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from common.trainer import Trainer, default_data_collator
-from tests.unit.trainer.toy import Net, Points, make_trainer, seeded_net, trained, weights
+from tests.toys import Net, Points, Stream, seeded_net
+from tests.unit.trainer.toy import make_trainer, trained, weights
 
 
 def by_hand(steps: list[list[int]], optimizer_class=torch.optim.SGD, **options) -> torch.Tensor:
@@ -225,31 +226,23 @@ def test_tuples_and_tensors_are_batches_too(tmp_path):
     assert trainer.predict(pairs).label_ids.shape == (40,)
 
 
-class Stream(IterableDataset):
-    def __init__(self, n: int) -> None:
-        self.points = Points(n)
-
-    def __iter__(self):
-        return (self.points[i] for i in range(len(self.points)))
-
-
 def test_a_stream_is_trained_on_for_max_steps(tmp_path, caplog):
     with pytest.raises(ValueError, match="max_steps"):
-        make_trainer(tmp_path, extra={"train_dataset": Stream(40)}).train()
-    trainer = make_trainer(tmp_path, max_steps=7, extra={"train_dataset": Stream(20)})
+        make_trainer(tmp_path, extra={"train_dataset": Stream(Points(40))}).train()
+    trainer = make_trainer(tmp_path, max_steps=7, extra={"train_dataset": Stream(Points(20))})
     assert trainer.train().global_step == 7
-    assert trainer.predict(Stream(13)).predictions.shape == (13, 10)
-    assert make_trainer(tmp_path, max_steps=7, extra={"train_dataset": Stream(0)}).train().global_step == 0
+    assert trainer.predict(Stream(Points(13))).predictions.shape == (13, 10)
+    assert make_trainer(tmp_path, max_steps=7, extra={"train_dataset": Stream(Points(0))}).train().global_step == 0
     assert "epoch 0 has no batch to train on" in caplog.text
 
 
 def test_a_stream_that_is_too_short_for_a_step_is_an_error(tmp_path):
     """The original begins one epoch after the other, for ever, because none of them has a step."""
     settings = {"max_steps": 7, "gradient_accumulation_steps": 3, "per_device_train_batch_size": 10}
-    trainer = make_trainer(tmp_path, extra={"train_dataset": Stream(20)}, **settings)
+    trainer = make_trainer(tmp_path, extra={"train_dataset": Stream(Points(20))}, **settings)
     with pytest.raises(ValueError, match="the stream ends after 2 of the 3 batches that a step accumulates"):
         trainer.train()
-    assert make_trainer(tmp_path, extra={"train_dataset": Stream(30)}, **settings).train().global_step == 7
+    assert make_trainer(tmp_path, extra={"train_dataset": Stream(Points(30))}, **settings).train().global_step == 7
 
 
 def test_overridden_loaders_may_be_plain(tmp_path):

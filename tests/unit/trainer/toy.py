@@ -1,50 +1,13 @@
-"""A small classification task, and a Trainer for it in one call."""
+"""A Trainer for the small classification task in one call, and callbacks for its tests."""
 
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import Dataset
 
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
-
-
-class Points(Dataset):
-    """n points in 16 dimensions with labels 0 to 9 that a linear model can learn; samples are dicts."""
-
-    def __init__(self, n: int, dtype: torch.dtype = torch.float32) -> None:
-        generator = torch.Generator().manual_seed(7)
-        self.x = torch.randn(n, 16, generator=generator).to(dtype)
-        self.labels = (self.x @ torch.randn(16, 10, generator=generator).to(dtype)).argmax(dim=1)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict:
-        return {"x": self.x[index], "labels": self.labels[index]}
-
-
-class Net(nn.Module):
-    """Linear and dropout; returns its loss if it is given labels."""
-
-    def __init__(self, dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 10, dtype=dtype)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x, labels=None):
-        logits = self.linear(self.dropout(x))
-        if labels is None:
-            return {"logits": logits}
-        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+from tests.toys import Points, seeded_net
 
 
 def accuracy(prediction) -> dict:
     return {"accuracy": (prediction.predictions.argmax(-1) == prediction.label_ids).mean()}
-
-
-def seeded_net(**kwargs) -> Net:
-    torch.manual_seed(3)
-    return Net(**kwargs)
 
 
 def make_trainer(output_dir, model=None, train=40, evaluate=None, trainer_class=Trainer, extra=None, **arguments):
