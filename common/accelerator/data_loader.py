@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
-from .operations import broadcast_object_list, concatenate, holds_tensors, honor_type, send_to_device
+from ..nested import honor_type
+from .operations import broadcast_object_list, concatenate, holds_tensors, send_to_device
 from .sampler import (
     AllBatches,
     BatchSamplerShard,

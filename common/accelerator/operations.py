@@ -3,7 +3,7 @@
 import operator
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper, wraps
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from ..nested import leaves, map_nested
 from .state import DistributedType, PartialState
 
 # What gloo can move and add up; everything else it can only move, as bytes.
@@ -73,23 +74,6 @@ def is_tensor_information(tensor_info: Any) -> bool:
     return isinstance(tensor_info, TensorInformation)
 
 
-def is_namedtuple(data: Any) -> bool:
-    """Whether `data` is a tuple with named fields."""
-    return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
-
-
-def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
-    """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
-    if is_namedtuple(obj):
-        return type(obj)(*generator)
-    return type(obj)(generator)
-
-
-def _honor_mapping_type(obj: Mapping, items: dict[Any, Any]) -> Any:
-    mapping_type: Any = type(obj)
-    return mapping_type(items)
-
-
 def recursively_apply(
     func: Callable[..., Any],
     data: Any,
@@ -104,22 +88,17 @@ def recursively_apply(
         TypeError: with `error_on_other_type`, for a leaf that does not pass; otherwise it is kept as it is.
     """
 
-    def apply(item: Any) -> Any:
-        if isinstance(item, (tuple, list)):
-            return honor_type(item, (apply(part) for part in item))
-        if isinstance(item, Mapping):
-            applied = {key: apply(value) for key, value in item.items()}
-            return _honor_mapping_type(item, applied)
-        if test_type(item):
-            return func(item, *args, **kwargs)
+    def apply(leaf: Any) -> Any:
+        if test_type(leaf):
+            return func(leaf, *args, **kwargs)
         if error_on_other_type:
             raise TypeError(
-                f"Unsupported types ({type(item)}) passed to `{func.__name__}`: it takes nested lists, tuples and "
+                f"Unsupported types ({type(leaf)}) passed to `{func.__name__}`: it takes nested lists, tuples and "
                 f"dicts of objects that are valid for `{test_type.__name__}`."
             )
-        return item
+        return leaf
 
-    return apply(data)
+    return map_nested(apply, data)
 
 
 def send_to_device(
@@ -129,24 +108,21 @@ def send_to_device(
     skip_keys: str | list[str] | None = None,
 ) -> Any:
     """Nested `tensor` with everything that has a `to` on `device`; values under `skip_keys` stay where they are."""
-    if hasattr(tensor, "to"):
-        return _to_device(tensor, device, non_blocking)
-    if isinstance(tensor, (tuple, list)):
-        return honor_type(tensor, (send_to_device(item, device, non_blocking, skip_keys) for item in tensor))
-    if isinstance(tensor, Mapping):
-        skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys or []
-        moved = {}
-        for key, value in tensor.items():
-            moved[key] = value if key in skipped else send_to_device(value, device, non_blocking, skipped)
-        return _honor_mapping_type(tensor, moved)
-    return tensor
 
+    def has_to(data: Any) -> bool:
+        return hasattr(data, "to")
 
-def _to_device(movable: Any, device: torch.device | str | int, non_blocking: bool) -> Any:
-    try:
-        return movable.to(device, non_blocking=non_blocking)
-    except TypeError:  # a `to` of somebody's own that takes only the device
-        return movable.to(device)
+    def move(leaf: Any) -> Any:
+        if not has_to(leaf):
+            return leaf
+        try:
+            return leaf.to(device, non_blocking=non_blocking)
+        except TypeError:  # a `to` of somebody's own that takes only the device
+            return leaf.to(device)
+
+    if isinstance(skip_keys, str):
+        skip_keys = [skip_keys]
+    return map_nested(move, tensor, is_leaf=has_to, skip_keys=skip_keys or ())
 
 
 def get_data_structure(data: Any) -> Any:
@@ -212,15 +188,9 @@ def listify(data: Any) -> Any:
 
 def find_device(data: Any) -> torch.device | None:
     """The device of the first tensor in nested `data`; None if there is none."""
-    if isinstance(data, torch.Tensor):
-        return data.device
-    if isinstance(data, Mapping):
-        data = list(data.values())
-    if isinstance(data, (tuple, list)):
-        for item in data:
-            device = find_device(item)
-            if device is not None:
-                return device
+    for leaf in leaves(data):
+        if isinstance(leaf, torch.Tensor):
+            return leaf.device
     return None
 
 
@@ -230,18 +200,15 @@ def concatenate(data: list[Any], dim: int = 0) -> Any:
     Raises:
         TypeError: for leaves that are no tensors, unless there is only one structure.
     """
-    first = data[0]
-    if isinstance(first, (tuple, list)):
-        columns = ([item[index] for item in data] for index in range(len(first)))
-        return honor_type(first, (concatenate(column, dim) for column in columns))
-    if isinstance(first, Mapping):
-        joined = {key: concatenate([item[key] for item in data], dim) for key in first}
-        return _honor_mapping_type(first, joined)
-    if isinstance(first, torch.Tensor):
-        return torch.cat(tuple(data), dim=dim)
-    if len(data) == 1:
+
+    def join(first: Any, *others: Any) -> Any:
+        if isinstance(first, torch.Tensor):
+            return torch.cat((first, *others), dim=dim)
+        if others:
+            raise TypeError(f"Can only concatenate tensors but got {type(first)}")
         return first
-    raise TypeError(f"Can only concatenate tensors but got {type(first)}")
+
+    return map_nested(join, *data)
 
 
 def slice_tensors(
@@ -253,11 +220,7 @@ def slice_tensors(
 
 def holds_tensors(data: Any) -> bool:
     """Whether there is a tensor somewhere in nested `data`."""
-    if isinstance(data, Mapping):
-        data = list(data.values())
-    if isinstance(data, (list, tuple)):
-        return any(holds_tensors(item) for item in data)
-    return isinstance(data, torch.Tensor)
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
 # What is said where a collective fails
@@ -411,7 +374,7 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
     keep their shape; any other list has one entry per sample. The result is in rank order. What has no row for each
     sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
-    A number or None within a structure becomes a list with one entry per process.
+    A number or None becomes, on several processes, a list with one entry per process.
 
     Args:
         data: the same structure on all processes.
@@ -421,15 +384,30 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     Raises:
         RuntimeError: if some process has no batch in this step, so that it cannot take part.
     """
-    if not use_gather_object and isinstance(data, Mapping):
-        gathered = {key: gather_for_metrics(_as_entry(part), loader) for key, part in data.items()}
-        return _honor_mapping_type(data, gathered)
-    if not use_gather_object and isinstance(data, (list, tuple)) and holds_tensors(data):
-        return honor_type(data, [gather_for_metrics(_as_entry(part), loader) for part in data])
-    as_objects = use_gather_object or not isinstance(data, torch.Tensor)
+    if use_gather_object:
+        return _gather_real_rows(data, loader, as_objects=True)
+
+    def gather_leaf(leaf: Any) -> Any:
+        # The lists of several processes are joined, so what is one entry goes into a list of its own.
+        is_entry = leaf is None or isinstance(leaf, (int, float))
+        if is_entry and PartialState().distributed_type != DistributedType.NO:
+            leaf = [leaf]
+        return _gather_real_rows(leaf, loader, as_objects=not isinstance(leaf, torch.Tensor))
+
+    return map_nested(gather_leaf, data, is_leaf=is_list_of_entries)
+
+
+def is_list_of_entries(data: Any) -> bool:
+    """True for a list or tuple without tensors: a column with one entry per sample, and no structure."""
+    return isinstance(data, (list, tuple)) and not holds_tensors(data)
+
+
+def _gather_real_rows(data: Any, loader: Any, as_objects: bool) -> Any:
+    """`data` of all processes, without the rows that only fill up the step of `loader`."""
+    gather_data = gather_object if as_objects else gather
     partial = None if loader is None else loader.partial_step
     if partial is None:
-        return gather_object(data) if as_objects else gather(data)
+        return gather_data(data)
     if partial.num_ranks_present < PartialState().num_processes:
         present = f"only ranks 0 to {partial.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
@@ -438,18 +416,10 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     if _all_agree(is_batch):
         real = data[: partial.num_real]
         return gather_object(real) if as_objects else _gather_rows(real)
-    everyone = gather_object(data) if as_objects else gather(data)
+    everyone = gather_data(data)
     if loader.end_of_dataloader and _count_rows(everyone) >= 0:
         return everyone[: partial.num_real_all_ranks]
     return everyone
-
-
-def _as_entry(part: Any) -> Any:
-    """A number or None as a list of one, where the lists of several processes are to be joined."""
-    if PartialState().distributed_type == DistributedType.NO:
-        return part
-    is_entry = part is None or isinstance(part, (int, float))
-    return [part] if is_entry else part
 
 
 def _count_rows(data: Any) -> int:

@@ -111,7 +111,7 @@ class JSONLinesTracker(GeneralTracker):
         self.tracker.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        line = json.dumps(_finite(plain(row)), allow_nan=False, default=str)
+        line = json.dumps(plain(row, _finite_number_or_text), allow_nan=False, default=str)
         self.tracker.write(line + "\n")
 
 
@@ -223,7 +223,7 @@ class _RunTracker(GeneralTracker):
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep `values` with the run; what is no number as text."""
-        self.package().config.update(plain_config(values), allow_val_change=True)
+        self.package().config.update(plain(values, _number_or_text), allow_val_change=True)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -471,28 +471,19 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
 # Values
 
 
-def plain(value: Any) -> Any:
-    """Nested `value` with Python numbers and lists in place of tensors and arrays."""
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+def plain(value: Any, convert: Callable[[Any], Any] | None = None) -> Any:
+    """Nested `value` in dicts and lists, with Python numbers and lists in place of tensors and arrays.
+
+    Args:
+        convert: applied to each number, text or other object that is left.
+    """
     if hasattr(value, "tolist"):
-        return value.tolist()
-    return value
-
-
-def plain_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Hyperparameters for a tracker: `plain`, and other objects, such as paths, as text."""
-    return {name: _structure_or_text(value) for name, value in plain(values).items()}
-
-
-def _structure_or_text(value: Any) -> Any:
+        value = value.tolist()
     if isinstance(value, dict):
-        return {name: _structure_or_text(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_structure_or_text(item) for item in value]
-    return _number_or_text(value)
+        return {name: plain(item, convert) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, convert) for item in value]
+    return value if convert is None else convert(value)
 
 
 def _number_or_text(value: Any) -> bool | int | float | str | None:
@@ -500,15 +491,9 @@ def _number_or_text(value: Any) -> bool | int | float | str | None:
     return value if is_plain else str(value)
 
 
-def _finite(value: Any) -> Any:
-    """Nested `value` with the text of NaN and infinities."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+def _finite_number_or_text(value: Any) -> Any:
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return value if is_finite else str(value)
 
 
 def _is_dict_of_numbers(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """The operations of the core at the path where Accelerate has them."""
 
+from ...nested import honor_type, is_namedtuple
 from ..operations import (
     TENSOR_INT_TO_DTYPE,
     TENSOR_TYPE_TO_INT,
@@ -23,10 +24,8 @@ from ..operations import (
     gather_tensor_shape,
     get_data_structure,
     get_shape,
-    honor_type,
     ignorant_find_batch_size,
     initialize_tensors,
-    is_namedtuple,
     is_tensor_information,
     is_torch_tensor,
     listify,

@@ -1,6 +1,7 @@
 """Operations on nested structures and collectives: what accelerate's give, and what is said where they fail."""
 
 import collections
+import collections.abc
 import importlib
 import pickle
 import warnings
@@ -33,11 +34,19 @@ class Records(dict):
     """A mapping of the script's own."""
 
 
+class Encoding(collections.UserDict):
+    """A mapping that is no dict, as a tokenizer's BatchEncoding."""
+
+
+class Items(list):
+    """A list of the script's own."""
+
+
 def plain(result):
     """`result` in a form that `==` compares, with the types of containers and tensors."""
     if isinstance(result, torch.Tensor):
         return ("tensor", str(result.dtype), list(result.shape), result.tolist())
-    if isinstance(result, dict):
+    if isinstance(result, collections.abc.Mapping):
         return (type(result).__name__, {key: plain(value) for key, value in result.items()})
     if isinstance(result, (list, tuple)):
         return (type(result).__name__, [plain(value) for value in result])
@@ -62,6 +71,8 @@ def structures() -> list:
         [torch.ones(2), (torch.zeros(2, dtype=torch.bfloat16), "text")],
         Records(a=torch.ones(1, 2), b=None),
         Point(torch.arange(2), [torch.ones(2, dtype=torch.float16)]),
+        Encoding(ids=torch.arange(3), more=Items([torch.ones(3), Encoding()])),
+        Items([Encoding(ids=torch.ones(1)), 1, Point("text", None)]),
         {"first": "text", "second": torch.ones(2)},
         [],
         {},
@@ -113,7 +124,11 @@ def test_structures_are_joined_described_and_made_as_in_accelerate():
                 ),
                 answer(module.concatenate, [Records(x=torch.ones(1, 2)), Records(x=torch.zeros(1, 3))], dim=1),
                 answer(module.concatenate, [[torch.ones(1)], [torch.ones(1), torch.ones(1)]]),
+                answer(module.concatenate, [Encoding(x=Items([torch.ones(1)])), Encoding(x=Items([torch.zeros(1)]))]),
+                answer(module.concatenate, [[torch.ones(1), torch.ones(1)], [torch.ones(1)]]),
+                answer(module.concatenate, [{"x": torch.ones(1)}, {"y": torch.ones(1)}]),
                 answer(module.concatenate, ["text"]),
+                answer(module.send_to_device, Encoding(x=Items([torch.ones(1)]), stays=1), "cpu", skip_keys=["x"]),
                 answer(module.concatenate, ["text", "more"]),
                 answer(module.pad_input_tensors, torch.ones(3, 2), 3, 4),
                 answer(module.pad_input_tensors, torch.ones(10, 2), 10, 2),

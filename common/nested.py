@@ -1,0 +1,67 @@
+"""Nested structures: a function on every leaf of lists, tuples and mappings, whatever their classes.
+
+torch's own tree functions (`torch.utils._pytree`) enter a class only if somebody has registered it. A tokenizer's
+BatchEncoding and a list of a script's own are leaves to them. Here every list, tuple and mapping is entered, as in
+Hugging Face Accelerate.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+
+def is_namedtuple(data: Any) -> bool:
+    """True for a tuple with named fields."""
+    return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
+
+
+def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
+    """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
+    if is_namedtuple(obj):
+        return type(obj)(*generator)
+    return type(obj)(generator)
+
+
+def map_nested(
+    function: Callable[..., Any],
+    data: Any,
+    *others: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+    skip_keys: Collection[Any] = (),
+) -> Any:
+    """The structure of `data`, of the same classes, with `function(leaf)` in place of each leaf.
+
+    Args:
+        others: structures like `data`, of which `function` gets the leaf of the same place as further arguments.
+        is_leaf: true for lists, tuples and mappings that `function` is to get whole.
+        skip_keys: keys of mappings whose values stay as they are.
+    """
+
+    def walk(data: Any, *others: Any) -> Any:
+        if is_leaf is not None and is_leaf(data):
+            return function(data, *others)
+        if isinstance(data, (tuple, list)):
+            mapped = (walk(item, *(other[index] for other in others)) for index, item in enumerate(data))
+            return honor_type(data, mapped)
+        if isinstance(data, Mapping):
+            content = {}
+            for key, value in data.items():
+                if key in skip_keys:
+                    content[key] = value
+                else:
+                    content[key] = walk(value, *(other[key] for other in others))
+            mapping_class: Any = type(data)
+            return mapping_class(content)
+        return function(data, *others)
+
+    return walk(data, *others)
+
+
+def leaves(data: Any) -> Iterator[Any]:
+    """Whatever is in nested lists, tuples and mappings and is none of these itself, in order."""
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if not isinstance(data, (tuple, list)):
+        yield data
+        return
+    for item in data:
+        yield from leaves(item)
