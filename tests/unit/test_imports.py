@@ -16,15 +16,16 @@ from common import ladder
 
 # What each room of common/ may import of the others. A module that is not in one of them is a room of its own.
 ROOMS = {
-    "common.accelerator": set(),
+    "common.accelerator": {"common.nested"},
     "common.allocator": set(),
     "common.errors": set(),
     "common.memory": set(),
+    "common.nested": set(),
     "common.processes": {"common.allocator"},
     "common.ddp": set(),
     "common.model": {"common.memory"},
     "common.data_parallel": {"common.accelerator", "common.memory"},
-    "common.trainer": {"common.accelerator"},
+    "common.trainer": {"common.accelerator", "common.nested"},
     "common.args": {"common.accelerator", "common.data", "common.errors"},
     "common.data": {"common.accelerator", "common.errors"},
     "common.run": {
