@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.accelerator.sampler import DistributedEvalSampler
-from common.accelerator.state import available_cores
 from common.args import parse_args
+from common.cores import available_cores
 from common.data import check_same_dataset, collate, load_data
 from common.model import build_model
 from common.run import Run

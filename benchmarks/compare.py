@@ -24,7 +24,7 @@ from benchmarks.report.expectation import introduction
 from benchmarks.report.publish import exit_code, publish
 from benchmarks.suites import memory, throughput
 from common import ladder
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 from common.processes import RankFailed, ranks
 
 PROOF_STEPS = 10

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.ladder import ROOT
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 from common.memory import copy_to, inherited, name_category
 
 

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -210,43 +210,6 @@ def _run(job: Job, pipe: Connection) -> None:
         os.environ.update(before)
 
 
-@contextlib.contextmanager
-def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
-    """A process group of all ranks, for one job of theirs; `options` go to `init_process_group`."""
-    import torch.distributed as dist
-
-    dist.init_process_group(backend, **options)
-    try:
-        yield
-    finally:
-        leave_process_group()
-
-
-def leave_process_group() -> None:
-    """Destroy the process group of this rank, if there is one. A model in DistributedDataParallel may outlive it."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        keep_process_group()
-        dist.destroy_process_group()
-
-
-def keep_process_group() -> None:
-    """Keep this rank's process group, if there is one, from being freed before the next job has another one.
-
-    Whoever drops the last reference to a group waits for the group's threads. Two holders must not be the last:
-    a model in DistributedDataParallel, which waits with the GIL held (with torch 2.11 for ever, where a thread wants
-    the GIL), and a communication hook in Python, which runs on such a thread and would wait for itself (the process
-    ends with "Resource deadlock avoided"). The reference that is kept here is dropped with the GIL released.
-    """
-    global _last_group
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        _last_group = dist.group.WORLD
-
-
-_last_group: Any = None
 _pools: dict[int, Ranks] = {}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.conftest import one_thread  # noqa: F401 - a fixture of the tests too
-from common.accelerator.environment import available_cores
+from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
 from tests.states import forget_states

@@ -2,7 +2,7 @@
 
 import importlib
 
-from common.processes import leave_process_group
+from common.process_group import leave_process_group
 
 OURS = "common.accelerator"
 THEIRS = "accelerate"

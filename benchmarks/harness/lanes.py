@@ -19,8 +19,8 @@ from benchmarks.harness.deep_net import CLASSES, IMAGE, DeepNet
 from benchmarks.harness.gradient_averaging import BATCH, LEARNING_RATE, WARM_UP_STEPS, warmed_up
 from benchmarks.harness.spans import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER, WAITING, Span
 from common import data_parallel
-from common.accelerator.state import available_cores
-from common.processes import process_group
+from common.cores import available_cores
+from common.process_group import process_group
 
 MAIN = "main thread"
 NODE_OF_AUTOGRAD = "autograd::engine::evaluate_function"

@@ -23,7 +23,7 @@ from benchmarks.harness.overlap_rank import time_steps
 from benchmarks.suites.throughput import WARM_UP_STEPS, train
 from common.allocator import keep_large_blocks
 from common.model import BasicNet
-from common.processes import process_group
+from common.process_group import process_group
 
 LEVEL = "02_ddp_raw"
 CHUNK = bytes(1 << 20)

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.harness.gradient_averaging import BATCH, WAYS, Training, warmed_up
 from benchmarks.harness.process_facts import process_facts
 from common.data.synthetic import draw_sets
-from common.processes import process_group
+from common.process_group import process_group
 
 INTERFACES = Path("/proc/self/net/dev")
 TEST_IMAGES = 500

@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import torch
 
-from common.accelerator.state import available_cores
 from common.allocator import keep_large_blocks
+from common.cores import available_cores
 
 CORES_AT_START = available_cores()
 

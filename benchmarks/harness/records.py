@@ -45,8 +45,8 @@ import torch
 
 from benchmarks.harness import paired
 from benchmarks.harness.paired import Samples, Summary, summarise
-from common.accelerator.state import available_cores
-from common.accelerator.utils.files import write_atomically
+from common.cores import available_cores
+from common.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = 5  # significant ones: more would be noise

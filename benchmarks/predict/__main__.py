@@ -37,7 +37,7 @@ def main() -> None:
 def _write_page(path: Path) -> None:
     # What a page is made with imports torch, which takes seconds and which the tables do not need.
     from benchmarks.predict.page import page
-    from common.accelerator.utils.files import write_atomically
+    from common.files import write_atomically
 
     write_atomically(path, page())
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.report.verdicts import spread
 from benchmarks.suites.memory import WRAPPERS, in_category, totals
-from common.accelerator.utils.files import atomic_write
+from common.files import atomic_write
 from common.memory import CATEGORIES
 
 # Okabe and Ito's palette: told apart with any kind of colour vision. https://jfly.uni-koeln.de/color/

@@ -13,7 +13,7 @@ from benchmarks.report.recorded import read_record
 from benchmarks.report.table import cells, notes, table
 from benchmarks.report.verdicts import verdicts
 from benchmarks.report.wrapping import wrapped
-from common.accelerator.utils.files import write_atomically
+from common.files import write_atomically
 
 PAGE_HEADINGS = [
     "level",

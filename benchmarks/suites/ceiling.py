@@ -30,7 +30,7 @@ from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import Samples, measure, summarise
 from benchmarks.suites.throughput import Configuration, Throughput
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 from common.ladder import levels
 from common.model import BasicNet
 from common.processes import ranks

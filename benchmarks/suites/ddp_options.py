@@ -21,9 +21,10 @@ from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.paired import measure
 from benchmarks.harness.process_facts import process_facts
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 from common.model import BasicNet
-from common.processes import process_group, ranks
+from common.process_group import process_group
+from common.processes import ranks
 
 RANKS = 2
 BATCH_SIZE = 64  # of one rank

@@ -22,8 +22,8 @@ from benchmarks.harness.paired import Samples, measure
 from benchmarks.harness.process_facts import process_facts
 from common.accelerator import Accelerator
 from common.accelerator.sampler import DistributedEvalSampler
-from common.accelerator.state import available_cores
 from common.args import parse_args
+from common.cores import available_cores
 from common.data import collate, load_data
 from common.ladder import script
 from common.processes import ranks

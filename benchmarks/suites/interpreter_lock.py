@@ -24,7 +24,8 @@ from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import measure
 from benchmarks.harness.process_facts import process_facts
 from common.model import BasicNet
-from common.processes import process_group, ranks
+from common.process_group import process_group
+from common.processes import ranks
 
 WORKERS = 2
 SAMPLES = (1, 64)  # of one worker's batch

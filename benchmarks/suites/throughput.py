@@ -19,7 +19,7 @@ from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, differences, measure, summarise
 from benchmarks.harness.process_facts import process_facts
 from common import ladder
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 from common.processes import ranks
 from common.run import meter
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from common.files import discard_draft
+
 from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
 from .state import PartialState
@@ -40,7 +42,6 @@ from .utils.checkpoint_folder import (
     write_manifest,
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
-from .utils.files import discard_draft
 from .utils.loader_identity import LoaderIdentity
 from .utils.modeling import write_weights
 from .utils.serialization import load_safely, save_loadable

@@ -69,10 +69,3 @@ def get_cpu_distributed_information() -> CPUInformation:
             ["LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"], 1
         ),
     )
-
-
-def available_cores() -> int:
-    """The CPU cores this process is allowed to run on; where the system cannot tell (macOS, Windows), all there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from common.process_group import all_gather_object
+
 from ..nested import leaves, map_nested
 from .state import DistributedType, PartialState
 
@@ -363,9 +365,7 @@ def gather_object(object: Any) -> Any:
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object
-    everyone: list[Any] = [None] * state.num_processes
-    dist.all_gather_object(everyone, object)
-    return [item for items in everyone for item in items]
+    return [item for items in all_gather_object(object) for item in items]
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:

@@ -17,8 +17,9 @@ import torch.distributed as dist
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional
 
+from common.cores import available_cores
+
 from .environment import (
-    available_cores,
     get_cpu_distributed_information,
     parse_choice_from_env,
     parse_flag_from_env,

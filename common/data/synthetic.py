@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.accelerator.utils.files import discard_draft, new_draft, replace_folder
 from common.data.cache import cache_dir
 from common.data.idx import write_idx
 from common.data.mnist import MNIST_FILES, md5
+from common.files import discard_draft, new_draft, replace_folder
 
 SEED = 1
 SIZES = {"train": 60_000, "t10k": 10_000}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.ladder.scripts import DISTRIBUTED, levels
 

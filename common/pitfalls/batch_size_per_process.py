@@ -8,7 +8,7 @@ steps; the learning rate that fitted no longer does.
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.pitfalls.stage import from_all_ranks
+from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate", "04_trainer")
 WORLD_SIZE = 2
@@ -28,7 +28,7 @@ def right():
 
 
 def detect(loader):
-    samples = sum(from_all_ranks(loader.batch_size))
+    samples = sum(all_gather_object(loader.batch_size))
     if samples != BATCH_SIZE:
         return f"a step takes {samples} samples, not {BATCH_SIZE}"
 

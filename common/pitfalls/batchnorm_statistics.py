@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.stage import from_all_ranks
+from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 2
@@ -42,7 +42,7 @@ def right():
 def detect(model):
     """To be called before an evaluation, or before rank 0 saves."""
     for name, buffer in model.named_buffers():
-        first, *others = from_all_ranks(buffer)
+        first, *others = all_gather_object(buffer)
         for rank, other in enumerate(others, 1):
             if not torch.equal(first, other):
                 return f"{name} on rank {rank} is not that of rank 0"

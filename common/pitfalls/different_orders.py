@@ -8,7 +8,7 @@ dropout, each deals from an order of its own, and no error says so.
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from common.pitfalls.stage import from_all_ranks
+from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw",)
 WORLD_SIZE = 2
@@ -24,12 +24,12 @@ def right():
 
 
 def detect(sampler):
-    visited = set().union(*from_all_ranks(list(sampler)))
+    visited = set().union(*all_gather_object(list(sampler)))
     missing = len(sampler.dataset) - len(visited)
     if missing >= dist.get_world_size():  # a tail that is dropped has fewer
         return f"{missing} samples are in the shard of no rank"
 
 
 def measure(sampler):
-    visited = set().union(*from_all_ranks(list(sampler)))
+    visited = set().union(*all_gather_object(list(sampler)))
     return f"{len(visited)} of {len(TRAIN_SET)} visited"

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.stage import from_all_ranks, scratch
+from common.pitfalls.stage import scratch
+from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 2
@@ -74,7 +75,7 @@ def right():
 
 def detect(outcome):
     _, _, written = outcome
-    written = from_all_ranks(written)
+    written = all_gather_object(written)
     for path in sorted(set().union(*written)):
         writers = [rank for rank, paths in enumerate(written) if path in paths]
         if len(writers) > 1:
@@ -84,6 +85,6 @@ def detect(outcome):
 def measure(outcome):
     model, path, _ = outcome
     saved = torch.load(path, weights_only=True)["running_mean"]
-    means = from_all_ranks(model.running_mean)
+    means = all_gather_object(model.running_mean)
     owner = [torch.equal(mean, saved) for mean in means].index(True)
     return f"holds rank {owner}'s mean"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-from common.pitfalls.stage import from_all_ranks
+from common.process_group import all_gather_object
 
 LEVELS = ("03_accelerate", "04_trainer")
 WORLD_SIZE = 2
@@ -48,7 +48,9 @@ def right():
 def error(outcome):
     """The gradient's relative distance from that of one large batch."""
     model, mine = outcome
-    everything = torch.cat([torch.cat(part) for part in from_all_ranks(mine)])
+    everything = torch.cat(
+        [torch.cat(part) for part in all_gather_object(mine)]
+    )
     parameters = list(model.parameters())
     loss = losses(model.module, everything).mean()
     exact = parameters_to_vector(torch.autograd.grad(loss, parameters))

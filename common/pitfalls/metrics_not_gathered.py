@@ -8,7 +8,7 @@ Sum what can be summed (correct, total), then divide.
 import torch
 import torch.distributed as dist
 
-from common.pitfalls.stage import from_all_ranks
+from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 2
@@ -36,7 +36,7 @@ def right():
 
 
 def detect(accuracy):
-    accuracies = from_all_ranks(accuracy.item())
+    accuracies = all_gather_object(accuracy.item())
     if len(set(accuracies)) > 1:
         ranks = (f"rank {r} has {a:.1%}" for r, a in enumerate(accuracies))
         return f"not the accuracy of the whole: {', '.join(ranks)}"

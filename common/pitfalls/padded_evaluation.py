@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.accelerator.sampler import DistributedEvalSampler
-from common.pitfalls.stage import from_all_ranks
+from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 3
@@ -31,7 +31,7 @@ def right():
 
 
 def detect(loader):
-    shards = from_all_ranks(list(loader.sampler))
+    shards = all_gather_object(list(loader.sampler))
     visits = Counter(index for shard in shards for index in shard)
     twice = sorted(index for index, count in visits.items() if count > 1)
     missing = len(loader.dataset) - len(visits)

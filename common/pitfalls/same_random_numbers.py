@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from common.pitfalls.stage import from_all_ranks
+from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 3
@@ -36,12 +36,12 @@ def right():
 
 def detect(_):
     """To be called once the model is built, or in the middle of training."""
-    states = from_all_ranks(torch.get_rng_state().numpy().tobytes())
+    states = all_gather_object(torch.get_rng_state().numpy().tobytes())
     for rank, state in enumerate(states):
         if (first := states.index(state)) < rank:
             return f"rank {rank} draws the random numbers of rank {first}"
 
 
 def measure(image):
-    views = {str(view) for view in from_all_ranks(image.tolist())}
+    views = {str(view) for view in all_gather_object(image.tolist())}
     return f"distinct views: {len(views)} of {dist.get_world_size()}"

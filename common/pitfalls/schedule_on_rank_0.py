@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.stage import farthest_apart, from_all_ranks
+from common.pitfalls.stage import farthest_apart
+from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw",)
 WORLD_SIZE = 2
@@ -39,7 +40,7 @@ def right():
 
 def detect(outcome):
     _, optimizer = outcome
-    rates = from_all_ranks([group["lr"] for group in optimizer.param_groups])
+    rates = all_gather_object([group["lr"] for group in optimizer.param_groups])
     if any(other != rates[0] for other in rates):
         ranks = (f"rank {r} has {rate}" for r, (rate, *_) in enumerate(rates))
         return f"learning rates: {', '.join(ranks)}"

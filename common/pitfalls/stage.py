@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from common.accelerator.state import GradientState, PartialState
-from common.processes import process_group
+from common.process_group import all_gather_object, process_group
 
 PATIENCE = timedelta(seconds=120)
 # gloo's words on the rank whose patience ends first, and then on the others.
@@ -110,17 +109,10 @@ def places() -> list[str]:
     return [_store.get(f"place/{rank}").decode() for rank in ranks]
 
 
-def from_all_ranks(value: Any) -> list:
-    """`value` of every rank, in rank order, on every rank."""
-    values: list = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def farthest_apart(model: nn.Module) -> float:
     """The largest difference between rank 0's parameters and another rank's."""
     mine = parameters_to_vector(model.parameters()).detach()
-    first, *others = from_all_ranks(mine)
+    first, *others = all_gather_object(mine)
     distances = []
     for other in others:
         difference = (first - other).abs()

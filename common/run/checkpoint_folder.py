@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 from common.accelerator.checkpointing import CheckpointError, RemoteError, file_names_of, has_checkpoints
 from common.errors import fail
-from common.run.process_group import process_rank, rank_0_decides
+from common.process_group import broadcast_object, get_rank
 
 
 @contextlib.contextmanager
@@ -22,8 +22,8 @@ def checkpoint_lock(folder: Path) -> Iterator[None]:
         UserError: on every rank, if another job of this machine has the folder, or if it cannot be written to.
     """
     lock = FileLock(folder / ".lock")
-    problem = _acquire(lock, folder) if process_rank() == 0 else None
-    problem = rank_0_decides(problem)
+    problem = _acquire(lock, folder) if get_rank() == 0 else None
+    problem = broadcast_object(problem)
     if problem:
         fail(problem)
     try:
@@ -85,4 +85,4 @@ def rank_0_finds_checkpoint(folder: Path, prefix: str) -> bool:
         prefix: what stands before the number in a checkpoint's name, for example "checkpoint_". Folders that were set
             aside as damaged have another name.
     """
-    return rank_0_decides(has_checkpoints(folder, prefix))
+    return broadcast_object(has_checkpoints(folder, prefix))

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from common.args import CheckpointInterval
+from common.process_group import get_rank, is_distributed
 from common.run.checkpoint_folder import checkpoint_lock, file_errors_in_one_line, rank_0_finds_checkpoint
 from common.run.losses import DeferredRead
 from common.run.preemption import Preemption
-from common.run.process_group import is_distributed, process_rank
 
 STEPS_BETWEEN_EXCHANGES = 10  # optimizer steps
 
@@ -72,7 +72,7 @@ class Checkpointing:
     def exit_if_preempted(self, step: int) -> None:
         """After a checkpoint: end the process if a signal has asked for it. The next run resumes from there."""
         if self.is_preempted:
-            self.preemption.exit(step, process_rank())
+            self.preemption.exit(step, get_rank())
 
     def _exchange(self) -> None:
         if self._device.type == "cpu":

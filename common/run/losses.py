@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.errors import fail
-from common.run.process_group import is_distributed
+from common.process_group import is_distributed
 
 
 class EpochLoss:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.accelerator.utils.files import write_atomically
 from common.errors import fail
+from common.files import write_atomically
 from common.run.meter import Meter
 from common.run.plan import Plan
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from common.allocator import keep_large_blocks
 from common.errors import fail
+from common.process_group import get_rank, get_world_size, is_distributed
 from common.run.losses import EpochLoss, LossWatch, demand_finite_weights
 from common.run.meter import Meter
 from common.run.plan import make_plan
-from common.run.process_group import is_distributed, process_count, process_rank
 from common.run.result import (
     make_result,
     peak_memory_bytes,
@@ -63,8 +63,8 @@ class Run:
         if device.type == "cpu" and args.allocator == "keep":
             keeps_blocks = keep_large_blocks().keeps_large_blocks
         self.args = args
-        self.rank = process_rank()
-        workers = world_size or process_count()
+        self.rank = get_rank()
+        workers = world_size or get_world_size()
         self.plan = make_plan(args, train_set, test_set, device, backend, workers, keeps_blocks)
         self.meter = Meter(device, args.batch_size)
         self.loss_watch = LossWatch(device, self.rank)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from common.data.loading import check_same_dataset
+from common.process_group import all_gather_object, get_rank
 from common.run.checkpointing import Checkpointing
-from common.run.process_group import gather_from_all_ranks, process_rank
 from common.run.run import Run
 
 
@@ -53,7 +53,7 @@ class LadderCallback:
         self.run.check_identity(identity)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
-        check_same_dataset(gather_from_all_ranks(self.dataset))
+        check_same_dataset(all_gather_object(self.dataset))
         self.run.meter.resume(state.global_step, 0.0)
         self._loss_hook = model.register_forward_hook(self._watch)
 
@@ -108,8 +108,8 @@ def final_losses(log_history: list[dict]) -> tuple[float, Tensor]:
 def finish(run: Run, model: nn.Module, log_history: list[dict]) -> dict[str, Any]:
     """The result of a Trainer's run, which rank 0 prints and writes. A collective: all processes must call it."""
     train_loss, totals = final_losses(log_history)
-    peaks_of_ranks = gather_from_all_ranks(run.peak_memory_bytes())
+    peaks_of_ranks = all_gather_object(run.peak_memory_bytes())
     result = run.result(train_loss, totals, peaks_of_ranks)
-    if process_rank() == 0:
+    if get_rank() == 0:
         run.report(result, model)
     return result

@@ -12,7 +12,7 @@ from torch import nn
 from common.accelerator import Accelerator
 from common.accelerator.checkpointing import choose_newest, finish_and_verify, numbered, run_on_all_ranks
 from common.accelerator.utils import broadcast_object_list
-from common.accelerator.utils.files import new_draft, remove_folder, replace_folder
+from common.files import new_draft, remove_folder, replace_folder
 from common.trainer.state import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"

@@ -5,7 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from common.accelerator.utils.files import write_atomically
+from common.files import write_atomically
 from common.trainer.state import as_json
 
 

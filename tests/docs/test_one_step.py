@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from common import ladder
 from common.accelerator.utils.other import get_free_port
-from common.processes import process_group, ranks
+from common.process_group import process_group
+from common.processes import ranks
 
 SCRIPT = ladder.ROOT / "02_ddp_raw" / "one_step.py"
 PAGE = (ladder.ROOT / "02_ddp_raw" / "README.md").read_text()

@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from common.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 from common.model import BasicNet
-from common.processes import process_group, ranks
+from common.process_group import process_group
+from common.processes import ranks
 from tests.levels import farthest
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common.processes import RankFailed, Ranks, process_group, ranks
+from common.process_group import process_group
+from common.processes import RankFailed, Ranks, ranks
 
 
 def _sum_of_ranks():

@@ -15,7 +15,8 @@ from common import ladder
 from common.args import CheckpointInterval, parse_args
 from common.errors import UserError
 from common.model import BasicNet
-from common.processes import process_group, ranks
+from common.process_group import process_group
+from common.processes import ranks
 from common.run import Run, checkpointing
 from common.run import meter as meters
 from common.run.checkpointing import Checkpointing

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from .files import forget_draft, is_draft, new_draft, remove_folder, sync_to_disk
+from common.files import forget_draft, is_draft, new_draft, remove_folder, sync_to_disk
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from common.cores import available_cores
+
 from ..commands.config.config_args import ConfigError
 from ..out_of_scope import out_of_scope
-from ..state import DistributedType, available_cores
+from ..state import DistributedType
 from .other import is_port_in_use
 
 # What an outer job may have left behind. A world of one has none of them.

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from common.files import atomic_write, sync_to_disk
+
 from .constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from .device_maps import (  # noqa: F401
     align_module_device,
@@ -46,7 +48,6 @@ from .device_maps import (  # noqa: F401
     retie_parameters,
     set_module_tensor_to_device,
 )
-from .files import atomic_write, sync_to_disk
 from .weights import clean_state_dict_for_safetensors, under_names_of, view_key, write_file
 
 logger = logging.getLogger(__name__)

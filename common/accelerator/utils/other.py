@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from common.files import atomic_write
+
 from ..commands.config.default import write_basic_config  # noqa: F401
 from ..out_of_scope import out_of_scope
 from ..state import PartialState
-from .files import atomic_write
 from .weights import clean_state_dict_for_safetensors, write_file
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from common import processes
+from common import process_group as groups
 from common.processes import RankFailed, ranks
 
 PATIENCE = 20  # seconds that a collective of a solution may wait
@@ -36,7 +36,7 @@ def function_in(path: str, name: str) -> Callable[..., Any]:
 
 def process_group() -> AbstractContextManager[None]:
     """A gloo group of all ranks, whose collectives give up after PATIENCE."""
-    return processes.process_group(timeout=timedelta(seconds=PATIENCE))
+    return groups.process_group(timeout=timedelta(seconds=PATIENCE))
 
 
 def on_ranks(world_size: int, job: Callable[..., Any], path: Path) -> list[Any]:

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from common.processes import keep_process_group, ranks
+from common.process_group import keep_process_group
+from common.processes import ranks
 from tests.states import OURS, THEIRS, forget_states
 
 pytest.importorskip("accelerate")

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator import Accelerator
-from common.accelerator.state import AcceleratorState, PartialState, available_cores
+from common.accelerator.state import AcceleratorState, PartialState
+from common.cores import available_cores
 from common.processes import free_port, ranks
 from tests.states import THEIRS, forget_states
 
@@ -316,7 +317,8 @@ for module, names in {os: ["getuid", "sched_getaffinity"], signal: ["SIGKILL"]}.
 sys.modules["fcntl"] = None
 import common.accelerator
 from common.accelerator import launchers, logging, tracking, utils
-from common.accelerator.state import PartialState, available_cores
+from common.accelerator.state import PartialState
+from common.cores import available_cores
 state = PartialState(cpu=True)
 assert available_cores() == os.cpu_count()
 logging.get_logger("here").warning("it works")

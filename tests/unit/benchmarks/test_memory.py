@@ -17,7 +17,8 @@ from common import ladder
 from common.args import parse_args
 from common.data_parallel import EmulatedDataParallel
 from common.memory import CATEGORIES, accounting
-from common.processes import RankFailed, process_group, ranks
+from common.process_group import process_group
+from common.processes import RankFailed, ranks
 from tests.levels import SHORT
 from tests.nested_pytest import run_pytest
 

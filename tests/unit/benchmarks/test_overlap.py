@@ -15,7 +15,8 @@ from benchmarks.harness.two_nodes import why_not
 from benchmarks.report import overlap_plot
 from benchmarks.suites import overlap
 from benchmarks.suites.network import network
-from common.processes import process_group, ranks
+from common.process_group import process_group
+from common.processes import ranks
 
 TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
 MACHINE = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}

@@ -11,7 +11,7 @@ from benchmarks.harness.groups import Extent
 from benchmarks.harness.process_facts import process_facts
 from benchmarks.suites import evaluation, loading, overhead
 from common import ladder
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 
 SYNTHETIC = ("--dataset", "synthetic")
 SEVERAL_CORES = pytest.mark.skipif(

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.harness import records
 from common import ladder
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 
 # A file for each suite; results.json is a comparison's.
 RECORDED = sorted(path for path in ladder.ROOT.glob("benchmarks/results/*/*.json") if path.name != "results.json")

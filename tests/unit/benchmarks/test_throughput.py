@@ -14,7 +14,7 @@ from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.suites import throughput
 from benchmarks.suites.throughput import Configuration, Throughput, train
 from common import ladder
-from common.accelerator.state import available_cores
+from common.cores import available_cores
 from common.run import meter
 
 RECORDS = sorted((ladder.ROOT / "benchmarks" / "results").glob("*/*.json"))

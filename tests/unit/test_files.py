@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.accelerator.utils import files
+from common import files
 
 ON_POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX permissions, links or processes")
 

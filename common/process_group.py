@@ -1,0 +1,72 @@
+"""The processes of a run as torch.distributed sees them, whether or not there is a process group."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+
+def is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def get_rank() -> int:
+    """The number of this process in the whole run; 0 where it is the only one."""
+    return dist.get_rank() if is_distributed() else 0
+
+
+def get_world_size() -> int:
+    """The number of processes of the run; 1 where there is no group."""
+    return dist.get_world_size() if is_distributed() else 1
+
+
+def broadcast_object(value: Any) -> Any:
+    """The `value` of rank 0, on every rank. A collective: all processes must call it."""
+    if not is_distributed():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def all_gather_object(value: Any) -> list:
+    """The value of every rank, in the order of the ranks. A collective: all processes must call it."""
+    if not is_distributed():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@contextlib.contextmanager
+def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
+    """A process group of all ranks for the block; `options` go to `init_process_group`."""
+    dist.init_process_group(backend, **options)
+    try:
+        yield
+    finally:
+        leave_process_group()
+
+
+def leave_process_group() -> None:
+    """Destroy the process group of this rank, if there is one. A model in DistributedDataParallel may outlive it."""
+    if is_distributed():
+        keep_process_group()
+        dist.destroy_process_group()
+
+
+def keep_process_group() -> None:
+    """Keep this rank's process group, if there is one, from being freed before there is another one.
+
+    Whoever drops the last reference to a group waits for the group's threads. Two holders must not be the last:
+    a model in DistributedDataParallel, which waits with the GIL held (with torch 2.11 for ever, where a thread wants
+    the GIL), and a communication hook in Python, which runs on such a thread and would wait for itself (the process
+    ends with "Resource deadlock avoided"). The reference that is kept here is dropped with the GIL released.
+    """
+    global _last_group
+    if is_distributed():
+        _last_group = dist.group.WORLD
+
+
+_last_group: Any = None
