@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from common.args import parse_args
 from common.data import collate, load_data
-from common.data_parallel import EmulatedDataParallel, replica_devices, seed_replicas
 from common.model import build_model
 from common.run import Run
+from common.small.data_parallel import EmulatedDataParallel, replica_devices, seed_replicas
 
 
 def train(args):

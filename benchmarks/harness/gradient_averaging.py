@@ -1,4 +1,4 @@
-"""Ways to average the gradients of two ranks: `common.ddp`'s three steps, torch's DDP, and what makes it send less.
+"""Ways to average the gradients of two ranks: `common.small.ddp`, torch's DDP, and what makes it send less.
 
 A rank trains DeepNet on its own images with one of `WAYS`. The phases of a step bear names that torch's profiler
 records, so that `benchmarks.timeline` sees the same step that `benchmarks.suites.overlap` times.
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from benchmarks.harness.deep_net import CLASSES, IMAGE, DeepNet
-from common.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
+from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 
 BATCH = 8  # images of one rank and one backward
 LEARNING_RATE = 3e-4

@@ -18,9 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.harness.deep_net import CLASSES, IMAGE, DeepNet
 from benchmarks.harness.gradient_averaging import BATCH, LEARNING_RATE, WARM_UP_STEPS, warmed_up
 from benchmarks.harness.spans import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER, WAITING, Span
-from common import data_parallel
 from common.cores import available_cores
 from common.process_group import process_group
+from common.small import data_parallel
 
 MAIN = "main thread"
 NODE_OF_AUTOGRAD = "autograd::engine::evaluate_function"
@@ -122,7 +122,7 @@ def _all_reduces(events: list, zero: float) -> list[Span]:
 
 
 def record_replicas(replicas: int, steps: int) -> list[RecordedStep]:
-    """Some steps of `common.data_parallel`'s emulation, with a batch for each replica, after a warm-up.
+    """Some steps of `common.small.data_parallel`'s emulation, with a batch for each replica, after a warm-up.
 
     Backward is one span of the main thread: autograd has one thread for all that lies on the CPU, whatever the number
     of replicas. On GPUs it has a thread for each device, and the replicas' backwards run at the same time.

@@ -39,13 +39,13 @@ class Call(NamedTuple):
 
 
 CALLS = (
-    Call("broadcast", "common/ddp/replicas.py", "dist.broadcast(tensor"),
+    Call("broadcast", "common/small/ddp/replicas.py", "dist.broadcast(tensor"),
     Call("all-reduce", "02_ddp_raw/train.py", "dist.all_reduce(train_loss)"),
     Call("all-reduce", "02_ddp_raw/train.py", "dist.all_reduce(totals)"),
     Call("all-reduce", "02_ddp_raw/one_step.py", "dist.all_reduce(weight.grad)"),
-    Call("all-reduce", "common/ddp/naive.py", "dist.all_reduce(parameter.grad)"),
-    Call("all-reduce", "common/ddp/overlapped.py", "dist.all_reduce(parameter"),
-    Call("all-reduce", "common/ddp/bucketed.py", "dist.all_reduce(self._message"),
+    Call("all-reduce", "common/small/ddp/naive.py", "dist.all_reduce("),
+    Call("all-reduce", "common/small/ddp/overlapped.py", "dist.all_reduce("),
+    Call("all-reduce", "common/small/ddp/bucketed.py", "dist.all_reduce("),
     Call("all-reduce", "03_accelerate/train.py", "accelerator.reduce("),
     Call("all-gather", "02_ddp_raw/train.py", "dist.all_gather_object(found"),
     Call("all-gather", "02_ddp_raw/train.py", "dist.all_gather_object(peaks"),

@@ -28,10 +28,10 @@ from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure, read_recorded
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
-from common.data_parallel import EmulatedDataParallel
 from common.memory import CATEGORIES, UNNAMED, Held, accounting, follow_size, name_category
 from common.process_group import process_group
 from common.processes import ranks
+from common.small.data_parallel import EmulatedDataParallel
 
 STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets in the second
 TIMEOUT = 300  # seconds, for the ranks of one world size

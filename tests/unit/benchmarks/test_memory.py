@@ -15,10 +15,10 @@ from benchmarks.report.verdicts import spread
 from benchmarks.suites import memory
 from common import ladder
 from common.args import parse_args
-from common.data_parallel import EmulatedDataParallel
 from common.memory import CATEGORIES, accounting
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
+from common.small.data_parallel import EmulatedDataParallel
 from tests.levels import SHORT
 from tests.nested_pytest import run_pytest
 

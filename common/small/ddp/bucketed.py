@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.ddp.replicas import broadcast_from_rank_0
+from common.small.ddp.replicas import broadcast_from_rank_0
 
 MIB = 2**20
 

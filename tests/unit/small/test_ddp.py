@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from common.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 from common.model import BasicNet
 from common.process_group import process_group
 from common.processes import ranks
+from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 from tests.levels import farthest
 
 

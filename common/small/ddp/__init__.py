@@ -14,8 +14,8 @@ order the gradients come.
 Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020.
 """
 
-from common.ddp.bucketed import BucketedDDP
-from common.ddp.naive import NaiveDDP
-from common.ddp.overlapped import OverlappedDDP
+from common.small.ddp.bucketed import BucketedDDP
+from common.small.ddp.naive import NaiveDDP
+from common.small.ddp.overlapped import OverlappedDDP
 
 __all__ = ["BucketedDDP", "NaiveDDP", "OverlappedDDP"]

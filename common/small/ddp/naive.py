@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch import nn
 
-from common.ddp.replicas import broadcast_from_rank_0
+from common.small.ddp.replicas import broadcast_from_rank_0
 
 
 class NaiveDDP(nn.Module):
