@@ -146,6 +146,8 @@ class Accelerator:
         _forget_a_run_that_has_ended()
         group_settings = {} if self.init_handler is None else self.init_handler.to_kwargs()
         self.state = AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **group_settings)
+        # Kept here too: where the shared state is reset, the next Accelerator may choose another precision.
+        self._mixed_precision = self.state.mixed_precision
         self.gradient_state = GradientState(gradient_accumulation_plugin)
         self._choose_compiler(dynamo_backend, dynamo_plugin)
 
@@ -180,7 +182,8 @@ class Accelerator:
         if backend is not None:
             plugin = TorchDynamoPlugin(backend)
         earlier = getattr(self.state, "dynamo_plugin", None)
-        self.state.dynamo_plugin = plugin or earlier or TorchDynamoPlugin()
+        self._compiler = plugin or earlier or TorchDynamoPlugin()
+        self.state.dynamo_plugin = self._compiler
 
     def _new_scaler(self) -> LossScaler:
         settings = {} if self.scaler_handler is None else self.scaler_handler.to_kwargs()
@@ -272,17 +275,25 @@ class Accelerator:
         uses_ddp = self.multi_device or self.distributed_type == DistributedType.MULTI_CPU
         if uses_ddp and not evaluation_mode:
             model = self._wrap_in_ddp(model)
-        compiler = self.state.dynamo_plugin
+        compiler = self._compiler
         if compiler.backend != DynamoBackend.NO and not is_compiled_module(model):
             model = torch.compile(model, **compiler.to_kwargs())  # type: ignore[assignment]  # a module is returned
         _mark_as_prepared(model)
         return model
 
+    def has_prepared(self, model: torch.nn.Module) -> bool:
+        """Whether this Accelerator, and not another one, has prepared `model` or the model inside it."""
+        return any(_innermost(known) is _innermost(model) for known in self._models)
+
     def _remember_model(self, prepared: torch.nn.Module) -> None:
         """Let checkpoints hold the model inside `prepared`, unless they do so already, compiled or not."""
-        model = _innermost(prepared)
-        if not any(_innermost(known) is model for known in self._models):
-            self._models.append(model)
+        if not self.has_prepared(prepared):
+            self._models.append(_innermost(prepared))
+
+    def undo_preparation(self, model: torch.nn.Module) -> None:
+        """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
+        self.unwrap_model(model, keep_fp32_wrapper=False)
+        vars(model).pop("_is_accelerate_prepared", None)
 
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
         model._original_forward = model.forward
@@ -377,6 +388,22 @@ class Accelerator:
         else:
             self.step += 1
             state.sync_gradients = self.step % state.num_steps == 0
+
+    @contextlib.contextmanager
+    def within_window(self, micro_batches: int, size: int) -> Iterator[None]:
+        """Let a checkpoint in the block hold the gradients of the first `micro_batches` of a window of `size`.
+
+        It is for a caller who counts the micro-batches by itself; `accumulate` has counted none of them.
+        """
+        size_before = self.gradient_accumulation_steps
+        step_before = self.step
+        self.gradient_accumulation_steps = size
+        self.step = micro_batches
+        try:
+            yield
+        finally:
+            self.gradient_accumulation_steps = size_before
+            self.step = step_before
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """`loss.backward(**kwargs)` for this micro-batch's part of its window, scaled under fp16.
@@ -570,6 +597,10 @@ class Accelerator:
         self._dataloaders = []
         self.step = 0
         return nothing
+
+    def forget_loader(self, prepared: DataLoader) -> None:
+        """Leave a prepared loader out of checkpoints."""
+        self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
 
     def clear(self, *objects: Any) -> list[None]:
         """The same as `free_memory`."""
@@ -820,7 +851,7 @@ class Accelerator:
     @property
     def mixed_precision(self) -> str:
         """ "no", "fp16" or "bf16"."""
-        return self.state.mixed_precision
+        return self._mixed_precision
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, called on rank 0 and returning None elsewhere."""

@@ -228,7 +228,8 @@ class Trainer:
         accelerator = self.accelerator
         accelerator.free_memory()
         if self.model_wrapped is self.model:
-            self._undo_preparation_for_evaluation()
+            # An evaluation may have prepared it without DDP, and another Trainer in another precision.
+            accelerator.undo_preparation(self.model)
         self._batches_to_skip = 0
         self._random_states_after_skip: dict[str, Any] | None = None
         self._epoch_reader = None
@@ -252,12 +253,6 @@ class Trainer:
         self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
         self.lr_scheduler = accelerator.prepare_scheduler(self.lr_scheduler)
         return plan
-
-    def _undo_preparation_for_evaluation(self) -> None:
-        """Let the model be prepared anew: an evaluation may have prepared it without DDP."""
-        # This puts the model's own forward back; what it returns is the same model.
-        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        vars(self.model).pop("_is_accelerate_prepared", None)
 
     def _epochs_left(self, plan: TrainingPlan) -> range:
         """The epochs to begin or to go on with."""
@@ -595,25 +590,10 @@ class Trainer:
         is_cut_short = self.control.should_epoch_stop and not progress.epoch_ended
         for part in (self.control, replace(progress, epoch_stopped=is_cut_short)):
             state.stateful_callbacks[type(part).__name__] = {"args": asdict(part), "attributes": {}}
-        with self._carried_gradients_in_checkpoint():
+        # Between two epochs there may be gradients that the next step is to take in.
+        with self.accelerator.within_window(progress.carried_batches, progress.accumulation):
             checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
         self.call_event("on_save")
-
-    @contextmanager
-    def _carried_gradients_in_checkpoint(self) -> Iterator[None]:
-        """Let the accelerator save gradients that the next step is to take in.
-
-        It saves them where its own count of micro-batches is within a window. The Trainer counts instead of it, so it
-        learns the count here, and only for this checkpoint.
-        """
-        accelerator = self.accelerator
-        accelerator.gradient_accumulation_steps = self.progress.accumulation
-        accelerator.step = self.progress.carried_batches
-        try:
-            yield
-        finally:
-            accelerator.gradient_accumulation_steps = 1
-            accelerator.step = 0
 
     def _note_best_checkpoint(self) -> None:
         """Remember where the best model is saved, if this run has saved it; another run's folder is not it."""
@@ -789,14 +769,16 @@ class Trainer:
 
     def prepare_model_for_evaluation(self) -> nn.Module:
         """The model without DDP: the forward of DDP may be a collective, and ranks may have unequally many batches."""
-        if not self.accelerator._models:
+        if not self.accelerator.has_prepared(self.model):
+            self.accelerator.undo_preparation(self.model)
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         return self.model
 
     def _prepare_eval_loader(self, loader: DataLoader) -> DataLoader:
         """This rank's part of a loader. Checkpoints hold the position of the training loader alone."""
-        with self._keep_registered_loaders():
-            return self.accelerator.prepare_data_loader(loader)
+        prepared = self.accelerator.prepare_data_loader(loader)
+        self.accelerator.forget_loader(prepared)
+        return prepared
 
     @contextmanager
     def _keep_registered_loaders(self) -> Iterator[None]:

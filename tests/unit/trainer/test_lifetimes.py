@@ -1,0 +1,55 @@
+"""Trainers, models and settings that are made early, kept long and used in another order than they were made."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.toy import make_trainer
+
+
+def dtypes_of(model) -> list[torch.dtype]:
+    """A list to which each forward of `model` adds the type that its layer computes in."""
+    dtypes = []
+    model.linear.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    return dtypes
+
+
+@pytest.mark.parametrize("first_is_bf16", [True, False])
+def test_two_trainers_that_are_made_first_keep_their_own_precisions(first_is_bf16, tmp_path):
+    trainers = [make_trainer(tmp_path, evaluate=8, bf16=bf16) for bf16 in (first_is_bf16, not first_is_bf16)]
+    for trainer in trainers:
+        dtypes = dtypes_of(trainer.model)
+        trainer.train()
+        trainer.evaluate()
+        assert set(dtypes) == {torch.bfloat16 if trainer.args.bf16 else torch.float32}
+
+
+def test_two_trainers_that_are_made_first_are_compiled_as_each_was_asked(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: (compiled.append(model), model)[1])
+    trainers = [make_trainer(tmp_path, max_steps=1, torch_compile=compiles) for compiles in (True, False)]
+    for trainer in trainers:
+        trainer.train()
+    assert compiled == [trainers[0].model]
+
+
+@pytest.mark.parametrize("evaluates_first", [True, False])
+def test_a_model_that_another_trainer_trained_in_bf16_computes_as_this_one_was_asked(evaluates_first, tmp_path):
+    """In the original the model goes on in bf16."""
+    earlier = make_trainer(tmp_path, bf16=True)
+    earlier.train()
+    trainer = make_trainer(tmp_path, model=earlier.model, evaluate=8)
+    dtypes = dtypes_of(trainer.model)
+    if evaluates_first:
+        trainer.evaluate()
+    trainer.train()
+    trainer.evaluate()
+    assert set(dtypes) == {torch.float32}
+
+
+def test_a_batch_size_that_is_changed_between_two_trainings_is_obeyed(tmp_path):
+    """In the original the second training has the batches of the first."""
+    trainer = make_trainer(tmp_path, train=24)
+    assert trainer.train().global_step == 3
+    trainer.args.per_device_train_batch_size = 4
+    assert trainer.train().global_step == 6
+    assert trainer.state.train_batch_size == 4
