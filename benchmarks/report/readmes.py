@@ -43,6 +43,7 @@ def readmes() -> list[Path]:
     candidates = [scripts.ROOT / "README.md"]
     for level in ladder.levels():
         candidates.append(ladder.script(level).with_name("README.md"))
+    candidates.append(scripts.ROOT / "00_single_gpu" / "FROM_YOUR_SCRIPT.md")
     candidates.append(scripts.ROOT / "common" / "small" / "ddp" / "README.md")
     return [path for path in candidates if PART.search(path.read_text())]
 

@@ -30,6 +30,11 @@ def rungs() -> list[str]:
     return found
 
 
+def templates() -> list[str]:
+    """The names of the scripts to copy, one a level."""
+    return [f"{path.parent.name}/template" for path in sorted(ROOT.glob("0?_*/template.py"))]
+
+
 def steps() -> list[tuple[str, str]]:
     """Each rung with the next one: the pairs whose difference the READMEs go through."""
     return list(pairwise(rungs()))
@@ -65,7 +70,7 @@ def named(text: str) -> str:
     """
     beginning, _, name = text.partition("/")
     stem = name.removesuffix(".py") or "train"
-    candidates = [rung for rung in rungs() if script(rung).stem == stem]
+    candidates = [rung for rung in [*rungs(), *templates()] if script(rung).stem == stem]
     found = [rung for rung in candidates if rung.startswith(beginning)]
     if len(found) != 1:
         raise ValueError(f"{text!r} names no level: one of {', '.join(rungs())}, or the beginning of one")

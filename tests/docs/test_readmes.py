@@ -61,7 +61,7 @@ def test_files_named_in_the_text_exist(path):
 
 
 def test_the_generated_parts_have_not_drifted(capsys):
-    assert len(GENERATED) == 2 + len(ladder.levels())
+    assert len(GENERATED) == 3 + len(ladder.levels())
     readmes.main(["--check"])
     assert capsys.readouterr().out == ""
 
@@ -83,7 +83,7 @@ def test_each_readme_shows_the_whole_diff_and_says_why(before, rung):
 def copy(tmp_path, monkeypatch):
     """The levels, the READMEs and the recorded results in a folder where they may be changed."""
     called = {ladder.ROOT / call.file for call in course.CALLS}
-    for path in {*ladder.ROOT.glob("0?_*/train*.py"), *called, *GENERATED, *readmes.RESULTS.glob("*.json")}:
+    for path in {*ladder.ROOT.glob("0?_*/t*.py"), *called, *GENERATED, *readmes.RESULTS.glob("*.json")}:
         target = tmp_path / path.relative_to(ladder.ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)

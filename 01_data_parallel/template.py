@@ -1,0 +1,140 @@
+"""A template for level 01: DataParallel on all visible GPUs. It imports nothing of this repository.
+
+    python 01_data_parallel/template.py DATA --epochs 10 --checkpoint run.pt
+
+With fewer than two GPUs `nn.DataParallel` runs the bare network.
+"""
+
+import argparse
+import os
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+
+class Images(Dataset):
+    """The images of a folder and the numbers of their classes.
+
+    How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
+    whichever process or loader worker reads it.
+    """
+
+    def __init__(self, folder, size, augment, seed):
+        self.files = ImageFolder(folder)
+        self.seed = seed
+        self.epoch = 0
+        if augment:
+            crop = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+        else:
+            crop = [v2.Resize(size), v2.CenterCrop(size)]
+        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+        to_numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+        self.transform = v2.Compose([*crop, *to_numbers])
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        image, label = self.files[index]
+        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
+            torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
+            return self.transform(image), label
+
+
+def build_network(arch, classes):
+    return torchvision.models.get_model(arch, num_classes=classes)
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    """How many images are classified rightly, and how many there are."""
+    model.eval()
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        totals[0] += (model(images).argmax(dim=1) == labels).sum()
+        totals[1] += len(labels)
+    return totals
+
+
+def save(path, model, optimizer, schedule, epoch):
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "epoch": epoch,
+    }
+    torch.save(state, path + ".new")
+    os.replace(path + ".new", path)  # at once: a crash leaves the old one whole
+
+
+def train(args):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
+    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    sampler = RandomSampler(train_set, generator=torch.Generator())
+    loading = {"num_workers": args.workers, "pin_memory": device.type == "cuda"}
+    train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, **loading)
+    val_loader = DataLoader(val_set, args.batch_size, **loading)
+
+    torch.manual_seed(args.seed)
+    model = build_network(args.arch, len(train_set.files.classes)).to(device)
+    model = nn.DataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
+    first_epoch = 0
+    if args.checkpoint and os.path.exists(args.checkpoint):
+        saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
+        first_epoch = saved["epoch"] + 1
+
+    for epoch in range(first_epoch, args.epochs):
+        sampler.generator.manual_seed(args.seed + epoch)  # another order for each epoch
+        train_set.set_epoch(epoch)  # and other crops
+        torch.manual_seed(args.seed + epoch)  # for dropout: a resumed run draws what an uninterrupted one draws
+        model.train()
+        for images, labels in train_loader:
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+        totals = evaluate(model, val_loader, device)
+        correct, seen = totals.tolist()
+        print(f"epoch {epoch}: accuracy {correct / seen:.2%} of {seen:.0f}", flush=True)
+        if args.checkpoint:
+            save(args.checkpoint, model.module, optimizer, schedule, epoch)
+    return model.module
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", help="folder with train/CLASS/IMAGE and val/CLASS/IMAGE")
+    parser.add_argument("--arch", default="resnet18", help="a name from torchvision.models")
+    parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=64, help="images of an optimizer step, on all devices")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")
+    parser.add_argument("--checkpoint", help="file to save to after each epoch, and to continue from")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    train(parse_args())

@@ -1,0 +1,161 @@
+"""A template for level 02: DistributedDataParallel, one process per device. It imports nothing of this repository.
+
+torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA --epochs 10 --checkpoint run.pt
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torchvision
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+
+class Images(Dataset):
+    """The images of a folder and the numbers of their classes.
+
+    How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
+    whichever process or loader worker reads it.
+    """
+
+    def __init__(self, folder, size, augment, seed):
+        self.files = ImageFolder(folder)
+        self.seed = seed
+        self.epoch = 0
+        if augment:
+            crop = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+        else:
+            crop = [v2.Resize(size), v2.CenterCrop(size)]
+        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+        to_numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+        self.transform = v2.Compose([*crop, *to_numbers])
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        image, label = self.files[index]
+        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
+            torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
+            return self.transform(image), label
+
+
+def build_network(arch, classes):
+    return torchvision.models.get_model(arch, num_classes=classes)
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    """How many images are classified rightly, and how many there are."""
+    model.eval()
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        totals[0] += (model(images).argmax(dim=1) == labels).sum()
+        totals[1] += len(labels)
+    return totals
+
+
+def join_group():
+    """Join the processes that torchrun has started. Returns the device of this one."""
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    return device
+
+
+def save(path, model, optimizer, schedule, epoch):
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "epoch": epoch,
+    }
+    torch.save(state, path + ".new")
+    os.replace(path + ".new", path)  # at once: a crash leaves the old one whole
+
+
+def train(args):
+    device = join_group()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    if args.batch_size % world_size:
+        raise SystemExit(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
+    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
+    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)
+    # A DistributedSampler would repeat images until all shards are equally long, and they would count twice.
+    val_shard = Subset(val_set, range(rank, len(val_set), world_size))
+    loading = {"num_workers": args.workers, "pin_memory": device.type == "cuda"}
+    share = args.batch_size // world_size
+    train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)
+    val_loader = DataLoader(val_shard, share, **loading)
+
+    torch.manual_seed(args.seed)
+    model = build_network(args.arch, len(train_set.files.classes)).to(device)
+    model = DistributedDataParallel(model)  # on its device already; batch norm: see FROM_YOUR_SCRIPT.md
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
+    first_epoch = 0
+    if args.checkpoint and os.path.exists(args.checkpoint):
+        saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        model.module.load_state_dict(saved["model"])  # every rank reads the file
+        optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
+        first_epoch = saved["epoch"] + 1
+
+    for epoch in range(first_epoch, args.epochs):
+        sampler.set_epoch(epoch)  # another order for each epoch
+        train_set.set_epoch(epoch)  # and other crops
+        # For dropout: each rank draws its own, and a resumed run draws what an uninterrupted one draws.
+        torch.manual_seed(args.seed + epoch * world_size + rank)
+        model.train()
+        for images, labels in train_loader:
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+        totals = evaluate(model.module, val_loader, device)  # the bare network: shards may differ in length
+        dist.all_reduce(totals)
+        correct, seen = totals.tolist()
+        if rank == 0:
+            print(f"epoch {epoch}: accuracy {correct / seen:.2%} of {seen:.0f}", flush=True)
+        if rank == 0 and args.checkpoint:
+            save(args.checkpoint, model.module, optimizer, schedule, epoch)
+    dist.destroy_process_group()
+    return model.module
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", help="folder with train/CLASS/IMAGE and val/CLASS/IMAGE")
+    parser.add_argument("--arch", default="resnet18", help="a name from torchvision.models")
+    parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=64, help="images of an optimizer step, on all devices")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")
+    parser.add_argument("--checkpoint", help="file to save to after each epoch, and to continue from")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    train(parse_args())

@@ -1,0 +1,138 @@
+"""A template for level 03: an Accelerator. It imports nothing of this repository but the core.
+
+    torchrun --standalone --nproc-per-node 2 03_accelerate/template.py DATA --epochs 10 --checkpoint run
+
+The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from common.accelerator import Accelerator
+from common.accelerator.utils import DataLoaderConfiguration, set_seed
+
+
+class Images(Dataset):
+    """The images of a folder and the numbers of their classes.
+
+    How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
+    whichever process or loader worker reads it.
+    """
+
+    def __init__(self, folder, size, augment, seed):
+        self.files = ImageFolder(folder)
+        self.seed = seed
+        self.epoch = 0
+        if augment:
+            crop = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+        else:
+            crop = [v2.Resize(size), v2.CenterCrop(size)]
+        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+        to_numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+        self.transform = v2.Compose([*crop, *to_numbers])
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        image, label = self.files[index]
+        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
+            torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
+            return self.transform(image), label
+
+
+def build_network(arch, classes):
+    return torchvision.models.get_model(arch, num_classes=classes)
+
+
+@torch.no_grad()
+def evaluate(model, loader, accelerator):
+    """How many images are classified rightly, and how many there are."""
+    model.eval()
+    totals = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    for images, labels in loader:
+        # From all ranks, without the images that were repeated to make the shards equally long.
+        answers, labels = accelerator.gather_for_metrics((model(images).argmax(dim=1), labels))
+        totals[0] += (answers == labels).sum()
+        totals[1] += len(labels)
+    return totals
+
+
+def train(args):
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),  # else Hugging Face's would let each CPU process train alone
+        dataloader_config=DataLoaderConfiguration(
+            split_batches=True,  # the batch of a loader is the global one
+            use_seedable_sampler=True,  # the order of an epoch is a function of data_seed and its number
+            data_seed=args.seed,
+            non_blocking=True,
+        ),
+    )
+    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
+    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    loading = {"num_workers": args.workers, "pin_memory": accelerator.device.type == "cuda"}
+    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **loading)
+    val_loader = DataLoader(val_set, args.batch_size, **loading)
+
+    set_seed(args.seed)
+    model = build_network(args.arch, len(train_set.files.classes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
+    model, optimizer, schedule, train_loader, val_loader = accelerator.prepare(
+        model, optimizer, schedule, train_loader, val_loader
+    )
+    first_epoch = 0
+    checkpoints = sorted(Path(args.checkpoint or "none").glob("epoch_???"))
+    if checkpoints:
+        accelerator.load_state(checkpoints[-1])
+        first_epoch = int(checkpoints[-1].name.removeprefix("epoch_")) + 1
+
+    for epoch in range(first_epoch, args.epochs):
+        train_loader.set_epoch(epoch)  # another order for each epoch
+        train_set.set_epoch(epoch)  # and other crops
+        # For dropout: each rank draws its own, and a resumed run draws what an uninterrupted one draws.
+        set_seed(args.seed + epoch * accelerator.num_processes, device_specific=True)
+        model.train()
+        for images, labels in train_loader:
+            loss = F.cross_entropy(model(images), labels)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+        totals = evaluate(model, val_loader, accelerator)
+        correct, seen = totals.tolist()
+        accelerator.print(f"epoch {epoch}: accuracy {correct / seen:.2%} of {seen:.0f}", flush=True)
+        if args.checkpoint:
+            accelerator.save_state(f"{args.checkpoint}/epoch_{epoch:03}")
+    accelerator.end_training()
+    return accelerator.unwrap_model(model)
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", help="folder with train/CLASS/IMAGE and val/CLASS/IMAGE")
+    parser.add_argument("--arch", default="resnet18", help="a name from torchvision.models")
+    parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=64, help="images of an optimizer step, on all devices")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")
+    parser.add_argument("--checkpoint", help="folder to save to after each epoch, and to continue from")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    train(parse_args())

@@ -1,0 +1,156 @@
+"""A template for level 04: a Trainer. It imports nothing of this repository but the Trainer.
+
+    torchrun --standalone --nproc-per-node 2 04_trainer/template.py DATA --epochs 10 --checkpoint run
+
+The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from common.trainer import Trainer, TrainerCallback, TrainingArguments
+
+
+class Images(Dataset):
+    """The images of a folder and the numbers of their classes.
+
+    How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
+    whichever process or loader worker reads it.
+    """
+
+    def __init__(self, folder, size, augment, seed):
+        self.files = ImageFolder(folder)
+        self.seed = seed
+        self.epoch = 0
+        if augment:
+            crop = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+        else:
+            crop = [v2.Resize(size), v2.CenterCrop(size)]
+        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+        to_numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+        self.transform = v2.Compose([*crop, *to_numbers])
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        image, label = self.files[index]
+        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
+            torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
+            return self.transform(image), label
+
+
+def build_network(arch, classes):
+    return torchvision.models.get_model(arch, num_classes=classes)
+
+
+class ImageTrainer(Trainer):
+    def get_train_dataloader(self):
+        # The Trainer makes a step of an epoch's tail too, or drops the tail of the evaluation as well.
+        step = self.args.per_device_train_batch_size * self.accelerator.num_processes
+        sampler = RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
+        loader = DataLoader(
+            self.train_dataset,
+            self.args.per_device_train_batch_size,
+            sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return self.accelerator.prepare(loader)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(inputs["images"])
+        loss = F.cross_entropy(logits, inputs["labels"])
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+
+class NextCrops(TrainerCallback):
+    """Tells the training images the number of the epoch."""
+
+    def __init__(self, train_set):
+        self.train_set = train_set
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.train_set.set_epoch(round(state.epoch))
+
+
+def to_dict(batch):
+    images, labels = zip(*batch, strict=True)
+    return {"images": torch.stack(images), "labels": torch.tensor(labels)}
+
+
+def count_correct(prediction):
+    return {"accuracy": (prediction.predictions.argmax(axis=1) == prediction.label_ids).mean()}
+
+
+def train(args):
+    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
+    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    torch.manual_seed(args.seed)
+    model = build_network(args.arch, len(train_set.files.classes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    steps = len(train_set) // args.batch_size * args.epochs
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    training_args = TrainingArguments(
+        args.checkpoint or "checkpoints",
+        per_device_train_batch_size=args.batch_size // world_size,
+        per_device_eval_batch_size=args.batch_size // world_size,
+        max_steps=steps,
+        max_grad_norm=1.0,
+        eval_strategy="epoch",
+        save_strategy="epoch" if args.checkpoint else "no",
+        save_total_limit=2,
+        seed=args.seed,
+        data_seed=args.seed,  # of the order
+        dataloader_num_workers=args.workers,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        report_to="none",
+        use_cpu=not torch.cuda.is_available(),
+    )
+    trainer = ImageTrainer(
+        model,
+        training_args,
+        data_collator=to_dict,
+        train_dataset=train_set,
+        eval_dataset=val_set,
+        compute_metrics=count_correct,
+        optimizers=(optimizer, schedule),
+        callbacks=[NextCrops(train_set)],
+    )
+    interrupted = any(Path(training_args.output_dir).glob("checkpoint-*"))
+    trainer.train(resume_from_checkpoint=bool(args.checkpoint) and interrupted)
+    return model
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", help="folder with train/CLASS/IMAGE and val/CLASS/IMAGE")
+    parser.add_argument("--arch", default="resnet18", help="a name from torchvision.models")
+    parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=64, help="images of an optimizer step, on all devices")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")
+    parser.add_argument("--checkpoint", help="folder to save to after each epoch, and to continue from")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    train(parse_args())

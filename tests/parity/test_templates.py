@@ -1,0 +1,151 @@
+"""The levels' templates, which learners copy, train the same weights, and resume after an interruption.
+
+Their network here has no batch norm, whose statistics are a rank's own, and computes in float64.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from common import ladder
+from common.processes import ranks
+from tests.levels import farthest
+from tests.states import OURS, forget_states
+
+PARALLEL = ["02_ddp_raw", "03_accelerate", "04_trainer"]
+ORIGINALS = {"03_accelerate": ("common.accelerator", "accelerate"), "04_trainer": ("common.trainer", "transformers")}
+EPOCHS = 3
+
+
+class Interrupted(Exception):
+    """The end of a run in the middle of its epochs."""
+
+
+class SmallNet(nn.Module):
+    def __init__(self, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 5, stride=2),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.AdaptiveAvgPool2d(3),
+            nn.Flatten(),
+            nn.Linear(72, classes),
+        ).double()
+
+    def forward(self, images):
+        return self.layers(images.double())
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """50 images to train with, 6 steps of 8 and a tail, and 17 to evaluate, which no number of processes divides."""
+    folder = tmp_path_factory.mktemp("images")
+    draw = np.random.default_rng(0)
+    for split, counts in (("train", (26, 24)), ("val", (9, 8))):
+        for name, brightness, count in (("dark", 0, counts[0]), ("light", 60, counts[1])):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(brightness, brightness + 180, (40, 48, 3)).astype("uint8")
+                Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+    return folder
+
+
+def run_template(level, argv, dropout=0.0, interrupt=False, library=None, path=None):
+    """Train with a level's template on this rank. Returns the weights; None if it was interrupted after two epochs."""
+    path = path or ladder.ROOT / level / "template.py"
+    spec = importlib.util.spec_from_file_location("template", path)
+    template = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(template)
+    template.build_network = lambda arch, classes: SmallNet(classes, dropout)
+    set_epoch = template.Images.set_epoch
+
+    def set_epoch_or_end(images, epoch):
+        if epoch == EPOCHS - 1:
+            raise Interrupted
+        set_epoch(images, epoch)
+
+    if interrupt:
+        template.Images.set_epoch = set_epoch_or_end
+    try:
+        return template.train(template.parse_args(argv)).state_dict()
+    except Interrupted:
+        return None
+    finally:
+        forget_states(library or OURS)
+
+
+def train(level, images, world_size, *more, **options):
+    argv = [str(images), "--size", "32", "--epochs", str(EPOCHS), "--batch-size", "8", "--workers", "0", *more]
+    return ranks(world_size).run(run_template, level, argv, **options)[0]
+
+
+@pytest.fixture(scope="module")
+def expected(images):
+    return train("00_single_gpu", images, 1)
+
+
+@pytest.mark.parametrize("level", PARALLEL)
+def test_two_processes_train_the_weights_of_one(level, images, expected):
+    weights = train(level, images, 2)
+    assert farthest(weights, expected) <= 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", PARALLEL)
+def test_one_process_trains_the_weights_of_level_00(level, images, expected):
+    weights = train(level, images, 1)
+    assert farthest(weights, expected) <= 1e-9
+
+
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="with fewer than two GPUs nn.DataParallel runs the bare network"
+)
+def test_data_parallel_trains_the_weights_of_one_device(images, expected):
+    weights = train("01_data_parallel", images, 1)
+    assert farthest(weights, expected) <= 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", list(ORIGINALS))
+def test_the_same_template_trains_the_same_weights_on_the_original(level, images, expected, tmp_path):
+    ours, theirs = ORIGINALS[level]
+    pytest.importorskip(theirs)
+    path = tmp_path / "template.py"
+    text = (ladder.ROOT / level / "template.py").read_text()
+    path.write_text(text.replace(ours, theirs))
+    weights = train(level, images, 2, library="accelerate", path=path)
+    ranks(2).stop()  # what the real library keeps outlives its run
+    assert farthest(weights, expected) <= 1e-9
+
+
+def test_other_crops_lead_to_other_weights(images, expected):
+    """So the comparisons above would notice an epoch, an order or a seed that differs."""
+    weights = train("00_single_gpu", images, 1, "--seed", "43")
+    assert farthest(weights, expected) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level, world_size", [("00_single_gpu", 1), *((level, 2) for level in PARALLEL)])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, images, tmp_path):
+    saved = ["--checkpoint", str(tmp_path / "run")]
+    whole = train(level, images, world_size, dropout=0.5)
+    assert train(level, images, world_size, *saved, dropout=0.5, interrupt=True) is None
+    resumed = train(level, images, world_size, *saved, dropout=0.5)
+    assert farthest(resumed, whole) == 0
+    again = train(level, images, world_size, *saved, dropout=0.5)
+    assert farthest(again, whole) == 0, "a run that is complete trains nothing more"
+
+
+@pytest.mark.parametrize("level", ladder.levels())
+def test_a_template_stands_alone(level):
+    """It imports nothing of this repository but, where that is the level's idea, the core or the Trainer."""
+    lines = Path(ladder.ROOT / level / "template.py").read_text().splitlines()
+    own = {line.split()[1] for line in lines if line.startswith(("from common", "import common", "from benchmarks"))}
+    allowed = {"03_accelerate": {"common.accelerator", "common.accelerator.utils"}, "04_trainer": {"common.trainer"}}
+    assert own == allowed.get(level, set())
