@@ -1,20 +1,31 @@
 """The core under the name of the original: with this alias, `import accelerate…` finds `common.accelerator…`.
 
-It shows that programs written for Accelerate run on the core unchanged. Only `accelerate.test_utils`, which is no part
-of what a script uses, comes from the installed wheel.
+It shows that programs written for Accelerate run on the core unchanged. They import names that the core does not have:
+of DeepSpeed, of devices that are out of scope, of what serves the original itself. For each name that the original's
+source defines and the core does not, the alias makes a stand-in of the same kind:
+
+- a class can be named in `isinstance` and derived from, but creating an object raises NotImplementedError;
+- a function whose name begins with `is_` or `has_` answers False, and any other raises NotImplementedError;
+- a constant has its value.
+
+Only `accelerate.test_utils`, which is no part of what a script uses, comes from the installed wheel.
 
     python -m tests.alias SCRIPT.py [ARGUMENTS]        run a script with the alias
     python -m tests.alias -m MODULE [ARGUMENTS]        run a module
 """
 
+import ast
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import runpy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ORIGINAL = "accelerate"
 CORE = "common.accelerator"
@@ -22,35 +33,109 @@ FROM_THE_WHEEL = "accelerate.test_utils"
 
 
 class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers the original's module names with the core's modules."""
+    """Answers the original's module names with the core's modules, and what these lack with stand-ins."""
 
     def __init__(self, wheel: Path) -> None:
         self.wheel = wheel
 
     def find_spec(self, fullname: str, path=None, target=None) -> importlib.machinery.ModuleSpec | None:
-        """The module of the core, or of the wheel, that stands for `fullname`; None for other libraries' modules."""
-        if fullname == FROM_THE_WHEEL or fullname.startswith(f"{FROM_THE_WHEEL}."):
+        """The module that stands for `fullname`; None for other libraries' modules."""
+        if _is_within(fullname, FROM_THE_WHEEL):
             folder = self.wheel.joinpath(*fullname.split(".")[1:-1])
             return importlib.machinery.PathFinder.find_spec(fullname, [str(folder)])
-        if fullname != ORIGINAL and not fullname.startswith(f"{ORIGINAL}."):
+        if not _is_within(fullname, ORIGINAL):
             return None
-        if importlib.util.find_spec(self._name_in_core(fullname)) is None:
+        if not self._is_in_core(fullname) and self._source(fullname) is None:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
-    @staticmethod
-    def _name_in_core(fullname: str) -> str:
-        return CORE + fullname.removeprefix(ORIGINAL)
-
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The core's own module: it exists once, under two names."""
-        module = importlib.import_module(self._name_in_core(spec.name))
+        """The core's own module: it exists once, under two names. An empty one where the core has none."""
+        if not self._is_in_core(spec.name):
+            self._own_spec = spec
+            return ModuleType(spec.name)
+        module = importlib.import_module(_name_in_core(spec.name))
         self._own_spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give back the module's own spec, which the import system has just replaced. There is nothing to run."""
+        """Give the module stand-ins for what it lacks, and give back its own spec, which was replaced just now."""
+        fullname = module.__spec__.name
         module.__spec__ = self._own_spec
+        source = self._source(fullname)
+        if source is not None:
+            module.__getattr__ = functools.partial(stand_in, fullname, source)
+
+    @staticmethod
+    def _is_in_core(fullname: str) -> bool:
+        try:
+            return importlib.util.find_spec(_name_in_core(fullname)) is not None
+        except ModuleNotFoundError:  # nor is the package that it would be in
+            return False
+
+    def _source(self, fullname: str) -> Path | None:
+        """The file of the original's module."""
+        path = self.wheel.joinpath(*fullname.split(".")[1:])
+        for file in (path / "__init__.py", path.with_suffix(".py")):
+            if file.is_file():
+                return file
+        return None
+
+
+def _is_within(fullname: str, package: str) -> bool:
+    return fullname == package or fullname.startswith(f"{package}.")
+
+
+def _name_in_core(fullname: str) -> str:
+    return CORE + fullname.removeprefix(ORIGINAL)
+
+
+@functools.cache
+def stand_in(module: str, source: Path, name: str) -> Any:
+    """What the original's `module` defines as `name` in `source`, by its kind.
+
+    Raises:
+        AttributeError: if it defines no such thing.
+    """
+    for statement in _statements(ast.parse(source.read_text())):
+        match statement:
+            case ast.ClassDef(name=defined) if defined == name:
+                return type(name, (OutOfScope,), {"__module__": module})
+            case ast.FunctionDef(name=defined) if defined == name:
+                return _function(name)
+            case ast.Assign(targets=[ast.Name(id=defined)], value=value) if defined == name:
+                return ast.literal_eval(value)
+            case ast.ImportFrom(names=imported) if name in [alias.name for alias in imported]:
+                package = module if source.name == "__init__.py" else module.rpartition(".")[0]
+                home = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+                return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """The statements of a module, those within `if` and `try` too."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If | ast.Try):
+            yield from _statements(node)
+        elif isinstance(node, ast.stmt):
+            yield node
+
+
+class OutOfScope:
+    """The base of classes that exist in name only."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__} is out of scope in {CORE}")
+
+
+def _function(name: str) -> Callable[..., Any]:
+    def answer(*args: Any, **kwargs: Any) -> bool:
+        if name.startswith(("is_", "has_")):
+            return False
+        raise NotImplementedError(f"{name} is out of scope in {CORE}")
+
+    answer.__name__ = answer.__qualname__ = name
+    return answer
 
 
 def install() -> None:

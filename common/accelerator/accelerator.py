@@ -42,7 +42,6 @@ from .utils.dataclasses import (
     RNGType,
     TorchDynamoPlugin,
 )
-from .utils.engines import FP8BackendType  # noqa: F401
 from .utils.memory import release_memory
 from .utils.other import extract_model_from_parallel, is_compiled_module
 

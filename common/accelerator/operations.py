@@ -3,8 +3,7 @@
 import operator
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import update_wrapper, wraps
 from typing import Any, NoReturn
@@ -635,11 +634,3 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
 
     vars(forward)["__wrapped__"] = converted
     return forward
-
-
-@contextmanager
-def GatheredParameters(
-    params: Any, modifier_rank: int | None = None, fwd_module: Any = None, enabled: bool = True
-) -> Iterator[None]:
-    """Nothing happens: parameters are whole on every process, since DeepSpeed is out of scope."""
-    yield

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .out_of_scope import OutOfScope, refusal
+from .out_of_scope import refusal, refuse_names_out_of_scope
 from .state import PartialState
-from .utils.dataclasses import LoggerType  # noqa: F401
+from .utils.dataclasses import LoggerType
 
 
 def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -301,60 +301,10 @@ class SwanLabTracker(_RunTracker):
         return swanlab
 
 
-class _OutOfScopeTracker(OutOfScope, GeneralTracker):
-    """A tracker of Accelerate's that this core does not have."""
-
-    requires_logging_directory = False
-    tracker: Any = None
-
-
-class AimTracker(_OutOfScopeTracker):
-    """Out of scope."""
-
-    name = "aim"
-    requires_logging_directory = True
-
-
-class ClearMLTracker(_OutOfScopeTracker):
-    """Out of scope."""
-
-    name = "clearml"
-
-
-class CometMLTracker(_OutOfScopeTracker):
-    """Out of scope."""
-
-    name = "comet_ml"
-
-
-class DVCLiveTracker(_OutOfScopeTracker):
-    """Out of scope."""
-
-    name = "dvclive"
-
-
-class MLflowTracker(_OutOfScopeTracker):
-    """Out of scope."""
-
-    name = "mlflow"
-
-
-class TrackioTracker(_OutOfScopeTracker):
-    """Out of scope."""
-
-    name = "trackio"
-
-
 LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
-    "aim": AimTracker,
-    "comet_ml": CometMLTracker,
-    "mlflow": MLflowTracker,
     "tensorboard": TensorBoardTracker,
     "wandb": WandBTracker,
-    "clearml": ClearMLTracker,
-    "dvclive": DVCLiveTracker,
     "swanlab": SwanLabTracker,
-    "trackio": TrackioTracker,
     "jsonl": JSONLinesTracker,
 }
 # What has to be installed: one of these packages.
@@ -440,6 +390,8 @@ def _all_that_can_work(logging_dir: str | os.PathLike | None) -> list[str]:
 
 
 def _check_name(name: str, logging_dir: str | os.PathLike | None) -> None:
+    if name not in LOGGER_TYPE_TO_CLASS and name in LoggerType:
+        raise NotImplementedError(refusal(f"log_with={name!r}", "a tracker that is not built in"))
     if name not in LOGGER_TYPE_TO_CLASS:
         known = ["all", *LOGGER_TYPE_TO_CLASS]
         raise ValueError(
@@ -447,8 +399,6 @@ def _check_name(name: str, logging_dir: str | os.PathLike | None) -> None:
             "object with the tracker's methods"
         )
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
-    if issubclass(tracker_class, _OutOfScopeTracker):
-        raise NotImplementedError(refusal(f"log_with={name!r}"))
     # A class that was registered in place of a built-in one may not need its package.
     needs_package = tracker_class in (TensorBoardTracker, WandBTracker, SwanLabTracker)
     if needs_package and name not in get_available_trackers():
@@ -512,3 +462,6 @@ def _pass_over(tracker: Any, name: str, value: Any) -> None:
             f"{tracker.name} cannot log {name!r} as {type(value).__name__}: it is skipped, this time and later",
             stacklevel=4,
         )
+
+
+__getattr__ = refuse_names_out_of_scope(__name__)

@@ -15,7 +15,6 @@ import sys
 import warnings
 from typing import Any
 
-from ..out_of_scope import out_of_scope
 from ..utils.environment import patch_environment
 from ..utils.launch import _filter_args, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from .config.config_args import READERS, ClusterConfig, ConfigError, load_config_from_file, read_setting, require
@@ -226,9 +225,3 @@ def multi_gpu_launcher(args: argparse.Namespace) -> None:
         # `record` hands the first failing rank's error file on to whoever launched the launcher.
         run_recorded = record(run.run)
         run_recorded(torchrun_args)
-
-
-deepspeed_launcher = out_of_scope("deepspeed_launcher")
-sagemaker_launcher = out_of_scope("sagemaker_launcher")
-tpu_launcher = out_of_scope("tpu_launcher")
-tpu_pod_launcher = out_of_scope("tpu_pod_launcher")

@@ -10,32 +10,8 @@ from typing import Any
 
 import torch
 
+from ..out_of_scope import refuse_names_out_of_scope
 from ..state import DistributedType  # noqa: F401
-from .engines import (  # noqa: F401
-    AORecipeKwargs,
-    BnbQuantizationConfig,
-    ComputeEnvironment,
-    CustomDtype,
-    DeepSpeedPlugin,
-    DeepSpeedSequenceParallelConfig,
-    FP8BackendType,
-    FP8RecipeKwargs,
-    FullyShardedDataParallelPlugin,
-    MegatronLMPlugin,
-    MSAMPRecipeKwargs,
-    SageMakerDistributedType,
-    TERecipeKwargs,
-    TorchContextParallelConfig,
-    TorchTensorParallelConfig,
-    TorchTensorParallelPlugin,
-    add_model_config_to_megatron_parser,
-    get_module_class_from_name,
-    parse_bert_config,
-    parse_glm4_moe_config,
-    parse_gpt2_config,
-    parse_llama_config,
-    parse_t5_config,
-)
 from .environment import clear_environment, parse_flag_from_env
 
 
@@ -441,3 +417,6 @@ class TorchDynamoPlugin(KwargsHandler):
         kwargs = super().to_kwargs()
         kwargs.pop("use_regional_compilation", None)
         return kwargs
+
+
+__getattr__ = refuse_names_out_of_scope(__name__)

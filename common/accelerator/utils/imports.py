@@ -1,17 +1,11 @@
-"""Which libraries and which hardware are there.
+"""Questions of scripts: is a library installed, and what can the hardware and this torch do?"""
 
-For accelerators, engines and services that are out of scope here the answer is always no, so that a script takes the
-way that this core supports.
-"""
-
-import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from ..out_of_scope import refuse_names_out_of_scope
 from .environment import parse_flag_from_env, patch_environment
 from .versions import compare_versions, is_torch_version
 
@@ -30,20 +24,12 @@ def _is_package_available(pkg_name: str, metadata_name: str | None = None) -> bo
 # Libraries that scripts use beside the core.
 
 
-def is_boto3_available() -> bool:
-    return _is_package_available("boto3")
-
-
 def is_datasets_available() -> bool:
     return _is_package_available("datasets")
 
 
 def is_import_timer_available() -> bool:
     return _is_package_available("import_timer")
-
-
-def is_lomo_available() -> bool:
-    return _is_package_available("lomo_optim")
 
 
 def is_matplotlib_available() -> bool:
@@ -181,123 +167,4 @@ def is_weights_only_available() -> bool:
     return True
 
 
-# Out of scope: accelerators, engines, number formats and services that this core does not use.
-
-
-def is_4bit_bnb_available() -> bool:
-    return False
-
-
-def is_8bit_bnb_available() -> bool:
-    return False
-
-
-def is_amdsmi_available() -> bool:
-    return False
-
-
-def is_bitsandbytes_multi_backend_available() -> bool:
-    return False
-
-
-def is_bnb_available(min_version: str | None = None) -> bool:
-    return False
-
-
-def is_deepspeed_available() -> bool:
-    return False
-
-
-def is_fp8_available() -> bool:
-    return False
-
-
-def is_habana_gaudi1() -> bool:
-    return False
-
-
-def is_hpu_available(init_hccl: bool = False) -> bool:
-    return False
-
-
-def is_megatron_lm_available() -> bool:
-    return False
-
-
-def is_mlu_available(check_device: bool = False) -> bool:
-    return False
-
-
-def is_msamp_available() -> bool:
-    return False
-
-
-def is_musa_available(check_device: bool = False) -> bool:
-    return False
-
-
-def is_neuron_available(check_device: bool = False) -> bool:
-    return False
-
-
-def is_npu_available(check_device: bool = False) -> bool:
-    return False
-
-
-def is_pippy_available() -> bool:
-    return False
-
-
-def is_sagemaker_available() -> bool:
-    return False
-
-
-def is_sdaa_available(check_device: bool = False) -> bool:
-    return False
-
-
-def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    return False
-
-
-def is_torchao_available() -> bool:
-    return False
-
-
-def is_transformer_engine_available() -> bool:
-    return False
-
-
-def is_transformer_engine_mxfp8_available() -> bool:
-    return False
-
-
-def is_xccl_available() -> bool:
-    return False
-
-
-def is_xpu_available(check_device: bool = False) -> bool:
-    return False
-
-
-# Decorators of functions that need what is never there.
-
-
-def torchao_required(func: Callable[..., Any]) -> Callable[..., Any]:
-    """`func`, which raises ImportError when it is called: torchao is out of scope here."""
-
-    @functools.wraps(func)
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ImportError(f"{func.__name__} needs `torchao`, which is out of scope here")
-
-    return refuse
-
-
-def deepspeed_required(func: Callable[..., Any]) -> Callable[..., Any]:
-    """`func`, which raises ValueError when it is called: DeepSpeed is out of scope here."""
-
-    @functools.wraps(func)
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ValueError(f"{func.__name__} needs DeepSpeed, which is not enabled: it is out of scope here")
-
-    return refuse
+__getattr__ = refuse_names_out_of_scope(__name__)

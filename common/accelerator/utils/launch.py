@@ -4,13 +4,11 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from common.cores import available_cores
 
 from ..commands.config.config_args import ConfigError
-from ..out_of_scope import out_of_scope
 from ..state import DistributedType
 from .other import is_port_in_use
 
@@ -124,49 +122,3 @@ def _filter_args(
         if hasattr(args, name):
             setattr(chosen, name, getattr(args, name))
     return chosen
-
-
-def env_var_path_add(env_var_name: str, path_to_add: str | os.PathLike) -> str:
-    """The paths of a variable like PYTHONPATH with one more at their end; the variable stays as it is."""
-    value = os.environ.get(env_var_name, "")
-    paths = [path for path in value.split(":") if path]
-    return ":".join([*paths, str(path_to_add)])
-
-
-prepare_deepspeed_cmd_env = out_of_scope("prepare_deepspeed_cmd_env")
-prepare_extend_env_parallelism_config = out_of_scope("prepare_extend_env_parallelism_config")
-prepare_sagemager_args_inputs = out_of_scope("prepare_sagemager_args_inputs")
-prepare_tpu = out_of_scope("prepare_tpu")
-setup_fp8_env = out_of_scope("setup_fp8_env")
-
-
-class PrepareForLaunch:
-    """A function for `torch.multiprocessing`: it sets the rank that the process group asks for, then calls `launcher`.
-
-    Args:
-        launcher: what each process calls, with the arguments that follow the process's index.
-        distributed_type: "NO" leaves the environment alone.
-        debug: is not supported: it would build a process group of its own, which `debug_launcher` does without.
-
-    Raises:
-        NotImplementedError: with `debug`.
-    """
-
-    def __init__(
-        self, launcher: Callable[..., Any], distributed_type: DistributedType | str = "NO", debug: bool = False
-    ) -> None:
-        if debug:
-            raise NotImplementedError("PrepareForLaunch(debug=True): use debug_launcher instead")
-        self.launcher = launcher
-        self.distributed_type = DistributedType(distributed_type)
-        self.debug = debug
-
-    def __call__(self, index: int, *args: Any) -> None:
-        if self.distributed_type in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
-            processes_per_machine = int(os.environ.get("NPROC", 1))
-            machine = int(os.environ.get("NODE_RANK", 0))
-            rank = processes_per_machine * machine + index
-            os.environ["LOCAL_RANK"] = str(index)
-            os.environ["RANK"] = str(rank)
-        os.environ["FORK_LAUNCHED"] = "1"
-        self.launcher(*args)

@@ -15,39 +15,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from common.files import atomic_write, sync_to_disk
 
+from ..out_of_scope import refuse_names_out_of_scope
 from .constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
-from .device_maps import (  # noqa: F401
-    align_module_device,
-    calculate_maximum_sizes,
-    check_device_map,
-    check_device_same,
-    check_tied_parameters_in_config,
-    check_tied_parameters_on_same_device,
-    clean_device_map,
-    compute_module_sizes,
-    compute_module_total_buffer_size,
-    dtype_byte_size,
-    fallback_allocate,
-    find_tied_parameters,
-    get_balanced_memory,
-    get_grad_scaler,
-    get_max_layer_size,
-    get_max_memory,
-    get_mixed_precision_context_manager,
-    get_module_leaves,
-    get_module_size_with_ties,
-    get_non_persistent_buffers,
-    get_state_dict_from_offload,
-    get_state_dict_offloaded_model,
-    has_offloaded_params,
-    id_tensor_storage,
-    infer_auto_device_map,
-    is_peft_model,
-    load_offloaded_weights,
-    named_module_tensors,
-    retie_parameters,
-    set_module_tensor_to_device,
-)
 from .weights import clean_state_dict_for_safetensors, under_names_of, view_key, write_file
 
 logger = logging.getLogger(__name__)
@@ -355,3 +324,6 @@ def _shards_by_index(index: Path) -> list[Path]:
         if not is_plain or name == ".." or PurePath(name).is_absolute():
             raise ValueError(f"{index} names {name!r}, which is no file beside it")
     return [index.parent / name for name in sorted(names)]
+
+
+__getattr__ = refuse_names_out_of_scope(__name__)

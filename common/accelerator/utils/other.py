@@ -2,7 +2,6 @@
 
 import codecs
 import logging
-import operator
 import platform
 import re
 import socket
@@ -15,7 +14,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from common.files import atomic_write
 
 from ..commands.config.default import write_basic_config  # noqa: F401
-from ..out_of_scope import out_of_scope
 from ..state import PartialState
 from .weights import clean_state_dict_for_safetensors, write_file
 
@@ -153,37 +151,6 @@ def wait_for_everyone() -> None:
     PartialState().wait_for_everyone()
 
 
-def get_pretty_name(obj: Any) -> str:
-    """The name of a class or function; of another object, that of its class."""
-    if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
-        obj = type(obj)
-    return getattr(obj, "__qualname__", None) or obj.__name__
-
-
-def merge_dicts(source: dict[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
-    """Write the values of `source` into `destination`, those of nested dicts too, and return `destination`."""
-    for key, value in source.items():
-        if isinstance(value, dict):
-            merge_dicts(value, destination.setdefault(key, {}))
-        else:
-            destination[key] = value
-    return destination
-
-
-def convert_bytes(size: float) -> str:
-    """A number of bytes in the largest unit of which there is at least one, as in "1.5 KB"."""
-    for unit in ("bytes", "KB", "MB", "GB", "TB"):
-        if size < 1024:
-            return f"{round(size, 2)} {unit}"
-        size /= 1024
-    return f"{round(size, 2)} PB"
-
-
-def recursive_getattr(obj: Any, attr: str) -> Any:
-    """The attribute of an attribute: `recursive_getattr(model, "head.weight")`."""
-    return operator.attrgetter(attr)(obj)
-
-
 def check_os_kernel() -> None:
     """Warn if this is Linux older than 5.5, on which processes may hang (huggingface/accelerate#1929)."""
     if platform.system() != "Linux":
@@ -196,61 +163,3 @@ def check_os_kernel() -> None:
         minimum = "5.5.0"
         message = f"Detected kernel version {platform.release()}, which is below the recommended minimum of {minimum}"
         logger.warning(f"{message}; this can cause the process to hang")
-
-
-def get_module_children_bottom_up(model: torch.nn.Module, return_fqns: bool = False) -> list[Any]:
-    """`model` and all its submodules, each after its children; with `return_fqns`, pairs of a name and a module."""
-    ordered = []
-    to_visit = [("", model)]
-    while to_visit:
-        name, module = to_visit.pop()
-        ordered.append((name, module) if return_fqns else module)
-        for child_name, child in module.named_children():
-            full_name = f"{name}.{child_name}" if name else child_name
-            to_visit.append((full_name, child))
-    return ordered[::-1]
-
-
-def has_compiled_regions(module: torch.nn.Module) -> bool:
-    """Whether `torch.compile` made `module`, which has submodules, or one of them."""
-    if not module._modules:
-        return False
-    return any(is_compiled_module(part) for part in module.modules())
-
-
-def is_repeated_blocks(module: torch.nn.Module) -> bool:
-    """Whether `module` is a list of modules of one class."""
-    if not isinstance(module, torch.nn.ModuleList) or len(module) == 0:
-        return False
-    block = type(module[0])
-    return all(isinstance(each, block) for each in module)
-
-
-def has_repeated_blocks(module: torch.nn.Module) -> bool:
-    """Whether there is a list of modules of one class within `module`."""
-    return any(is_repeated_blocks(part) for part in module.modules())
-
-
-def model_has_dtensor(model: torch.nn.Module) -> bool:
-    """Whether a parameter is spread over several devices."""
-    tensor_module = sys.modules.get("torch.distributed.tensor")
-    if tensor_module is None:  # whoever has such a parameter has imported it
-        return False
-    return any(isinstance(parameter, tensor_module.DTensor) for parameter in model.parameters())
-
-
-def get_model_tp_size(model: torch.nn.Module) -> int | None:
-    """Over how many processes a model of transformers was split, as it says itself; None if it was not."""
-    size = getattr(model, "tp_size", None)
-    if size is not None:
-        return size
-    config = getattr(model, "config", None)
-    distributed = getattr(config, "distributed_config", None)
-    if isinstance(distributed, dict):
-        return distributed.get("tp_size")
-    return getattr(distributed, "tp_size", None)
-
-
-compile_regions = out_of_scope("compile_regions")
-compile_regions_deepspeed = out_of_scope("compile_regions_deepspeed")
-compile_regions_fsdp2 = out_of_scope("compile_regions_fsdp2")

@@ -11,7 +11,6 @@ from pathlib import Path
 from reprlib import repr as shown  # YAML aliases can describe a value whose full repr would fill the memory
 from typing import Any
 
-from ...out_of_scope import OutOfScope
 from ..utils import suggestion
 
 PRECISIONS = ("no", "fp16", "bf16")
@@ -247,10 +246,6 @@ class ClusterConfig:
             os.replace(draft, path)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-
-
-class SageMakerConfig(OutOfScope):
-    """The configuration of a launch on SageMaker."""
 
 
 def config_from_dict(settings: dict[str, Any]) -> ClusterConfig:
