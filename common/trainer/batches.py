@@ -78,6 +78,30 @@ def _stack(values: list) -> Tensor:
     return torch.tensor(values)
 
 
+class PaddingCollator:
+    """A collator that lets a tokenizer, or a feature extractor, pad the samples of a batch to one length.
+
+    "label" and "label_ids" become "labels", as in `transformers.DataCollatorWithPadding`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, samples: list) -> Any:
+        batch = self.tokenizer.pad(samples, padding=True, return_tensors="pt")
+        for name in LABEL_KEYS:
+            if name in batch:
+                batch[LABELS] = batch.pop(name)
+        return batch
+
+
+def collator_for(processing_class: Any) -> Callable[[list], Any]:
+    """The collator for samples that `processing_class` has made, where the script names none."""
+    # Of the classes of `transformers` with a method `pad`, those that pad sequences have this attribute.
+    pads_sequences = hasattr(processing_class, "padding_side")
+    return PaddingCollator(processing_class) if pads_sequences else default_data_collator
+
+
 class ColumnFilter:
     """A collator that drops, from samples that are dicts, the keys that the model does not take.
 
@@ -90,16 +114,15 @@ class ColumnFilter:
         self.columns = {*parameters(model.forward), *label_names, *LABEL_KEYS}
 
     def __call__(self, samples: list) -> Any:
-        kept = [self._without_unused(sample) for sample in samples]
+        kept = []
+        for sample in samples:
+            if isinstance(sample, dict):
+                sample = {key: value for key, value in sample.items() if key in self.columns}
+            kept.append(sample)
         if all(isinstance(sample, dict) and not sample for sample in kept):
             columns = f"{', '.join(samples[0])} of the samples, {', '.join(sorted(self.columns))} of the model"
             raise ValueError(f"no column in common: {columns}. remove_unused_columns=False keeps them all")
         return self.collator(kept)
-
-    def _without_unused(self, sample: Any) -> Any:
-        if not isinstance(sample, dict):
-            return sample
-        return {key: value for key, value in sample.items() if key in self.columns}
 
 
 def parameters(function: Callable) -> list[str]:
@@ -238,14 +261,14 @@ def get_loss(outputs: Any) -> Tensor:
 
 
 def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
-    """What a model returned besides its loss: one tensor, a tuple of several, or None.
+    """The outputs of a model besides its loss: one tensor, or a tuple of several or none.
 
     Args:
         ignore_keys: keys of a dict, or attributes of an object, to leave out.
         holds_loss: whether "loss", or a tuple's first element, is a loss and no prediction.
     """
     if isinstance(outputs, Tensor):
-        return None if outputs.dim() == 0 else outputs
+        return () if outputs.dim() == 0 else outputs
     if isinstance(outputs, tuple | list):
         logits = tuple(outputs[1:]) if holds_loss else tuple(outputs)
     else:
@@ -253,6 +276,4 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
         ignored = [*ignore_keys, "loss"] if holds_loss else ignore_keys
         kept = [name for name, value in named.items() if name not in ignored and value is not None]
         logits = tuple(named[name] for name in kept)
-    if not logits:
-        return None
     return logits[0] if len(logits) == 1 else logits

@@ -130,37 +130,45 @@ class CallbackHandler:
 
     def __init__(self, callbacks: list[Any]) -> None:
         self.callbacks: list[Any] = []
-        self.listeners: dict[str, list[Callable]] = {}
+        self.listeners: dict[str, list[Callable]] = {event: [] for event in EVENTS}
         for callback in callbacks:
             self.add_callback(callback)
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback, or a new instance of a callback class.
+        """Add a callback, or a new instance of a callback class. During an event, it gets that event too.
 
         Raises:
             AttributeError: for an object that lacks the methods of a callback.
         """
         if isinstance(callback, type):
             callback = callback()
-        _check_events(callback)
+        for event in EVENTS:
+            if not hasattr(callback, event):
+                lacks = f"'{type(callback).__name__}' object has no attribute '{event}'"
+                raise AttributeError(f"{lacks}: a callback derives from TrainerCallback")
         self.callbacks.append(callback)
-        self._find_listeners()
+        self._listen(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return the callback, or the first of a class; None if there is none."""
+        """Remove and return the callback, or the first of a class; None if there is none.
+
+        During an event, those that were to get it still get it.
+        """
         for candidate in self.callbacks:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
                 self.callbacks.remove(candidate)
-                self._find_listeners()
+                self.listeners = {event: [] for event in EVENTS}
+                for left in self.callbacks:
+                    self._listen(left)
                 return candidate
         return None
 
-    def _find_listeners(self) -> None:
-        self.listeners = {event: [] for event in EVENTS}
-        for callback in self.callbacks:
-            for event in EVENTS:
-                if _overrides(callback, event):
-                    self.listeners[event].append(getattr(callback, event))
+    def _listen(self, callback: Any) -> None:
+        """Call `callback`, of whatever class it is, at the events at which it does something of its own."""
+        for event in EVENTS:
+            listener = getattr(callback, event)
+            if getattr(listener, "__func__", None) is not getattr(TrainerCallback, event):
+                self.listeners[event].append(listener)
 
     def states(self) -> dict[str, Any]:
         """The states of the callbacks that have one, in a list for each class name."""
@@ -183,19 +191,6 @@ class CallbackHandler:
                 state = of_same_class.pop(0)
                 for attribute, value in state["attributes"].items():
                     setattr(callback, attribute, value)
-
-
-def _check_events(callback: Any) -> None:
-    for event in EVENTS:
-        if not hasattr(callback, event):
-            lacks = f"'{type(callback).__name__}' object has no attribute '{event}'"
-            raise AttributeError(f"{lacks}: a callback derives from TrainerCallback")
-
-
-def _overrides(callback: Any, event: str) -> bool:
-    """Whether a callback, of whatever class, does something of its own at an event."""
-    listener = getattr(callback, event)
-    return getattr(listener, "__func__", None) is not getattr(TrainerCallback, event)
 
 
 class DefaultFlowCallback(TrainerCallback):

@@ -1,6 +1,6 @@
 """The loaders of a Trainer: those that it makes, and those that an override of its methods returns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -130,6 +130,14 @@ def go_back_to(loader: Any, epoch: int, batches_done: int) -> None:
     loader.load_state_dict(position | {"epoch": epoch, "step": batches_done})
 
 
+def length_of(data: Any) -> int | None:
+    """The length of a loader or a data set; None where it has none, as a stream."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
 def samples_per_step(loader: Any, num_processes: int) -> int:
     """Samples of all ranks in a micro-batch, as far as the loader says it."""
     if is_prepared(loader):
@@ -146,7 +154,7 @@ def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:
         yield utils.send_to_device(batch, device)
 
 
-def read_epoch(loader: Any, epoch: int, batches_to_skip: int, device: torch.device) -> Iterator[Any]:
+def read_epoch(loader: Any, epoch: int, batches_to_skip: int, device: torch.device) -> Generator[Any, None, None]:
     """The batches of an epoch, on the device, without the first `batches_to_skip`."""
     if is_prepared(loader):
         if batches_to_skip > 0:

@@ -7,8 +7,8 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -20,17 +20,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import Accelerator, utils
-from common.accelerator.checkpointing import get_random_states, set_random_states
+from common.accelerator.checkpointing import get_random_states, run_on_all_ranks, set_random_states
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import SWITCHED_OFF, CallbackHandler, DefaultFlowCallback
 from common.trainer.loading import LoaderMaker
-from common.trainer.losses import RunningLoss
 from common.trainer.metrics import metrics_table, write_metrics
-from common.trainer.plan import TrainingPlan, make_plan
-from common.trainer.state import Progress, TrainerControl, TrainerState
+from common.trainer.progress import Progress, plan
+from common.trainer.state import TrainerControl, TrainerState
 
 logger = get_logger(__name__)
 
@@ -46,9 +45,11 @@ class Trainer:
         model: to be trained; it is moved to the device in place.
         model_init: instead of `model`: makes a new one. `Trainer` and every `train` set the seed and call it.
         args: by default `TrainingArguments()`.
-        data_collator: turns a list of samples into a batch; by default stacks the values of dicts and tuples.
+        data_collator: turns a list of samples into a batch; by default it stacks the values of dicts and tuples.
         train_dataset: of either of torch's kinds; an iterable one needs `max_steps`.
         eval_dataset: the same, or a dict of several; metrics are then called `eval_<key>_…`.
+        processing_class: what has made the samples, for example a tokenizer. It is saved beside the weights. If there
+            is no `data_collator`, a tokenizer or feature extractor pads the samples of a batch to one length.
         compute_loss_func: (outputs, labels, num_items_in_batch) -> scalar loss; `labels` are the batch's "labels" or
             None, `num_items_in_batch` counts those other than -100 of the whole step, over all ranks and
             micro-batches: return sum / count.
@@ -69,6 +70,23 @@ class Trainer:
 
     loss_is_scaled_for_ga: bool | None = None
 
+    # What is trained, and by what. `train` replaces model_wrapped, optimizer and scheduler by the prepared ones.
+    accelerator: Accelerator
+    model: nn.Module
+    model_wrapped: nn.Module
+    optimizer: Any
+    lr_scheduler: Any
+    train_dataloader: Any
+    eval_dataloader: Any
+    callback_handler: CallbackHandler
+
+    # The state of a training: what callbacks see and steer, as in `transformers`, and all the rest of it.
+    state: TrainerState
+    control: TrainerControl
+    progress: Progress
+    # Micro-batches of the step under way: the name that overrides of `training_step` know from `transformers`.
+    current_gradient_accumulation_steps: int
+
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -76,6 +94,7 @@ class Trainer:
         data_collator: Callable[[list], Any] | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        processing_class: Any = None,
         *,
         model_init: Callable[..., nn.Module] | None = None,
         compute_loss_func: Callable | None = None,
@@ -98,16 +117,12 @@ class Trainer:
         self.model_accepts_loss_kwargs = batches.takes_loss_keywords(self.model)
         self._loss_shifts_labels = batches.shifts_labels(self.model)
 
-        self.data_collator = data_collator or batches.default_data_collator
+        self.processing_class = processing_class
+        self.data_collator = data_collator or batches.collator_for(processing_class)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
-        self.train_dataloader: Any = None
-        self.eval_dataloader: Any = None
-        self._epoch_reader: Generator[Any, None, None] | None = None
-        self._epoch_is_exhausted = False
-        self._batches_to_skip = 0
-        self._ignore_keys_for_eval: list[str] | None = None
-        self._running_loss = RunningLoss(self.accelerator.device, self.args.logging_nan_inf_filter)
+        self.train_dataloader = None
+        self.eval_dataloader = None
 
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
@@ -116,15 +131,16 @@ class Trainer:
         names = batches.parameters(self.compute_loss)
         self._loss_takes_count = "num_items_in_batch" in names or batches.takes_any_keyword(self.compute_loss)
 
-        # `train` replaces these by the prepared optimizer and scheduler.
-        self.optimizer: Any = optimizers[0]
-        self.lr_scheduler: Any = optimizers[1]
+        self.optimizer = optimizers[0]
+        self.lr_scheduler = optimizers[1]
+        # Whether the scheduler is the Trainer's own, and not the script's.
         self._created_lr_scheduler = False
 
-        self.callback_handler = CallbackHandler(self._standard_callbacks(callbacks or []))
+        self.progress = Progress()
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.state = self._new_state()
         self.control = TrainerControl()
-        self.progress = Progress()
+        self.callback_handler = CallbackHandler(self._all_callbacks(callbacks or []))
         self.call_event("on_init_end")
 
     def _check_arguments(
@@ -143,7 +159,7 @@ class Trainer:
         if self.args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
 
-    def _standard_callbacks(self, callbacks: list[Any]) -> list[Any]:
+    def _all_callbacks(self, callbacks: list[Any]) -> list[Any]:
         """The callbacks in the order of their calls. The reporter is the last, to show what the others did."""
         trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
         return [DefaultFlowCallback, *trackers, *callbacks, reporting.default_reporter(self.args.disable_tqdm)]
@@ -173,32 +189,49 @@ class Trainer:
         resume_from = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         if self.model_init is not None:
             self._make_model_anew(trial)
-        plan = self._prepare_training()
+        self._prepare_training()
         if resume_from is not None:
-            self._load_checkpoint(resume_from, plan)
-        start_time = time.time()
-        first_step = self.state.global_step
+            self._load_checkpoint(resume_from)
+        progress = self.progress
+        progress.start_time = time.time()
+        progress.first_step = self.state.global_step
+        progress.ignore_keys = ignore_keys_for_eval
 
-        self._ignore_keys_for_eval = ignore_keys_for_eval
-        if self.progress.carried_batches == 0:
+        if progress.carried_batches == 0:
             self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        is_resumed = first_step > 0
-        if is_resumed and first_step >= self.state.max_steps:
+        is_resumed = progress.first_step > 0
+        if is_resumed and progress.first_step >= self.state.max_steps:
             self.control.should_training_stop = True
         # A resumed run that is over already makes no further step. A new run that is told to stop before its first step
         # still trains on one micro-batch, as in the original.
         was_over = is_resumed and self.control.should_training_stop
-        for epoch in self._epochs_left(plan):
-            was_stopped = self._begin_epoch(epoch)
-            if not (was_over or was_stopped):
-                self._train_epoch(epoch, plan)
+        # If it was over within an epoch, it still ends that epoch.
+        is_between_epochs = self.control.should_training_stop and progress.epoch_ended
+        epochs = range(0) if is_between_epochs else range(progress.epoch, progress.num_epochs)
+        for epoch in epochs:
+            was_cut_short = progress.epoch_stopped
+            progress.epoch_stopped = False
+            self.call_event("on_epoch_begin")
+            if was_cut_short:
+                # The event has switched this off.
+                self.control.should_epoch_stop = True
+            progress.begin_epoch(epoch)
+            micro_batches = self._read_epoch(epoch)
+            if not (was_over or was_cut_short):
+                self._train_epoch(micro_batches)
             self.call_event("on_epoch_end")
-            self._end_epoch(epoch, plan)
+            progress.epoch_ended = True
+            if not self._was_stopped_within_epoch():
+                progress.move_to_next_epoch()
+                micro_batches.close()
             self._log_evaluate_save()
+            # A loader forgets its position when its iterator is closed. So it is closed after the checkpoint, if the
+            # training was stopped within the epoch.
+            micro_batches.close()
             if self.control.should_training_stop:
                 break
-        return self._finish(plan, start_time, first_step)
+        return self._finish()
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """A new model from `model_init`, which is given `trial` if it takes an argument.
@@ -223,137 +256,92 @@ class Trainer:
         self.optimizer = None
         self.lr_scheduler = None
 
-    def _prepare_training(self) -> TrainingPlan:
+    def _prepare_training(self) -> None:
         """Prepare loader, model, optimizer and scheduler, and begin a new state."""
         accelerator = self.accelerator
         accelerator.free_memory()
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
             accelerator.undo_preparation(self.model)
-        self._batches_to_skip = 0
-        self._random_states_after_skip: dict[str, Any] | None = None
-        self._epoch_reader = None
         self.train_dataloader = loading.prepare_for_training(self.get_train_dataloader(), accelerator)
-        plan = make_plan(self.args, self.train_dataloader, accelerator.num_processes)
-        self.state = self._new_state(plan.max_steps, plan.num_epochs)
+        samples_per_batch = loading.samples_per_step(self.train_dataloader, accelerator.num_processes)
+        self.progress = plan(self.args, self.train_dataloader, samples_per_batch, accelerator)
+        self.state = self._new_state()
         self.control = TrainerControl()
-        self.progress = Progress(
-            batches_per_epoch=plan.batches_per_epoch,
-            samples_per_batch=loading.samples_per_step(self.train_dataloader, accelerator.num_processes),
-            accumulation=plan.accumulation,
-        )
-        self._running_loss = RunningLoss(accelerator.device, self.args.logging_nan_inf_filter)
 
         if self._created_lr_scheduler:
             # The schedule of this training may have another length. A scheduler that the script made is kept.
             self.lr_scheduler = None
             self._created_lr_scheduler = False
         self.create_optimizer()
-        self.create_scheduler(num_training_steps=plan.max_steps)
+        self.create_scheduler(num_training_steps=self.progress.max_steps)
         self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
         self.lr_scheduler = accelerator.prepare_scheduler(self.lr_scheduler)
-        return plan
 
-    def _epochs_left(self, plan: TrainingPlan) -> range:
-        """The epochs to begin or to go on with."""
-        if self.control.should_training_stop and self.progress.epoch_ended:
-            return range(0)
-        # A training that was over within an epoch still ends that epoch, without a further step.
-        return range(self.progress.epoch, plan.num_epochs)
+    def _read_epoch(self, epoch: int) -> Generator[Any, None, None]:
+        """This rank's micro-batches of an epoch, from where a checkpoint stopped in it."""
+        batches_to_skip = self.progress.batches_to_skip
+        self.progress.batches_to_skip = 0
+        return loading.read_epoch(self.train_dataloader, epoch, batches_to_skip, self.accelerator.device)
 
-    def _begin_epoch(self, epoch: int) -> bool:
-        """Begin an epoch, or go on with that of a checkpoint; returns whether a callback had cut it short by then."""
-        self.call_event("on_epoch_begin")
-        progress = self.progress
-        was_stopped = progress.epoch_stopped
-        progress.epoch_stopped = False
-        if was_stopped:
-            # The event has switched this off.
-            self.control.should_epoch_stop = True
-        if progress.batches == 0:
-            progress.learning_rate = None
-            progress.grad_norm = None
-        progress.epoch = epoch
-        progress.epoch_ended = False
-        self._epoch_is_exhausted = False
-        return was_stopped
-
-    def _train_epoch(self, epoch: int, plan: TrainingPlan) -> None:
+    def _train_epoch(self, micro_batches: Iterator[Any]) -> None:
         """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
+        accelerator = self.accelerator
         progress = self.progress
-        micro_batches = self._micro_batches(epoch)
-        # The reader stays open until the checkpoint at the epoch's end is saved, because a loader forgets its position
-        # when its iterator is closed.
-        self._epoch_reader = micro_batches
-        for size in plan.window_sizes(progress.batches):
-            window = self._read_window(micro_batches, size)
+        for window_size in progress.window_sizes():
+            # The whole window is read first, because the loss of each micro-batch may depend on the labels of all.
+            window = list(islice(micro_batches, window_size))
+            if progress.random_states_after_skip is not None:
+                set_random_states(accelerator.device, progress.random_states_after_skip)
+                progress.random_states_after_skip = None
             if not window:
                 # A stream has no length, so its end is not planned.
-                self._epoch_is_exhausted = True
+                progress.stream_ended = True
                 break
-            self._train_on_window(window, epoch, plan)
-            if self._should_stop():
-                break
+            num_items = self._count_items(window)
+            # Every micro-batch weighs the same in the window, however many samples it has.
+            self.current_gradient_accumulation_steps = len(window)
+            self.call_event("on_step_begin")
+            for number, inputs in enumerate(window, start=1):
+                progress.batches += 1
+                # A stream may end within a step. As in the original, no optimizer step follows its last micro-batch
+                # then. The ranks average its gradients all the same, and the next epoch's first step takes them in.
+                ends_step = not progress.is_within_step
+                is_last = number == len(window)
+                accelerator.sync_gradients = ends_step
+                averages = is_last or accelerator.gradient_state.sync_each_batch
+                with nullcontext() if averages else accelerator.no_sync(self.model_wrapped):
+                    loss = self.training_step(self.model_wrapped, inputs, num_items)
+                progress.add_loss(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+                if ends_step:
+                    self._optimizer_step()
+                    self.call_event("on_step_end")
+                    self._log_evaluate_save()
+                else:
+                    self.call_event("on_substep_end")
+                if self.control.should_epoch_stop or self.control.should_training_stop:
+                    return
         if progress.batches == 0:
             logger.warning(
                 "epoch %s has no batch to train on: training stops after %s of %s steps",
-                epoch,
+                progress.epoch,
                 self.state.global_step,
                 self.state.max_steps,
             )
             self.control.should_training_stop = True
-        if self._epoch_is_exhausted and 0 < progress.batches < plan.accumulation:
+        if progress.stream_ended and 0 < progress.batches < progress.accumulation:
             raise ValueError(
-                f"the stream ends after {progress.batches} of the {plan.accumulation} batches that a step accumulates: "
-                "no epoch would ever have a step"
+                f"the stream ends after {progress.batches} of the {progress.accumulation} batches that a step "
+                "accumulates: no epoch would ever have a step"
             )
 
-    def _read_window(self, micro_batches: Iterator[Any], size: int) -> list[Any]:
-        """The next `size` micro-batches, or what is left of the epoch."""
-        window = list(islice(micro_batches, size))
-        if self._random_states_after_skip is not None:
-            set_random_states(self.accelerator.device, self._random_states_after_skip)
-            self._random_states_after_skip = None
-        return window
-
-    def _micro_batches(self, epoch: int) -> Generator[Any, None, None]:
-        """This rank's micro-batches of an epoch, from where a checkpoint stopped in it."""
-        batches_to_skip = self._batches_to_skip
-        self._batches_to_skip = 0
-        yield from loading.read_epoch(self.train_dataloader, epoch, batches_to_skip, self.accelerator.device)
-
-    def _should_stop(self) -> bool:
-        return self.control.should_epoch_stop or self.control.should_training_stop
-
-    def _train_on_window(self, window: list[Any], epoch: int, plan: TrainingPlan) -> None:
-        """Add up the gradients of the micro-batches of one optimizer step, and step."""
+    def _was_stopped_within_epoch(self) -> bool:
+        """Whether a resumed run is to go on in this epoch, because the training was stopped before its end."""
+        if self.control.should_epoch_stop or not self.control.should_training_stop:
+            return False
         progress = self.progress
-        # Every micro-batch weighs the same in the window, however many samples it has.
-        self.current_gradient_accumulation_steps = len(window)
-        num_items = self._count_items(window)
-        self.call_event("on_step_begin")
-        for number, inputs in enumerate(window, start=1):
-            progress.batches += 1
-            ends_step = plan.ends_step(progress.batches)
-            self.accelerator.gradient_state.sync_gradients = ends_step
-            # A stream may end within a step. As in the original, no optimizer step follows the last micro-batch then.
-            # The ranks average its gradients all the same, and the first step of the next epoch takes them in.
-            is_last = ends_step or number == len(window)
-            with self._gradient_exchange(is_last):
-                loss = self.training_step(self.model_wrapped, inputs, num_items)
-            self._running_loss.add(loss, self.state.global_step - progress.logged_step)
-            if ends_step:
-                self._step(epoch, plan)
-            else:
-                self.call_event("on_substep_end")
-            if self._should_stop():
-                return
-
-    def _gradient_exchange(self, is_last: bool) -> AbstractContextManager:
-        """Average gradients over the ranks in a window's last micro-batch only, or with `sync_each_batch` in all."""
-        if is_last or self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False):
-            return nullcontext()
-        return self.accelerator.no_sync(self.model_wrapped)
+        has_ended = progress.stream_ended and not progress.is_within_step
+        return not has_ended and progress.batches < progress.batches_per_epoch
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -435,11 +423,11 @@ class Trainer:
         count = self._count_own_items([inputs])
         return None if count is None else (count * num_processes).to(torch.get_default_dtype())
 
-    def _step(self, epoch: int, plan: TrainingPlan) -> None:
+    def _optimizer_step(self) -> None:
         """One optimizer step with the gradients of a window. Nothing in it waits for the device."""
         state = self.state
         progress = self.progress
-        self._running_loss.end_step()
+        progress.loss_of_whole_steps = progress.loss_since_log
         # Without a limit this measures the norm and leaves finite gradients alone. An infinite norm makes NaN of them,
         # as in the original: the gradients are multiplied by infinity divided by infinity.
         limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
@@ -453,9 +441,7 @@ class Trainer:
         self.model_wrapped.zero_grad()
         progress.carried_batches = 0
         state.global_step += 1
-        state.epoch = epoch + progress.batches / plan.batches_per_epoch
-        self.call_event("on_step_end")
-        self._log_evaluate_save()
+        state.epoch = progress.epoch + progress.batches / progress.batches_per_epoch
 
     def _learning_rate(self) -> float:
         if self._follows_metric():
@@ -467,37 +453,17 @@ class Trainer:
         scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         return isinstance(scheduler, ReduceLROnPlateau)
 
-    def _end_epoch(self, epoch: int, plan: TrainingPlan) -> None:
-        """Move on to the next epoch, unless the training was stopped within this one."""
-        progress = self.progress
-        progress.epoch_ended = True
-        is_complete = progress.batches >= plan.batches_per_epoch
-        if self._epoch_is_exhausted and not progress.is_within_step:
-            is_complete = True
-        was_stopped_within = self.control.should_training_stop and not self.control.should_epoch_stop
-        if was_stopped_within and not is_complete:
-            return  # A resumed run goes on in this epoch, so the loader keeps its position.
-        progress.carried_batches = progress.batches_of_open_step
-        progress.epoch = epoch + 1
-        progress.batches = 0
-        self._close_epoch()
-
-    def _close_epoch(self) -> None:
-        if self._epoch_reader is not None:
-            self._epoch_reader.close()
-            self._epoch_reader = None
-
-    def _finish(self, plan: TrainingPlan, start_time: float, first_step: int) -> evaluation.TrainOutput:
+    def _finish(self) -> evaluation.TrainOutput:
         """Log what the run came to, and load the best model."""
-        self._close_epoch()
         state = self.state
+        progress = self.progress
         # As in the original, the steps since the last log count with this rank's loss alone, so `training_loss` may
         # differ between ranks.
-        self.progress.total_loss += self._running_loss.sum.item()
-        train_loss = self.progress.total_loss / max(state.global_step, 0.001)
-        num_steps = state.global_step - first_step
-        num_samples = plan.num_samples * num_steps / max(plan.max_steps, 1)
-        metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
+        progress.total_loss += progress.loss_since_log.item()
+        train_loss = progress.total_loss / max(state.global_step, 0.001)
+        num_steps = state.global_step - progress.first_step
+        num_samples = progress.num_samples * num_steps / max(progress.max_steps, 1)
+        metrics = evaluation.speed_metrics("train", progress.start_time, num_samples, num_steps)
         metrics["total_flos"] = float(state.total_flos)
         metrics["train_loss"] = train_loss
         self.log(metrics)
@@ -515,7 +481,7 @@ class Trainer:
         if self.control.should_log and self.state.global_step > self.progress.logged_step:
             self._log_training()
         if self.control.should_evaluate:
-            metrics = self.evaluate(ignore_keys=self._ignore_keys_for_eval)
+            metrics = self.evaluate(ignore_keys=self.progress.ignore_keys)
             if self._follows_metric():
                 self.lr_scheduler.step(self._watched_metric(metrics))
             is_best = self._compare_with_best(metrics)
@@ -527,16 +493,11 @@ class Trainer:
     def _log_training(self) -> None:
         """Log the mean loss of the steps since the last time, over all ranks. It waits for the device."""
         progress = self.progress
-        loss = self._running_loss.take_mean_over_ranks(self.accelerator)
-        logs = {"loss": loss / (self.state.global_step - progress.logged_step)}
+        logs = {"loss": progress.take_mean_loss(self.accelerator, self.state.global_step)}
         if progress.grad_norm is not None:
             logs["grad_norm"] = float(progress.grad_norm)
-        if progress.learning_rate is None:
-            logs["learning_rate"] = float(self._learning_rate())
-        else:
-            logs["learning_rate"] = float(progress.learning_rate)
-        progress.total_loss += loss
-        progress.logged_step = self.state.global_step
+        learning_rate = self._learning_rate() if progress.learning_rate is None else progress.learning_rate
+        logs["learning_rate"] = float(learning_rate)
         self.log(logs)
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
@@ -576,20 +537,14 @@ class Trainer:
         progress = self.progress
         progress.saved_steps.append(state.global_step)
         self._note_best_checkpoint()
-        # A step that is not complete will be trained again, so its losses must not be counted twice.
-        progress.loss_since_log = self._running_loss.of_all_ranks(
-            self.accelerator, whole_steps_only=progress.is_within_step
-        )
-        if progress.grad_norm is not None:
-            progress.grad_norm = float(progress.grad_norm)
-        if progress.learning_rate is not None:
-            progress.learning_rate = float(progress.learning_rate)
-        state.stateful_callbacks = self.callback_handler.states()
-        # Only a resumed run needs to read from its progress that the epoch was cut short. This run would apply the flag
-        # to the next epoch. After the end of an epoch, `progress` describes the next epoch already.
         is_cut_short = self.control.should_epoch_stop and not progress.epoch_ended
-        for part in (self.control, replace(progress, epoch_stopped=is_cut_short)):
-            state.stateful_callbacks[type(part).__name__] = {"args": asdict(part), "attributes": {}}
+        of_trainer = {
+            "TrainerControl": asdict(self.control),
+            "Progress": progress.state_dict(self.accelerator, is_cut_short),
+        }
+        state.stateful_callbacks = self.callback_handler.states()
+        for name, args in of_trainer.items():
+            state.stateful_callbacks[name] = {"args": args, "attributes": {}}
         # Between two epochs there may be gradients that the next step is to take in.
         with self.accelerator.within_window(progress.carried_batches, progress.accumulation):
             checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
@@ -604,7 +559,7 @@ class Trainer:
         if state.best_global_step == state.global_step or folder.exists():
             state.best_model_checkpoint = str(folder)
 
-    def _load_checkpoint(self, folder: str, plan: TrainingPlan) -> None:
+    def _load_checkpoint(self, folder: str) -> None:
         """Put everything back as it was.
 
         A step that was not complete is trained again from its start, as in `transformers`: the gradients of its first
@@ -614,72 +569,52 @@ class Trainer:
         goes on after the same number of steps, each of the new size, as it does in `transformers`.
         """
         accelerator = self.accelerator
+        progress = self.progress
         own_random_states = get_random_states(accelerator.device)
-        own_progress = self.progress
+        counts_alike = False
 
         def load_trainer_state(models: list[nn.Module], input_dir: str) -> None:
             # The accelerator has verified the folder, and loads next what is prepared.
-            self._load_trainer_state(input_dir)
-            if not self.progress.counts_like(own_progress):
+            nonlocal counts_alike
+            saved = self._load_trainer_state(input_dir)
+            progress.load_state_dict(saved, accelerator)
+            counts_alike = progress.counts_like(saved)
+            if not counts_alike:
                 # The saved position of the loader has no meaning for this run: `load_state` is to leave it alone.
                 accelerator._dataloaders.clear()
 
         with self._keep_registered_loaders(), accelerator.register_load_state_pre_hook(load_trainer_state):
             accelerator.load_state(folder)
         accelerator.step = 0  # of the checkpoint; this Trainer counts the micro-batches itself
-        self._running_loss.restore(self.progress.loss_since_log, accelerator.process_index, accelerator.num_processes)
 
         is_prepared = loading.is_prepared(self.train_dataloader)
-        position_is_usable = self.progress.counts_like(own_progress)
-        if not position_is_usable:
-            self._recount_steps(plan, own_progress.samples_per_batch)
-        elif self.progress.is_within_step:
-            self.progress.go_back_to_whole_step()
+        if not counts_alike:
+            progress.recount(self.state.global_step)
+        elif progress.is_within_step:
+            progress.go_back_to_whole_step()
             if is_prepared:
-                loading.go_back_to(self.train_dataloader, self.progress.epoch, self.progress.batches)
-        # Of a loader that is not prepared, nobody but this Trainer knows how far it was read.
-        if not (position_is_usable and is_prepared):
-            self._skip_with_own_random_states(self.progress.batches, own_random_states)
+                loading.go_back_to(self.train_dataloader, progress.epoch, progress.batches)
+        if progress.batches > 0 and not (counts_alike and is_prepared):
+            # Of a loader that is not prepared, nobody but this Trainer knows how far it was read. What is passed over
+            # is drawn with this run's random states, as in `transformers`.
+            progress.batches_to_skip = progress.batches
+            progress.random_states_after_skip = get_random_states(accelerator.device)
+            set_random_states(accelerator.device, own_random_states)
 
-    def _load_trainer_state(self, folder: str) -> None:
-        """Take over the state in a checkpoint, also that of the callbacks."""
+    def _load_trainer_state(self, folder: str) -> dict[str, Any]:
+        """Take over the state in a checkpoint, also that of the callbacks, and return what is for `progress`."""
         saved = TrainerState.load_from_json(f"{folder}/{checkpoint.TRAINER_STATE_NAME}")
         # The other fields of the state are settings, which may have changed.
         for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
             setattr(self.state, name, getattr(saved, name))
         self.callback_handler.restore(saved.stateful_callbacks)
-        self.progress = Progress(**saved.stateful_callbacks["Progress"]["args"])
+        return saved.stateful_callbacks["Progress"]["args"]
 
-    def _recount_steps(self, plan: TrainingPlan, samples_per_batch: int) -> None:
-        """Find the position in the epochs of this run after the steps of the checkpoint.
-
-        As in `transformers`, all these epochs are taken for whole ones, also where a callback had cut one short.
-        """
-        steps_of_epoch = self.state.global_step % plan.steps_per_epoch
-        progress = self.progress
-        progress.carried_batches = 0
-        progress.epoch = self.state.global_step // plan.steps_per_epoch
-        progress.batches = steps_of_epoch * plan.accumulation
-        progress.batches_per_epoch = plan.batches_per_epoch
-        progress.samples_per_batch = samples_per_batch
-        progress.accumulation = plan.accumulation
-
-    def _skip_with_own_random_states(self, batches_to_skip: int, own_random_states: dict[str, Any]) -> None:
-        """Let the next epoch begin after `batches_to_skip`, which are drawn with this run's random states.
-
-        The random states of the checkpoint, which are the present ones, are put back when the first window has been
-        read. `transformers` does the same.
-        """
-        if batches_to_skip == 0:
-            return
-        device = self.accelerator.device
-        self._batches_to_skip = batches_to_skip
-        self._random_states_after_skip = get_random_states(device)
-        set_random_states(device, own_random_states)
-
-    def _new_state(self, max_steps: int = 0, num_epochs: int = 0) -> TrainerState:
+    def _new_state(self) -> TrainerState:
+        """What callbacks see at the beginning of a training as long as `progress` says."""
         args = self.args
-        state = TrainerState(max_steps=max_steps, num_train_epochs=num_epochs)
+        max_steps = self.progress.max_steps
+        state = TrainerState(max_steps=max_steps, num_train_epochs=self.progress.num_epochs)
         state.train_batch_size = args.per_device_train_batch_size
         state.is_local_process_zero = self.accelerator.is_local_main_process
         state.is_world_process_zero = self.accelerator.is_main_process
@@ -748,8 +683,65 @@ class Trainer:
             prediction_loss_only: keep no predictions; None is the same as False.
             ignore_keys: keys of the model's output that hold no predictions.
         """
-        loss_only = bool(prediction_loss_only)
-        return evaluation.evaluation_loop(self, dataloader, loss_only, ignore_keys, metric_key_prefix)
+        accelerator = self.accelerator
+        batch_size = self.args.per_device_eval_batch_size
+        is_prepared = loading.is_prepared(dataloader)
+        self.eval_dataloader = dataloader
+        model = self._model_for_evaluation()
+        model.eval()
+        losses = []
+        predictions = []
+        num_observed = 0
+        rows_of_last_step = None
+        for inputs in loading.read_batches(dataloader, accelerator.device):
+            rows = batches.count_samples(inputs) or 0
+            num_observed += rows
+            loss_only = bool(prediction_loss_only)
+            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+            if loss is not None:
+                losses.append(evaluation.BatchLoss(rows or batch_size, loss))
+            if logits is not None and self.preprocess_logits_for_metrics is not None:
+                logits = self.preprocess_logits_for_metrics(logits, labels)
+            if logits is not None or labels is not None:
+                # They leave the device at once, the losses at the end.
+                predictions.append(evaluation.prediction_on_host(logits, labels))
+            # A loader that is not prepared repeats nothing, and the accelerator does not know where it ends.
+            if is_prepared and accelerator.gradient_state.end_of_dataloader:
+                rows_of_last_step = self._count_rows_of_last_step()
+            self.call_event("on_prediction_step")
+
+        steps = evaluation.gather_steps(accelerator, predictions)
+        prediction = evaluation.join_predictions(steps, rows_of_last_step)
+        metrics: dict[str, Any] = {}
+        if self.compute_metrics is not None and prediction.logits is not None and prediction.labels is not None:
+            computed = self.compute_metrics(evaluation.EvalPrediction(prediction.logits, prediction.labels))
+            metrics = evaluation.as_numbers(computed)
+        steps = evaluation.gather_steps(accelerator, evaluation.losses_on_host(losses))
+        rows_per_batch = batch_size if is_prepared and self.args.loading.even_batches else None
+        sample_losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)
+        if sample_losses is not None:
+            filters = self.args.logging_nan_inf_filter
+            metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(sample_losses, filters)
+        for name in list(metrics):
+            # A "loss" among the script's metrics replaces the Trainer's.
+            if not name.startswith(f"{metric_key_prefix}_"):
+                metrics[f"{metric_key_prefix}_{name}"] = metrics.pop(name)
+        num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or num_observed
+        return evaluation.EvalLoopOutput(prediction.logits, prediction.labels, metrics, num_samples)
+
+    def _count_rows_of_last_step(self) -> int | None:
+        """How many samples of the last step, over all ranks, are no repetitions; None if none is repeated.
+
+        The accelerator knows it while the last batch is at hand: it cuts what is gathered then. Where ranks may have
+        different numbers of batches (`even_batches` off) nothing is repeated, and gathering now would wait for a rank
+        that has no batch.
+        """
+        accelerator = self.accelerator
+        if accelerator.num_processes > 1 and not self.args.loading.even_batches:
+            return None
+        own = torch.zeros(self.args.per_device_eval_batch_size, device=accelerator.device)
+        rows = len(accelerator.gather_for_metrics(own))
+        return rows if rows < len(own) * accelerator.num_processes else None
 
     def _run_evaluation(
         self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
@@ -767,7 +759,7 @@ class Trainer:
         output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
         return output
 
-    def prepare_model_for_evaluation(self) -> nn.Module:
+    def _model_for_evaluation(self) -> nn.Module:
         """The model without DDP: the forward of DDP may be a collective, and ranks may have unequally many batches."""
         if not self.accelerator.has_prepared(self.model):
             self.accelerator.undo_preparation(self.model)
@@ -940,8 +932,19 @@ class Trainer:
         self.callback_handler.pop_callback(callback)
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`, from all ranks."""
-        self.accelerator.save_model(self.model, output_dir or self.args.output_dir)
+        """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`. All ranks call this.
+
+        What a model of `transformers` and the `processing_class` need for `from_pretrained` is written beside them.
+        """
+        folder = output_dir or self.args.output_dir
+        self.accelerator.save_model(self.model, folder)
+        self._save_for_from_pretrained(folder)
+
+    def _save_for_from_pretrained(self, folder: str) -> None:
+        """The configurations of model, generation and `processing_class`, as far as there are any."""
+        parts = [getattr(self.model, name, None) for name in ("config", "generation_config")]
+        savable = [part for part in (*parts, self.processing_class) if hasattr(part, "save_pretrained")]
+        run_on_all_ranks(lambda: [part.save_pretrained(folder) for part in savable], self.is_world_process_zero())
 
     def save_state(self) -> None:
         """Write `trainer_state.json` to `args.output_dir`."""
