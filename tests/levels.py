@@ -11,6 +11,7 @@ import torch
 from benchmarks.harness.proof import farthest
 from common import ladder
 from common.args import parse_args
+from common.ladder.small import load_small
 from common.processes import ranks
 
 __all__ = ["EXACT", "SHORT", "farthest", "run_level", "run_on_ranks", "run_script"]
@@ -20,21 +21,23 @@ SHORT = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "
 EXACT = [*SHORT, "--epochs", "2", "--dtype", "float64", "--no-dropout"]
 
 
-def run_level(level: str, argv: list[str], path: Path | None = None) -> tuple[dict, dict]:
+def run_level(level: str, argv: list[str], path: Path | None = None, small: bool = False) -> tuple[dict, dict]:
     """Train in this process. Returns the result, and on rank 0 the final weights (elsewhere an empty dict).
 
-    `path` is of another version of the level, in a folder of the level's name.
+    `path` is of another version of the level, in a folder of the level's name. `small` trains on `common.small`.
     """
-    module = ladder.load(level, path)
+    module = load_small(level) if small else ladder.load(level, path)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
         result = module.train(parse_args(module.__file__, [*argv, "--save", str(path)]))
         return result, torch.load(path, weights_only=True) if path.exists() else {}
 
 
-def run_on_ranks(level: str, world_size: int, argv: list[str], path: Path | None = None) -> tuple[list[dict], dict]:
+def run_on_ranks(
+    level: str, world_size: int, argv: list[str], path: Path | None = None, small: bool = False
+) -> tuple[list[dict], dict]:
     """Train on `world_size` processes. Returns every rank's result, and the final weights."""
-    outcomes = ranks(world_size).run(run_level, level, argv, path)
+    outcomes = ranks(world_size).run(run_level, level, argv, path, small)
     return [result for result, _ in outcomes], outcomes[0][1]
 
 

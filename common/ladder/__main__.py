@@ -1,18 +1,21 @@
-"""What changes between two levels, a check of an exercise, or, without a command, a tour of the ladder.
+"""What changes between two levels, a level on the small abstractions, a check of an exercise; or a tour of the ladder.
 
 python -m common.ladder
 python -m common.ladder diff 01 02
 python -m common.ladder diff 01 02 --html
+python -m common.ladder run 03 --small
+python -m common.ladder run 03 --small --processes 2 --epochs 2
 python -m common.ladder check
 python -m common.ladder check average_gradients path/to/solution.py
 """
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 
-from common.ladder import exercises, html_page, terminal, tour
-from common.ladder.scripts import named
+from common.ladder import exercises, html_page, small, terminal, tour
+from common.ladder.scripts import load, named
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,6 +32,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="side by side, by default %(const)s",
     )
+    run = commands.add_parser(
+        "run",
+        help="a level's train.py, also on common.small",
+        epilog="All other flags are those of the level's train.py.",
+    )
+    run.add_argument("level", type=rung, metavar="LEVEL", help="such as 03")
+    run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.IMPORTS)}")
+    run.add_argument("--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine")
     check = commands.add_parser("check", help="what is wrong with your solution of an exercise")
     check.add_argument("exercise", nargs="?", metavar="EXERCISE", help="without it, the exercises are listed")
     check.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="a Python file")
@@ -64,10 +75,29 @@ def check_solution(exercise: str | None, solution: Path | None) -> None:
     print(f"PASSED: {exercise}")
 
 
+def run_level(options: argparse.Namespace, flags: list[str]) -> None:
+    """Train as the level's own command does; `--small` changes the imports of its script."""
+    if options.processes:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(options.processes), "-m", "common.ladder", "run", options.level]
+        command += ["--small", *flags] if options.small else flags
+        sys.exit(subprocess.call(command))
+    try:
+        module = small.load_small(options.level) if options.small else load(options.level)
+    except ValueError as error:
+        parser().error(str(error))
+    sys.argv = [module.__file__, *flags]
+    module.main()
+
+
 def main(argv: list[str] | None = None) -> None:
-    options = parser().parse_args(argv)
+    options, flags = parser().parse_known_args(argv)
+    if flags and options.command != "run":
+        parser().error(f"unrecognized arguments: {' '.join(flags)}")
     if options.command is None:
         sys.stdout.write(tour.text(tour.look()))
+    elif options.command == "run":
+        run_level(options, flags)
     elif options.command == "check":
         check_solution(options.exercise, options.solution)
     elif options.html:

@@ -2,15 +2,17 @@
 
 import html
 import io
+import json
 import re
 import shutil
 import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
 
 from common import ladder
-from common.ladder import alignment, html_page, scripts, terminal
+from common.ladder import alignment, html_page, scripts, small, terminal
 from common.ladder.__main__ import main
 
 LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer"]
@@ -163,3 +165,34 @@ def test_the_command_line_names_levels_by_their_number(capsys, tmp_path, monkeyp
     with pytest.raises(SystemExit) as stopped:
         main(["diff", "0", "7"])
     assert stopped.value.code == 2 and "'0' names no level" in capsys.readouterr().err
+
+
+RUN_SMALL = ["run", "03", "--small", "--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "30"]
+
+
+def test_a_level_runs_on_the_small_ones(tmp_path):
+    argv = [*RUN_SMALL, "--processes", "2", "--json", str(tmp_path / "r.json")]
+    done = subprocess.run(
+        [sys.executable, "-m", "common.ladder", *argv], capture_output=True, text=True, timeout=240, cwd=ladder.ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("03_accelerate: 2 × gloo on cpu")
+    assert json.loads((tmp_path / "r.json").read_text())["evaluated"] == 30
+
+
+def test_the_small_script_differs_in_imports_only():
+    for rung in small.IMPORTS:
+        whole = ladder.script(rung).read_text().splitlines()
+        changed = [line for line in small.small_source(rung).splitlines() if line not in whole]
+        assert changed and all(line.startswith("from common.small.") for line in changed)
+
+
+def test_what_cannot_run_on_the_small_ones_is_said(capsys):
+    for argv, message in (
+        (["run", "04", "--small"], "04_trainer has no small counterpart: one of 02_ddp_raw, 03_accelerate"),
+        (["diff", "00", "01", "--small"], "unrecognized arguments: --small"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err

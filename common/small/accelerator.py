@@ -1,0 +1,202 @@
+"""An Accelerator on three pages: all that `03_accelerate/train.py` calls, and nothing else.
+
+Every process runs the whole script. Three places here make one training of them:
+
+- `DataLoaderShard` gives each rank its part of every batch, and counts the samples, so that duplicates are known.
+- `backward` averages the gradients: `prepare` has put the model into DistributedDataParallel, which does it.
+- `gather_for_metrics` brings together what the ranks have computed, without the duplicates.
+
+The names are those of Hugging Face Accelerate. Both import lines of train.py can name this module in place of
+`common.accelerator`, which is the whole one. The weights are then the same to the last bit.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from common.cores import available_cores
+from common.nested import map_nested
+
+
+@dataclass
+class DataLoaderConfiguration:
+    """How the ranks share data. Only the whole Accelerator can do without the first two."""
+
+    split_batches: bool  # a loader's batch is that of all ranks, and each gets a part of it
+    use_seedable_sampler: bool  # shuffled data has an order that follows from data_seed + epoch
+    data_seed: int
+    non_blocking: bool  # the CPU goes on while a batch is copied to the GPU
+
+
+@dataclass
+class InitProcessGroupKwargs:
+    timeout: timedelta  # how long a rank waits for the others
+
+
+class DataLoaderShard:
+    """The parts of the batches of `loader` that belong to one rank, on its device.
+
+    This is who gets which of ten samples, in batches of four, on two ranks:
+
+        batch       rank 0    rank 1    samples_in_step
+        0 1 2 3     0 1       2 3       4
+        4 5 6 7     4 5       6 7       4
+        8 9         8 9       0 1       2
+
+    Ranks wait for each other in every step, so all of them need equally many samples. A last batch that is too short
+    is filled up with the first samples of the epoch, here 0 and 1.
+    """
+
+    def __init__(self, loader: Any, accelerator: "Accelerator") -> None:
+        self.loader = loader
+        self.accelerator = accelerator
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def order(self) -> list[int]:
+        """The numbers of all samples in the order of this epoch, which is the same on all ranks."""
+        num_samples = len(self.loader.dataset)
+        if not isinstance(self.loader.sampler, RandomSampler):  # shuffle=False
+            return list(range(num_samples))
+        generator = torch.Generator().manual_seed(self.accelerator.dataloader_config.data_seed + self.epoch)
+        return torch.randperm(num_samples, generator=generator).tolist()
+
+    def own_batches(self) -> Iterator[list[int]]:
+        """The numbers of this rank's samples in each step."""
+        order = self.order()
+        batch_size = self.loader.batch_size
+        num_processes = self.accelerator.num_processes
+        if batch_size % num_processes:
+            raise ValueError(f"{num_processes} processes cannot share a batch of {batch_size} equally")
+        own_size = batch_size // num_processes
+        own_start = own_size * self.accelerator.process_index
+        for batch in BatchSampler(order, batch_size, self.loader.drop_last):
+            # One process alone has nobody to wait for.
+            while len(batch) < batch_size and num_processes > 1:
+                batch = batch + order
+            yield batch[own_start : own_start + own_size]
+
+    def __iter__(self) -> Iterator[Any]:
+        own_loader: DataLoader = DataLoader(
+            self.loader.dataset,
+            batch_sampler=list(self.own_batches()),
+            collate_fn=self.loader.collate_fn,
+            num_workers=self.loader.num_workers,
+            pin_memory=self.loader.pin_memory,
+        )
+        samples_left = len(self.loader.dataset)
+        for batch in own_loader:
+            self.accelerator.samples_in_step = min(samples_left, self.loader.batch_size)
+            samples_left -= self.loader.batch_size
+            yield map_nested(self.accelerator.to_device, batch)
+
+
+class Accelerator:
+    """What differs between the processes of a training, and what connects them.
+
+    All processes make one, which joins the process group. torchrun tells them who they are; without it there is one.
+    """
+
+    def __init__(self, cpu: bool, dataloader_config: DataLoaderConfiguration, kwargs_handlers: list) -> None:
+        if not (dataloader_config.split_batches and dataloader_config.use_seedable_sampler):
+            raise NotImplementedError("only the whole Accelerator does without split_batches or use_seedable_sampler")
+        self.dataloader_config = dataloader_config
+        self.process_index = int(os.environ.get("RANK", 0))
+        self.num_processes = int(os.environ.get("WORLD_SIZE", 1))
+        self.is_main_process = self.process_index == 0
+        self.samples_in_step = 0  # of all ranks in the present step, each sample counted once
+
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.device = torch.device("cpu")
+        backend = "gloo"
+        if torch.cuda.is_available() and not cpu:
+            # Local rank, not rank: on the second machine rank 2 is the first process and takes the first GPU.
+            self.device = torch.device("cuda", local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+            if local_world_size <= torch.cuda.device_count():
+                backend = "nccl"  # faster, but wants a GPU for each process
+
+        store = dist.HashStore()  # where one process meets itself
+        if "RANK" in os.environ:
+            store = None  # torchrun has set one up
+            # torchrun gives each process one thread. They share the cores of the machine instead.
+            torch.set_num_threads(max(1, available_cores() // local_world_size))
+        [group] = kwargs_handlers
+        dist.init_process_group(
+            backend, store=store, rank=self.process_index, world_size=self.num_processes, timeout=group.timeout
+        )
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        if self.is_main_process:
+            print(*args, **kwargs)
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=self.dataloader_config.non_blocking)
+
+    def prepare(self, *objects: Any) -> list[Any]:
+        """The objects of a training, in the same order, for this rank.
+
+        An optimizer stays as it is: with equal weights and equal averaged gradients, all ranks make the same step.
+        """
+        prepared = []
+        for obj in objects:
+            if isinstance(obj, nn.Module):
+                # DDP gives all ranks the weights of rank 0. From now on it averages the gradients in every backward.
+                obj = DistributedDataParallel(obj.to(self.device))
+            elif isinstance(obj, DataLoader):
+                obj = DataLoaderShard(obj, self)
+            prepared.append(obj)
+        return prepared
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients. While backward runs, DDP replaces each one by its mean over the ranks.
+
+        A rank's loss is the mean over its part of the batch. The parts are equally large, so the mean of the gradients
+        is the gradient of the mean loss of the whole batch, as one process alone would compute it.
+        """
+        loss.backward()
+
+    def reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        """The "sum" or the "mean" of the tensors of all ranks. All ranks must call it."""
+        result = tensor.clone()
+        dist.all_reduce(result)
+        return result / self.num_processes if reduction == "mean" else result
+
+    def gather_for_metrics(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+        """Each tensor with the rows of all ranks: one row for each sample of the step. All ranks must call it."""
+        gathered = []
+        for tensor in tensors:
+            of_ranks = [torch.empty_like(tensor) for _ in range(self.num_processes)]
+            dist.all_gather(of_ranks, tensor)
+            # Joined in the order of the ranks, the parts are the batch again. What has filled it up comes last.
+            gathered.append(torch.cat(of_ranks)[: self.samples_in_step])
+        return gathered
+
+    def unwrap_model(self, model: DistributedDataParallel) -> nn.Module:
+        return model.module
+
+    def end_training(self) -> None:
+        dist.destroy_process_group()
+
+
+def set_seed(seed: int, device_specific: bool) -> None:
+    """Seed torch's random numbers, from which dropout draws; with `device_specific` each rank draws its own."""
+    torch.manual_seed(seed + dist.get_rank() if device_specific else seed)
+
+
+def gather_object(objects: list) -> list:
+    """The entries of the lists of all ranks, in the order of the ranks. All ranks must call it."""
+    of_ranks: list[list] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, objects)
+    return [each for of_rank in of_ranks for each in of_rank]

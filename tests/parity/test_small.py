@@ -1,0 +1,63 @@
+"""The small abstractions train what the whole ones train: level 03 to the last bit, both levels as level 00 does."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from tests.levels import EXACT, SHORT, farthest, run_level, run_on_ranks
+
+TRAINING = [*SHORT, "--epochs", "2"]
+TIMES = {"images_per_sec", "seconds"}
+
+
+@pytest.mark.parametrize(
+    "world_size, options",
+    [
+        (2, []),
+        *(
+            pytest.param(world_size, options, marks=pytest.mark.slow)
+            for world_size in (1, 2, 3)
+            for options in ([], ["--no-dropout"], ["--num-workers", "1"])
+            if (world_size, options) != (2, [])
+        ),
+    ],
+)
+def test_the_small_accelerator_trains_the_bits_of_the_whole_one(world_size, options):
+    whole, expected = run_on_ranks("03_accelerate", world_size, [*TRAINING, *options])
+    small, weights = run_on_ranks("03_accelerate", world_size, [*TRAINING, *options], small=True)
+    assert weights.keys() == expected.keys()
+    for name in weights:
+        assert torch.equal(weights[name], expected[name]), name
+    for ours, theirs in zip(small, whole, strict=True):
+        assert without_times(ours) == without_times(theirs)
+
+
+def without_times(result: dict) -> dict:
+    return {key: value for key, value in result.items() if key not in TIMES}
+
+
+def test_one_process_without_torchrun_is_a_group_of_one():
+    whole, expected = run_level("03_accelerate", TRAINING)
+    small, weights = run_level("03_accelerate", TRAINING, small=True)
+    assert farthest(weights, expected) == 0
+    assert (whole.pop("backend"), small.pop("backend")) == (None, "gloo")
+    assert without_times(small) == without_times(whole)
+
+
+@cache
+def level_00() -> tuple[dict, dict]:
+    return run_level("00_single_gpu", EXACT)
+
+
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))])
+@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate"])
+def test_levels_on_the_small_ones_train_the_weights_of_one_device(level, world_size):
+    """101 samples are evaluated in batches of 96: the last one is too short for every number of ranks above 1."""
+    expected, weights_of_00 = level_00()
+    results, weights = run_on_ranks(level, world_size, EXACT, small=True)
+    assert farthest(weights, weights_of_00) <= 1e-9
+    for result in results:
+        assert (result["evaluated"], result["accuracy"]) == (101, expected["accuracy"])
+        assert result["eval_loss"] == pytest.approx(expected["eval_loss"], abs=1e-9)
+        assert result["loss"] == pytest.approx(expected["loss"], abs=1e-9)

@@ -1,0 +1,71 @@
+"""The small Accelerator: whose samples are whose, and what it refuses."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from common.small.accelerator import Accelerator, DataLoaderConfiguration, DataLoaderShard, InitProcessGroupKwargs
+
+DATA = TensorDataset(torch.arange(10))
+
+
+@pytest.fixture
+def accelerator():
+    """One rank of two. The shards need no process group, so it stands in one of its own."""
+    made = make()
+    made.num_processes = 2
+    yield made
+    made.end_training()
+
+
+def make(split_batches: bool = True) -> Accelerator:
+    config = DataLoaderConfiguration(split_batches, use_seedable_sampler=True, data_seed=42, non_blocking=False)
+    return Accelerator(True, config, [InitProcessGroupKwargs(timedelta(seconds=60))])
+
+
+def test_the_ten_samples_of_the_docstring_are_shared_as_it_says(accelerator):
+    table = DataLoaderShard.__doc__.split("samples_in_step\n")[1].split("\n\n")[0]
+    rows = [[cell.split() for cell in line.strip().split("   ") if cell.strip()] for line in table.splitlines()]
+    shown = {0: [row[1] for row in rows], 1: [row[2] for row in rows]}
+    for rank, batches in shown.items():
+        accelerator.process_index = rank
+        counted = []
+        read = []
+        for (batch,) in accelerator.prepare(DataLoader(DATA, 4))[0]:
+            read.append([str(number) for number in batch.tolist()])
+            counted.append(str(accelerator.samples_in_step))
+        assert read == batches
+        assert counted == [row[3][0] for row in rows] == ["4", "4", "2"]
+
+
+def test_a_set_that_is_smaller_than_a_batch_is_repeated(accelerator):
+    accelerator.process_index = 1
+    [loader] = accelerator.prepare(DataLoader(TensorDataset(torch.arange(3)), 8))
+    assert [batch.tolist() for (batch,) in loader] == [[1, 2, 0, 1]]
+    assert accelerator.samples_in_step == 3
+
+
+def test_each_epoch_has_its_order_and_both_ranks_share_it(accelerator):
+    orders = []
+    for epoch in (0, 1):
+        of_ranks = []
+        for rank in (0, 1):
+            accelerator.process_index = rank
+            [loader] = accelerator.prepare(DataLoader(DATA, 4, shuffle=True, drop_last=True))
+            loader.set_epoch(epoch)
+            of_ranks.append([batch.tolist() for (batch,) in loader])
+        orders.append([sample for step in zip(*of_ranks, strict=True) for part in step for sample in part])
+    for epoch, order in enumerate(orders):
+        expected = torch.randperm(10, generator=torch.Generator().manual_seed(42 + epoch))
+        assert order == expected[:8].tolist()
+    assert orders[0] != orders[1]
+
+
+def test_what_it_cannot_do_is_refused(accelerator):
+    with pytest.raises(NotImplementedError, match="only the whole Accelerator"):
+        make(split_batches=False)
+    [loader] = accelerator.prepare(DataLoader(DATA, 3))
+    with pytest.raises(ValueError, match="2 processes cannot share a batch of 3"):
+        next(iter(loader))
