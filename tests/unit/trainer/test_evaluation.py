@@ -100,6 +100,25 @@ def test_without_labels_there_are_predictions_but_no_loss(tmp_path):
     assert "test_loss" not in output.metrics
 
 
+@pytest.mark.parametrize("shape", [lambda loss: {"loss": loss}, lambda loss: (loss,), lambda loss: loss])
+def test_metrics_are_computed_for_a_model_that_returns_its_loss_only(shape, tmp_path):
+    class LossOnly(Net):
+        def forward(self, x, labels=None):
+            return shape(super().forward(x, labels)["loss"])
+
+    given = []
+
+    def count_labels(prediction):
+        predictions, labels = prediction
+        given.append((predictions, len(labels), prediction.inputs, prediction.losses))
+        return {"labels": len(labels)}
+
+    trainer = make_trainer(tmp_path, model=LossOnly(), extra={"compute_metrics": count_labels})
+    assert trainer.evaluate(Points(11))["eval_labels"] == 11
+    assert trainer.predict(Points(3)).predictions == ()
+    assert given == [((), 11, None, None), ((), 3, None, None)]
+
+
 def test_logits_can_be_reduced_before_they_are_kept(tmp_path):
     seen = []
 
