@@ -103,7 +103,6 @@ REQUIREMENTS = {
     "eval_delay": NOT_NEGATIVE,
     "adam_beta1": BELOW_ONE,
     "adam_beta2": BELOW_ONE,
-    "warmup_ratio": BELOW_ONE,
     "warmup_steps": COUNT_OR_SHARE,
 }
 
@@ -122,9 +121,8 @@ class TrainingArguments:
             without a length. -1: not set.
         optim: one of `OPTIMIZERS`. Weight decay spares biases and normalisation layers.
         lr_scheduler_type: one of `SCHEDULES`.
-        lr_scheduler_kwargs: what the schedule can be told beyond the steps, for example {"power": 2.0}.
-        warmup_steps: steps of warm-up, or below 1 the share of all steps. `warmup_ratio` is the older spelling of the
-            share.
+        lr_scheduler_kwargs: what the schedule can be told beyond the steps, for example {"power": 2.0}, or JSON for it.
+        warmup_steps: steps of warm-up, or below 1 the share of all steps.
         max_grad_norm: clip the total norm of the gradients to this; 0 leaves them alone.
         logging_steps, eval_steps, save_steps: below 1, the share of all steps. `eval_steps` defaults to
             `logging_steps`.
@@ -132,7 +130,7 @@ class TrainingArguments:
         logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
             in its place; leave losses that are not finite out of an evaluation's loss.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
-            each evaluation that improves `metric_for_best_model`. `evaluation_strategy` is the older spelling.
+            each evaluation that improves `metric_for_best_model`.
         eval_delay: steps, or with `eval_strategy="epoch"` epochs, before the first evaluation.
         save_total_limit: keep so many checkpoints; the newest and the best are never deleted.
         metric_for_best_model: a key of the evaluation's metrics, with or without `eval_`; "loss" when one is needed.
@@ -140,7 +138,7 @@ class TrainingArguments:
         seed: of the weights that `model_init` draws and of everything random in training; the same on all ranks.
         data_seed: of the sample order: epoch e visits `torch.randperm(n)` seeded with data_seed + e. By default it is
             `torch.initial_seed()` when training begins, which is `seed` unless the script has seeded again.
-        accelerator_config: an AcceleratorConfig, its settings as a dict, or the path of a JSON file with them.
+        accelerator_config: an AcceleratorConfig, its settings as a dict or JSON, or the path of a JSON file with them.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
         dataloader_pin_memory: has no effect where the device is the CPU.
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
@@ -152,7 +150,8 @@ class TrainingArguments:
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
             of a walk through the graph in every step.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
-        resume_from_checkpoint: for scripts, which pass it on to `Trainer.train`. The Trainer does not look at it.
+        resume_from_checkpoint, do_train, do_eval, do_predict: for scripts, which act on them. The Trainer does not look
+            at them. `do_eval` is True where there is an `eval_strategy`.
 
     Raises:
         TypeError: for a name that is not listed here.
@@ -173,11 +172,9 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     optim: str = "adamw_torch_fused"
     lr_scheduler_type: str = "linear"
-    lr_scheduler_kwargs: dict[str, Any] | None = None
+    lr_scheduler_kwargs: dict[str, Any] | str | None = None
     warmup_steps: float = 0
-    warmup_ratio: float = 0.0
     eval_strategy: str = "no"
-    evaluation_strategy: str | None = None
     eval_steps: float | None = None
     eval_delay: float = 0
     logging_strategy: str = "steps"
@@ -194,7 +191,7 @@ class TrainingArguments:
     data_seed: int | None = None
     bf16: bool = False
     fp16: bool = False
-    accelerator_config: AcceleratorConfig | dict[str, Any] | str | None = None
+    accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = None
     dataloader_num_workers: int = 0
     dataloader_drop_last: bool = False
     dataloader_pin_memory: bool = True
@@ -203,22 +200,32 @@ class TrainingArguments:
     run_name: str | None = None
     disable_tqdm: bool | None = None
     label_names: list[str] | None = None
-    resume_from_checkpoint: str | bool | None = None
+    resume_from_checkpoint: str | None = None
+    do_train: bool = False
+    do_eval: bool = False
+    do_predict: bool = False
     torch_compile: bool = False
     use_cpu: bool = False
     ddp_find_unused_parameters: bool | None = None
     ddp_timeout: int = 1800
 
     def __post_init__(self) -> None:
-        self._take_older_spelling()
+        # A command line has dicts as JSON. Other texts are paths.
+        for name in ("accelerator_config", "lr_scheduler_kwargs"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value.startswith("{"):
+                setattr(self, name, json.loads(value))
         self._complete_names()
         self._complete_accelerator_config()
+        if self.eval_strategy != "no":
+            self.do_eval = True
         if self.eval_steps is None or self.eval_steps == 0:
             self.eval_steps = self.logging_steps
         self._complete_metric()
         for name, requirement in REQUIREMENTS.items():
             self._check(name, requirement)
-        self._refuse_contradictions()
+        if self.fp16 and self.bf16:
+            raise ValueError("fp16 and bf16 are both set: choose one")
         self._refuse_best_without_evaluation()
 
     def _check(self, name: str, requirement: Requirement) -> None:
@@ -229,13 +236,6 @@ class TrainingArguments:
             raise ValueError(f"{name} is {value!r} but must be a number: {requirement.description}") from None
         if not holds:
             raise ValueError(f"{name} is {value!r} but must be {requirement.description}")
-
-    def _take_older_spelling(self) -> None:
-        if self.evaluation_strategy is None:
-            return
-        if self.eval_strategy not in ("no", self.evaluation_strategy):
-            raise ValueError("eval_strategy and its older spelling evaluation_strategy differ: give one")
-        self.eval_strategy = self.evaluation_strategy
 
     def _complete_names(self) -> None:
         self.output_dir = os.path.expanduser(self.output_dir)
@@ -273,11 +273,6 @@ class TrainingArguments:
     def _needs_metric(self) -> bool:
         return self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau"
 
-    def _refuse_contradictions(self) -> None:
-        for one, other in (("fp16", "bf16"), ("warmup_steps", "warmup_ratio")):
-            if getattr(self, one) and getattr(self, other):
-                raise ValueError(f"{one} and {other} are both set: choose one")
-
     def _refuse_best_without_evaluation(self) -> None:
         saves_best = self.save_strategy == "best"
         if self.eval_strategy == "no" and (saves_best or self._needs_metric):
@@ -299,8 +294,7 @@ class TrainingArguments:
         """Steps of warm-up in a training of `num_training_steps` steps."""
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
-        share = self.warmup_steps or self.warmup_ratio
-        return math.ceil(num_training_steps * share)
+        return math.ceil(num_training_steps * self.warmup_steps)
 
     @property
     def n_gpu(self) -> int:

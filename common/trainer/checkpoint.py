@@ -24,26 +24,45 @@ def checkpoint_folder(output_dir: str, step: int) -> Path:
     return Path(output_dir, f"{PREFIX}{step}")
 
 
-def save_checkpoint(accelerator: Accelerator, state: TrainerState, output_dir: str, limit: int | None) -> None:
+def parts_for_from_pretrained(model: Any, processing_class: Any) -> list[Any]:
+    """The objects with a `save_pretrained` that `from_pretrained` needs beside the weights; none for most models."""
+    config = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        config.architectures = [type(model).__name__]  # as the model's own `save_pretrained` notes it
+    parts = (config, getattr(model, "generation_config", None), processing_class)
+    return [part for part in parts if hasattr(part, "save_pretrained")]
+
+
+def save_checkpoint(
+    accelerator: Accelerator, state: TrainerState, parts: list[Any], output_dir: str, limit: int | None
+) -> None:
     """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this.
 
     It is written under another name and renamed when it is complete, so that the newest `checkpoint-<step>` can be
     loaded, wherever the process was killed. What a killed one left, the next one sweeps.
+
+    Args:
+        parts: written beside the weights by their `save_pretrained`.
     """
     folder = checkpoint_folder(output_dir, state.global_step)
     is_main = accelerator.is_main_process
     unfinished = new_draft(folder.parent) if is_main else folder
 
-    def add_state(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
-        # Before the manifest is written, so that this file is in it.
-        run_on_all_ranks(lambda: state.save_to_json(f"{output_dir}/{TRAINER_STATE_NAME}"), is_main)
+    def add_files(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
+        def write() -> None:
+            state.save_to_json(f"{output_dir}/{TRAINER_STATE_NAME}")
+            for part in parts:
+                part.save_pretrained(output_dir)
+
+        # Before the manifest is written, so that these files are in it.
+        run_on_all_ranks(write, is_main)
 
     def publish() -> None:
         replace_folder(unfinished, folder)
         if limit is not None:
             _delete_oldest(folder, state.best_model_checkpoint, limit)
 
-    with accelerator.register_save_state_pre_hook(add_state):
+    with accelerator.register_save_state_pre_hook(add_files):
         accelerator.save_state(str(unfinished))
     run_on_all_ranks(publish, is_main)
 

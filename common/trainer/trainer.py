@@ -547,7 +547,9 @@ class Trainer:
             state.stateful_callbacks[name] = {"args": args, "attributes": {}}
         # Between two epochs there may be gradients that the next step is to take in.
         with self.accelerator.within_window(progress.carried_batches, progress.accumulation):
-            checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
+            limit = self.args.save_total_limit
+            parts = checkpoint.parts_for_from_pretrained(self.model, self.processing_class)
+            checkpoint.save_checkpoint(self.accelerator, state, parts, self.args.output_dir, limit)
         self.call_event("on_save")
 
     def _note_best_checkpoint(self) -> None:
@@ -934,17 +936,19 @@ class Trainer:
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`. All ranks call this.
 
-        What a model of `transformers` and the `processing_class` need for `from_pretrained` is written beside them.
+        A model of `transformers`, and the `processing_class`, are written for `from_pretrained`.
         """
         folder = output_dir or self.args.output_dir
-        self.accelerator.save_model(self.model, folder)
-        self._save_for_from_pretrained(folder)
 
-    def _save_for_from_pretrained(self, folder: str) -> None:
-        """The configurations of model, generation and `processing_class`, as far as there are any."""
-        parts = [getattr(self.model, name, None) for name in ("config", "generation_config")]
-        savable = [part for part in (*parts, self.processing_class) if hasattr(part, "save_pretrained")]
-        run_on_all_ranks(lambda: [part.save_pretrained(folder) for part in savable], self.is_world_process_zero())
+        def save_pretrained() -> None:
+            parts: list[Any] = [self.model, self.processing_class]
+            for part in parts:
+                if hasattr(part, "save_pretrained"):
+                    part.save_pretrained(folder)
+
+        if not hasattr(self.model, "save_pretrained"):
+            self.accelerator.save_model(self.model, folder)
+        run_on_all_ranks(save_pretrained, self.is_world_process_zero())
 
     def save_state(self) -> None:
         """Write `trainer_state.json` to `args.output_dir`."""
