@@ -50,7 +50,7 @@ def train(args):
         # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         with torch.no_grad():
-            for images, targets in test_loader:
+            for images, targets in run.eval_batches(test_loader):
                 images = images.to(device, non_blocking=True)
                 targets = targets.to(device, non_blocking=True)
                 log_probs = model(images)

@@ -89,7 +89,7 @@ def train_rank(args, device, rank, world_size):
         # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         with torch.no_grad():
-            for images, targets in test_loader:
+            for images, targets in run.eval_batches(test_loader):
                 images = images.to(device, non_blocking=True)
                 targets = targets.to(device, non_blocking=True)
                 log_probs = model.module(images)  # the bare network: shards may differ in length

@@ -72,7 +72,7 @@ def train_rank(args, accelerator, device):
         # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         with torch.no_grad():
-            for images, targets in test_loader:
+            for images, targets in run.eval_batches(test_loader):
                 # From all ranks, without the samples that were repeated to make the shards equally long.
                 log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
                 totals[0] += F.nll_loss(log_probs, targets, reduction="sum")

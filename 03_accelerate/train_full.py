@@ -82,9 +82,11 @@ def train_rank(args, accelerator, device, checkpoints):
             run.count(loss)  # added up on the device: to read it, the CPU would wait for the GPU at every step
             if accelerator.sync_gradients:  # the step is complete
                 checkpoints.ask_all_ranks(run.steps)  # has any rank got a signal?
-                if checkpoints.is_due(run.steps):
-                    run.prepare_checkpoint(model)
+                if checkpoints.is_due(run.steps, run.total_steps):
+                    run.demand_finite(model)
+                    run.average_losses()  # what rank 0 saves must do for all ranks
                     accelerator.save_state()
+                    checkpoints.report_saved(run.steps)
                     checkpoints.exit_if_preempted(run.steps)
         train_loss = accelerator.reduce(run.mean_loss(), reduction="mean")
 
@@ -92,7 +94,7 @@ def train_rank(args, accelerator, device, checkpoints):
         # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         with torch.no_grad():
-            for images, targets in test_loader:
+            for images, targets in run.eval_batches(test_loader):
                 # From all ranks, without the samples that were repeated to make the shards equally long.
                 log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
                 totals[0] += F.nll_loss(log_probs, targets, reduction="sum")

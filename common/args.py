@@ -50,8 +50,8 @@ class _Parser(argparse.ArgumentParser):
 def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace:
     """The flags of the script at the path `script`, checked against each other and against this machine.
 
-    `args.level` is the level's name, `args.device` a torch.device, `args.dtype` a torch.dtype, `args.checkpoint_every`
-    a CheckpointInterval.
+    `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.device`
+    a torch.device, `args.dtype` a torch.dtype, `args.checkpoint_every` a CheckpointInterval.
 
     Raises:
         UserError: after one line on stderr.
@@ -64,6 +64,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     _refuse_empty_values(parser, args)
     _refuse_unknown_flags(parser, name, unknown)
     args.level = level
+    args.script = name
     args.dtype = getattr(torch, args.dtype)
     args.device = _device(args.device, name)
     if args.data == "device" and args.num_workers > 0:
@@ -106,6 +107,7 @@ def _make_parser(name: str, prog: str) -> _Parser:
     flag("--dtype", choices=["float32", "float64"], default="float32", help="float64 for comparing levels")
     flag("--train-samples", type=_positive, metavar="N", help="only the first N of them, for comparing levels")
     flag("--eval-samples", type=_positive, metavar="N", help="only the first N of them, for comparing levels")
+    flag("--warm-up-steps", type=_natural, default=10, metavar="N", help="steps before images/s are measured")
     flag("--save", type=_writable, metavar="PATH", help="final weights, a state dict")
     flag("--json", type=_writable, metavar="PATH", help="the result")
     if name in _OWN_FLAGS["--replicas"]:

@@ -24,7 +24,7 @@ from benchmarks.report.verdicts import peaks
 from benchmarks.suites import memory
 from common import ladder, pitfalls
 from common.ladder import scripts
-from common.run.result import result_line
+from common.run.run import result_line
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)

@@ -21,7 +21,6 @@ from benchmarks.harness.process_facts import process_facts
 from common import ladder
 from common.cores import available_cores
 from common.processes import ranks
-from common.run import meter
 
 # Fewer than a user's run has: the processes are warm from their first, uncounted run.
 WARM_UP_STEPS = 3
@@ -90,9 +89,9 @@ def train(
 
     That is its "minor_faults_per_step", and how the process is set: see `process_facts`.
     """
-    meter.WARM_UP_STEPS = warm_up
+    flags = (*argv, "--warm-up-steps", str(warm_up))
     with faults.counting() as counter:
-        result = proof.train(level, argv, threads, path)
+        result = proof.train(level, flags, threads, path)
     return result | process_facts() | {"minor_faults_per_step": counter.after(warm_up)}
 
 

@@ -1,33 +1,37 @@
 """Run, the facade that a train.py talks to: the plan, the batches of an epoch, the losses, the result."""
 
+import io
+import json
+import math
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.allocator import keep_large_blocks
+from common.allocator import keep_large_blocks, why_not
+from common.cores import available_cores
 from common.errors import fail
+from common.files import write_atomically
 from common.process_group import get_rank, get_world_size, is_distributed
-from common.run.losses import EpochLoss, LossWatch, demand_finite_weights
-from common.run.meter import Meter
-from common.run.plan import make_plan
-from common.run.result import (
-    make_result,
+from common.run.metrics import (
+    EpochLoss,
+    LossWatch,
+    Meter,
+    demand_finite_weights,
     peak_memory_bytes,
     reset_peak_memory,
-    result_line,
-    write_json,
-    write_weights,
 )
+
+SECONDS_BETWEEN_LINES = 60  # in a log file, where no bar can be drawn
 
 
 class Run:
-    """One run of one level. Making it prints nothing, and involves no other process.
-
-    On a CPU it lets the C library keep large blocks of memory, unless `--allocator system` says otherwise: see
-    `common.allocator`. The plan line says so.
+    """One run of one level. Making it prints nothing, changes nothing, and involves no other process.
 
     Args:
         args: of `common.args.parse_args`.
@@ -35,13 +39,16 @@ class Run:
         device: of this process.
         devices: all that this process computes on, if there are several.
         backend: what carries the gradients between the workers; by default the process group's, if there is one.
-        world_size: the number of workers; by default of processes.
+        world_size: the number of workers, processes or replicas; by default of processes.
 
     Raises:
         UserError: if the training set does not fill one batch.
 
     Attributes:
-        plan: what is about to happen. Its text is the line to print before the training.
+        accumulation: micro-batches of each worker in one optimizer step.
+        steps_per_epoch, total_steps: optimizer steps.
+        keeps_blocks: whether the C library is to keep large blocks of memory from step to step: see `common.allocator`.
+        epoch: the present one, counted from 0.
         meter: steps and times.
         loss_watch: ends the run at a loss that is not finite.
     """
@@ -57,53 +64,135 @@ class Run:
         backend: str | None = None,
         world_size: int | None = None,
     ) -> None:
-        if is_distributed():
-            backend = backend or dist.get_backend()
-        keeps_blocks = False
-        if device.type == "cpu" and args.allocator == "keep":
-            keeps_blocks = keep_large_blocks().keeps_large_blocks
         self.args = args
+        self.dataset = train_set.name
+        self.train_samples = len(train_set)
+        self.test_samples = len(test_set)
+
         self.rank = get_rank()
-        workers = world_size or get_world_size()
-        self.plan = make_plan(args, train_set, test_set, device, backend, workers, keeps_blocks)
-        self.meter = Meter(device, args.batch_size)
-        self.loss_watch = LossWatch(device, self.rank)
+        self.device = device
+        self.devices = devices or [device]
+        self.world_size = world_size or get_world_size()
+        self.backend = backend
+        if backend is None and is_distributed():
+            self.backend = dist.get_backend()
+        self.keeps_blocks = device.type == "cpu" and args.allocator == "keep" and why_not() is None
+
+        self.accumulation = getattr(args, "gradient_accumulation_steps", 1)
+        self.steps_per_epoch = self.train_samples // args.batch_size
+        if self.steps_per_epoch == 0:
+            fail(f"{self.train_samples} training samples are fewer than one batch of {args.batch_size}")
+        self.total_steps = self.steps_per_epoch * args.epochs
+        if args.max_steps:
+            self.total_steps = min(self.total_steps, args.max_steps)
+
         self.epoch = 0
+        self.meter = Meter(device, args.batch_size, args.warm_up_steps)
+        self.loss_watch = LossWatch(device, self.rank)
         self._epoch_loss = EpochLoss(device)
-        self._devices = devices or [device]
+        self._last_line = 0.0
 
     @property
     def steps(self) -> int:
         """Optimizer steps done, those before a resumption included."""
         return self.meter.steps
 
+    @property
+    def plan(self) -> str:
+        """What is about to happen: the line to print before the training."""
+        where = f"1 process on {self.device.type}"
+        if self.backend:
+            where = f"{self.world_size} × {self.backend} on {self.device.type}"
+        where += f", {count(self._threads(), 'thread')}"
+        if self.world_size > 1:
+            where += " each"
+        where += f", {self._precision()}"
+        if self.keeps_blocks:
+            where += ", allocator keeps blocks"
+        samples = f"{self.dataset} {self.train_samples} + {self.test_samples}"
+        return f"{self.args.script}: {where} | {samples} | batch {self._shares()} | {count(self.total_steps, 'step')}"
+
+    def _threads(self) -> int:
+        """The threads of each worker. Replicas that are emulated in one process share its cores."""
+        if self.device.type == "cpu" and self.world_size > get_world_size():
+            return max(1, available_cores() // self.world_size)
+        return torch.get_num_threads()
+
+    def _precision(self) -> str:
+        mixed = getattr(self.args, "mixed_precision", "no")
+        if mixed != "no":
+            return f"{mixed} mixed precision"
+        return str(self.args.dtype).removeprefix("torch.")
+
+    def _shares(self) -> str:
+        """How the global batch is shared: '64 = 32 + 32', '64 = 22 + 22 + 20', '48 = 2 × 12 × 2 micro-batches'."""
+        size = self.args.batch_size
+        if self.world_size * self.accumulation == 1:
+            return f"{size}"
+        if self.accumulation > 1:
+            micro_batch = size // self.world_size // self.accumulation
+            return f"{size} = {self.world_size} × {micro_batch} × {self.accumulation} micro-batches"
+        shards = torch.empty(size).chunk(self.world_size)  # as DataParallel cuts it
+        sizes = [str(len(shard)) for shard in shards]
+        return f"{size} = {' + '.join(sizes)}"
+
+    def begin(self) -> None:
+        """Prepare this process for the training: its allocator, and the measuring of its GPUs' memory."""
+        if self.keeps_blocks:
+            keep_large_blocks()
+        reset_peak_memory(self.devices)
+        self._last_line = time.monotonic()
+
     def epochs(self) -> Iterator[int]:
         """The numbers of the epochs, from 0 or from the epoch of the checkpoint that the run resumes from.
 
-        They are as many as `--epochs` says, or as it takes to come to `--max-steps`. From the first one on, the peak of
-        the GPUs' memory is measured anew.
+        They are as many as `--epochs` says, or as it takes to come to `--max-steps`. The first one begins the run.
         """
-        reset_peak_memory(self._devices)
+        self.begin()
         while True:
             yield self.epoch
-            if self.steps >= self.plan.total_steps:
+            if self.steps >= self.total_steps:
                 return
             self.epoch += 1
             self._epoch_loss.reset()
 
     def batches(self, loader: Iterable) -> Iterator:
         """The batches of one epoch's training, timed and shown on a terminal; ends early at `--max-steps`."""
-        from tqdm import tqdm
-
-        left = self.plan.micro_batches_left(self.epoch, self.steps)
-        # None: silent where stderr is not a terminal.
-        disable = None if self.rank == 0 else True
+        end_of_epoch = self.steps_per_epoch * (self.epoch + 1)
+        steps_left = min(end_of_epoch, self.total_steps) - self.steps
+        left = steps_left * self.accumulation
         self.meter.start()
-        with tqdm(total=left, desc=self.plan.level, leave=False, disable=disable) as bar:
+        with self._bar(left, self.args.script) as bar:
             for _, batch in zip(range(left), loader, strict=False):
                 yield batch
                 bar.update()
+                self.log_progress()
         self.meter.stop()
+
+    def eval_batches(self, loader: Any) -> Iterator:
+        """The batches of one evaluation, shown on a terminal."""
+        with self._bar(len(loader), "evaluation") as bar:
+            for batch in loader:
+                yield batch
+                bar.update()
+
+    def _bar(self, total: int, name: str) -> Any:
+        from tqdm import tqdm
+
+        # None: silent where stderr is not a terminal.
+        disable = None if self.rank == 0 else True
+        return tqdm(total=total, desc=name, leave=False, disable=disable)
+
+    def log_progress(self) -> None:
+        """Say once a minute how far the training is, where stderr is a file and not a terminal with a bar."""
+        now = time.monotonic()
+        if self.rank > 0 or now - self._last_line < SECONDS_BETWEEN_LINES or sys.stderr.isatty():
+            return
+        self._last_line = now
+        line = f"{self.args.script}: step {self.steps} of {self.total_steps}"
+        if self._epoch_loss.micro_batches:
+            line += f", loss {self._epoch_loss.mean().item():.4f} in epoch {self.epoch + 1} of {self.args.epochs}"
+        print(line, file=sys.stderr, flush=True)
 
     def count(self, loss: Tensor) -> None:
         """Count a (micro-)batch that has been trained with `loss`, a scalar that stays on its device.
@@ -113,7 +202,7 @@ class Run:
         """
         self.loss_watch.note(loss, self.steps + 1)
         self._epoch_loss.add(loss)
-        if self._epoch_loss.micro_batches % self.plan.accumulation == 0:
+        if self._epoch_loss.micro_batches % self.accumulation == 0:
             self.meter.step()
 
     def mean_loss(self) -> Tensor:
@@ -126,16 +215,11 @@ class Run:
         self.loss_watch.settle()
         demand_finite_weights(model, self.steps)
 
-    def prepare_checkpoint(self, model: nn.Module) -> None:
-        """Call this before a checkpoint: it refuses to save what is not finite, and averages the ranks' losses.
+    def average_losses(self) -> None:
+        """Let this object's losses be the mean over the ranks: a checkpoint holds rank 0's, which must do for all.
 
-        A checkpoint holds rank 0's state of this object, which must then be good for all ranks. This is a collective:
-        all processes must call it.
-
-        Raises:
-            UserError: if a loss or a weight is not finite.
+        This is a collective: all processes must call it.
         """
-        self.demand_finite(model)
         self._epoch_loss.average_over_ranks()
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,42 +230,38 @@ class Run:
             "seconds": self.meter.seconds,
             "loss_total": self._epoch_loss.total.item(),
             "micro_batches": self._epoch_loss.micro_batches,
-            "accumulation": self.plan.accumulation,
+            "accumulation": self.accumulation,
             "identity": self.identity(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a run that was asked to do the same; UserError names what differs."""
-        self.check_identity(state["identity"])
+        for name, ours in self.identity().items():
+            theirs = state["identity"].get(name)
+            if theirs != ours:
+                run = f"a run with {name} {theirs}, not {ours}"
+                fail(f"the checkpoint in {self.args.checkpoint_dir} is of {run}")
         self.epoch = state["epoch"]
         self.meter.resume(state["steps"], state["seconds"])
         # With another number of micro-batches per step each of them counts for more, or for less.
-        per_micro_batch = self.plan.accumulation / state["accumulation"]
+        per_micro_batch = self.accumulation / state["accumulation"]
         self._epoch_loss.micro_batches = round(state["micro_batches"] * per_micro_batch)
         self._epoch_loss.total.fill_(state["loss_total"] * per_micro_batch)
 
     def identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and its resumption."""
         return {
-            "level": self.plan.level,
-            "dataset": self.plan.dataset,
-            "training samples": self.plan.train_samples,
-            "batch size": self.plan.batch_size,
+            "level": self.args.level,
+            "dataset": self.dataset,
+            "training samples": self.train_samples,
+            "batch size": self.args.batch_size,
             "learning rate": self.args.lr,
             "seed": self.args.seed,
         }
 
-    def check_identity(self, saved: dict[str, Any]) -> None:
-        """Raise UserError, naming what differs, unless `saved` is what `identity` says of this run."""
-        for name, ours in self.identity().items():
-            theirs = saved.get(name)
-            if theirs != ours:
-                run = f"a run with {name} {theirs}, not {ours}"
-                fail(f"the checkpoint in {self.args.checkpoint_dir} is of {run}")
-
     def peak_memory_bytes(self) -> list[int]:
         """The peak of the memory that this process has allocated on its devices: one entry per GPU, none on a CPU."""
-        return peak_memory_bytes(self._devices)
+        return peak_memory_bytes(self.devices)
 
     def result(
         self, train_loss: Tensor | float, totals: Tensor, peaks_of_ranks: list[list[int]] | None = None
@@ -193,19 +273,72 @@ class Run:
             totals: float64 [loss sum, correct, samples] of the last evaluation over all ranks.
             peaks_of_ranks: `peak_memory_bytes` of every rank; by default there is this one only.
         """
+        loss_sum, correct, evaluated = totals.tolist()
+        if not math.isfinite(loss_sum):
+            fail(f"loss is not finite ({loss_sum}) in the evaluation after step {self.steps}")
         peaks: list[int] = []
         for peaks_of_rank in peaks_of_ranks or [self.peak_memory_bytes()]:
             peaks += peaks_of_rank
-        return make_result(self.args, self.plan, self.meter, train_loss, totals, peaks)
+        return {
+            "level": self.args.level,
+            "dataset": self.dataset,
+            "device": self.device.type,
+            "backend": self.backend,
+            "world_size": self.world_size,
+            "global_batch_size": self.args.batch_size,
+            "epochs": self.args.epochs,
+            "steps": self.steps,
+            "seed": self.args.seed,
+            "loss": float(train_loss),
+            "eval_loss": loss_sum / evaluated,
+            "accuracy": correct / evaluated,
+            "evaluated": int(evaluated),
+            "images_per_sec": round(self.meter.images_per_sec, 1),
+            "seconds": round(self.meter.seconds, 3),
+            "peak_memory_bytes": peaks or None,
+            "memory_source": "measured" if peaks else None,
+        }
 
     def report(self, result: dict[str, Any], model: nn.Module) -> None:
         """Print the result, and write it and the weights where `--json` and `--save` say. One process calls it.
 
         Args:
             model: the bare network, without any wrapper; its state dict is what `--save` writes.
+
+        Raises:
+            UserError: if a file cannot be written. What was there before is then untouched.
         """
         print(result_line(result), flush=True)
         if self.args.save:
-            write_weights(self.args.save, model)
+            weights = {name: value.cpu() for name, value in model.state_dict().items()}
+            # Into memory first, because torch.save does not say why a file could not be written.
+            buffer = io.BytesIO()
+            torch.save(weights, buffer)
+            _write(self.args.save, buffer.getvalue())
         if self.args.json:
-            write_json(self.args.json, result)
+            text = json.dumps(result, indent=2)
+            _write(self.args.json, f"{text}\n".encode())
+
+
+def result_line(result: dict[str, Any]) -> str:
+    """The result of `Run.result` as the line that ends a run."""
+    speed = f"{result['images_per_sec']:.0f} images/s"
+    if not result["images_per_sec"]:
+        speed = "nothing was left to train"
+    return (
+        f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']} | "
+        f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f} | "
+        f"{speed} | {count(result['steps'], 'step')} in {result['seconds']:.1f} s"
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """'1 step', '2 steps'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error}")

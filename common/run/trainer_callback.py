@@ -3,7 +3,6 @@
 A script that has no result to report, and no ranks that must stop at the same step, does not need this file.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ from common.data.loading import check_same_dataset
 from common.process_group import all_gather_object, get_rank
 from common.run.checkpointing import Checkpointing
 from common.run.run import Run
+from common.trainer.callbacks import TrainerCallback
 
 
-class LadderCallback:
+class LadderCallback(TrainerCallback):
     """Does for a Trainer what the scripts of the other levels do in their loops.
 
     It counts and times training without evaluation, notices a loss that is not finite, saves where all ranks must
@@ -35,27 +35,19 @@ class LadderCallback:
         self._loss_hook: RemovableHandle | None = None
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What a checkpoint keeps of this callback; the Trainer sets the attributes again when it resumes."""
-        return {"args": {}, "attributes": {"saved_identity": self.saved_identity}}
+        """What a checkpoint keeps of this callback: how far the run is, and what it was asked to do."""
+        return {"args": {}, "attributes": {"run": self.run.state_dict()}}
 
-    @property
-    def saved_identity(self) -> dict[str, Any]:
-        """What the run was asked to do. The Trainer sets this from a checkpoint, before it reports that it resumes.
+    def load_state(self, attributes: dict[str, Any]) -> None:
+        """Continue the run of a checkpoint; UserError if it was asked to do something else."""
+        self.run.load_state_dict(attributes["run"])
 
-        Raises:
-            UserError: where it is set, if the checkpoint's run was asked to do something else.
-        """
-        return self.run.identity()
-
-    @saved_identity.setter
-    def saved_identity(self, identity: dict[str, Any]) -> None:
-        # This sets nothing. The Trainer restores attributes by setattr; this is our only chance to compare.
-        self.run.check_identity(identity)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         check_same_dataset(all_gather_object(self.dataset))
-        self.run.meter.resume(state.global_step, 0.0)
+        if self.run.steps != state.global_step:  # transformers keeps no state of this callback
+            self.run.meter.resume(state.global_step, 0.0)
         self._loss_hook = model.register_forward_hook(self._watch)
+        self.run.begin()
 
     def _watch(self, model: nn.Module, inputs: Any, log_probs: Tensor) -> None:
         # No event of a Trainer gets the loss. The loss is a mean of log-probabilities, those of the targets, so it is
@@ -66,15 +58,17 @@ class LadderCallback:
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.run.meter.start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.run.meter.step()
+        self.run.log_progress()
         self.checkpoints.ask_all_ranks(state.global_step)
-        if self.checkpoints.is_due(state.global_step):
+        if self.checkpoints.is_due(state.global_step, state.max_steps):
             control.should_save = True
         if control.should_save:
             self.run.demand_finite(model)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.checkpoints.report_saved(state.global_step)
         self.checkpoints.exit_if_preempted(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -85,31 +79,19 @@ class LadderCallback:
         if self._loss_hook is not None:
             self._loss_hook.remove()
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        # In place of deriving from one library's TrainerCallback: the other events do nothing.
-        if name.startswith("on_"):
-            return _do_nothing
-        raise AttributeError(name)
 
+def finish(run: Run, model: nn.Module, log_history: list[dict]) -> dict[str, Any]:
+    """The result of a Trainer's run, which rank 0 prints and writes. A collective: all processes must call it.
 
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
-def final_losses(log_history: list[dict]) -> tuple[float, Tensor]:
-    """The last training loss in a Trainer's logs, and the last evaluation as [loss sum, correct, samples]."""
+    Args:
+        log_history: of the Trainer; the last training loss and the last evaluation in it count.
+    """
     last_values: dict[str, Any] = {}
     for entry in log_history:
         last_values |= entry
     means = torch.tensor([last_values["eval_loss"], last_values["eval_accuracy"], 1], dtype=torch.float64)
-    return last_values["loss"], means * last_values["eval_evaluated"]
-
-
-def finish(run: Run, model: nn.Module, log_history: list[dict]) -> dict[str, Any]:
-    """The result of a Trainer's run, which rank 0 prints and writes. A collective: all processes must call it."""
-    train_loss, totals = final_losses(log_history)
-    peaks_of_ranks = all_gather_object(run.peak_memory_bytes())
-    result = run.result(train_loss, totals, peaks_of_ranks)
+    totals = means * last_values["eval_evaluated"]
+    result = run.result(last_values["loss"], totals, all_gather_object(run.peak_memory_bytes()))
     if get_rank() == 0:
         run.report(result, model)
     return result

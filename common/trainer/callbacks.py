@@ -18,7 +18,8 @@ class TrainerCallback:
     `control`, and may return it. All ranks call it.
 
     A callback that must survive a restart has `state() -> {"args": {...}, "attributes": {...}}`, of JSON values: its
-    attributes are stored in every checkpoint and set again when training resumes.
+    attributes are stored in every checkpoint and set again when training resumes. A callback that wants to look at them
+    first has `load_state(attributes)`, which is called instead.
     """
 
     def on_init_end(
@@ -180,7 +181,7 @@ class CallbackHandler:
         return states
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Set the attributes that `states` returned on the callbacks of the same classes.
+        """Give the attributes that `states` returned back to the callbacks of the same classes.
 
         The states of a class go to its callbacks in their order; what there is no callback for is left out.
         """
@@ -188,8 +189,11 @@ class CallbackHandler:
         for callback in self.callbacks:
             of_same_class = left.get(type(callback).__name__)
             if of_same_class:
-                state = of_same_class.pop(0)
-                for attribute, value in state["attributes"].items():
+                attributes = of_same_class.pop(0)["attributes"]
+                if hasattr(callback, "load_state"):
+                    callback.load_state(attributes)
+                    continue
+                for attribute, value in attributes.items():
                     setattr(callback, attribute, value)
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from common import ladder
 from common.errors import UserError
-from common.run.checkpoint_folder import checkpoint_lock
+from common.run.checkpointing import checkpoint_lock
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from common.run.checkpoint_folder import checkpoint_lock
+from common.run.checkpointing import checkpoint_lock
 with checkpoint_lock(Path(sys.argv[1])):
     worker = os.fork()  # as a DataLoader starts its workers
     if worker:

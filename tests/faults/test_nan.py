@@ -12,7 +12,7 @@ from common import ladder
 from common.args import parse_args
 from common.errors import UserError
 from common.processes import ranks
-from common.run.losses import LossWatch
+from common.run.metrics import LossWatch
 
 SHORT = ["--dataset", "synthetic", "--train-samples", "960", "--eval-samples", "100", "--batch-size", "96"]
 TOO_FAST = [*SHORT, "--lr", "1e30"]  # after the first step the weights are huge, and the second loss is NaN

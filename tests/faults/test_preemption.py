@@ -14,7 +14,7 @@ import torch
 
 from common import ladder
 from common.args import parse_args
-from common.run.preemption import PATIENCE
+from common.run.checkpointing import PATIENCE
 from tests.levels import farthest, run_level
 
 SETTINGS = ["--dataset", "synthetic", "--train-samples", "320", "--eval-samples", "100", "--batch-size", "16"]

@@ -10,14 +10,9 @@ import torch
 
 from common import allocator, ladder
 from common.args import parse_args
-from common.run.plan import Plan
+from common.run import Run
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-PLAN = {
-    "level": "00_single_gpu", "dataset": "mnist", "train_samples": 60_000, "test_samples": 10_000, "device_type": "cpu",
-    "backend": None, "workers": 1, "threads": 2, "batch_size": 64, "accumulation": 1, "steps_per_epoch": 937,
-    "total_steps": 937,
-}  # fmt: skip
 PROGRAM = """
 import statistics
 import sys
@@ -131,21 +126,17 @@ def test_a_block_of_40_mb_is_faulted_in_at_every_step_unless_it_is_kept():
     assert faults_per_step("keep") < 100
 
 
-def test_the_plan_line_says_that_blocks_are_kept():
-    assert "allocator" not in str(Plan(**PLAN))
-    assert "2 threads each, allocator keeps blocks |" in str(Plan(**PLAN, keeps_blocks=True))
-
-
-@pytest.mark.parametrize(("flags", "asked"), [([], 1), (["--allocator", "system"], 0)])
-def test_a_run_on_a_cpu_keeps_blocks_unless_it_is_told_not_to(flags, asked, monkeypatch):
-    from common.run import run as runs
-
-    calls = []
-    answer = allocator.Allocator("glibc 2.36", 2**30, 2**31 - 1)
-    monkeypatch.setattr(runs, "keep_large_blocks", lambda: calls.append(1) or answer)
+@pytest.mark.parametrize(
+    ("flags", "environment", "asked"), [([], "", 1), (["--allocator", "system"], "", 0), ([], "100", 0)]
+)
+def test_a_run_on_a_cpu_keeps_blocks_unless_it_is_told_not_to(flags, environment, asked, glibc, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", environment)
+    calls, _ = glibc
     args = parse_args(str(ladder.script("00_single_gpu")), ["--device", "cpu", *flags])
     train_set = torch.utils.data.TensorDataset(torch.zeros(64, 1))
     train_set.name = "synthetic"
-    run = runs.Run(args, train_set, range(10), torch.device("cpu"))
-    assert len(calls) == asked
-    assert run.plan.keeps_blocks is bool(asked)
+    run = Run(args, train_set, range(10), torch.device("cpu"))
+    assert calls == []  # making a Run changes nothing
+    assert ("allocator keeps blocks |" in run.plan) is bool(asked)
+    next(run.epochs())
+    assert (calls != []) is bool(asked)

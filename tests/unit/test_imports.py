@@ -27,7 +27,7 @@ ROOMS = {
     "common.trainer": {"common.accelerator"},
     "common.args": set(),
     "common.data": set(),
-    "common.run": {"common.accelerator", "common.allocator", "common.args", "common.data"},
+    "common.run": {"common.accelerator", "common.allocator", "common.args", "common.data", "common.trainer"},
     "common.ladder": {"common.data", "common.processes"},
     "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
 }

@@ -17,14 +17,14 @@ from common.errors import UserError
 from common.model import BasicNet
 from common.process_group import process_group
 from common.processes import ranks
-from common.run import Run, checkpointing
-from common.run import meter as meters
+from common.run import Run, checkpointing, metrics
 from common.run.checkpointing import Checkpointing
-from common.run.meter import WARM_UP_STEPS, Meter
+from common.run.metrics import Meter
 from tests.levels import SHORT, farthest, run_level
 from tests.states import forget_states
 
 CPU = torch.device("cpu")
+WARM_UP_STEPS = 10
 
 
 def a_run(argv=(), level="00_single_gpu", train=640, **keywords) -> Run:
@@ -52,7 +52,7 @@ def finish(run: Run) -> dict:
 def let_pass(monkeypatch):
     """`let_pass(seconds)` on a clock that nothing else moves."""
     now = [0.0]
-    monkeypatch.setattr(meters, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def let_pass(seconds: float) -> None:
         now[0] += seconds
@@ -61,7 +61,7 @@ def let_pass(monkeypatch):
 
 
 def test_throughput_leaves_out_the_warm_up_and_the_evaluation(let_pass):
-    meter = Meter(CPU, images_per_step=10)
+    meter = Meter(CPU, images_per_step=10, warm_up_steps=WARM_UP_STEPS)
     meter.start()
     for step in range(WARM_UP_STEPS + 20):
         let_pass(0.02 if step < WARM_UP_STEPS else 0.002)
@@ -73,7 +73,7 @@ def test_throughput_leaves_out_the_warm_up_and_the_evaluation(let_pass):
 
 
 def test_throughput_of_a_short_run_counts_all_of_it(let_pass):
-    meter = Meter(CPU, images_per_step=10)
+    meter = Meter(CPU, images_per_step=10, warm_up_steps=WARM_UP_STEPS)
     meter.start()
     for _ in range(4):
         let_pass(0.01)
@@ -83,7 +83,7 @@ def test_throughput_of_a_short_run_counts_all_of_it(let_pass):
 
 
 def test_throughput_goes_on_in_the_next_epoch(let_pass):
-    meter = Meter(CPU, images_per_step=10)
+    meter = Meter(CPU, images_per_step=10, warm_up_steps=WARM_UP_STEPS)
     for _ in range(3):
         meter.start()
         for _ in range(8):
@@ -125,7 +125,22 @@ def test_a_training_set_smaller_than_a_batch_is_an_error():
 @pytest.mark.parametrize(
     "argv, level, keywords, said",
     [
-        ([], "00_single_gpu", {}, "batch 64 |"),
+        ([], "00_single_gpu", {}, "batch 64 | 10 steps"),
+        (["--max-steps", "1"], "00_single_gpu", {}, "batch 64 | 1 step"),
+        (["--dtype", "float64"], "00_single_gpu", {}, ": 1 process on cpu, 2 threads, float64"),
+        (
+            ["--mixed-precision", "bf16"],
+            ladder.FULL,
+            {},
+            "03_accelerate/train_full: 1 process on cpu, 2 threads, bf16 ",
+        ),
+        ([], "03_accelerate", {}, "03_accelerate: 1 process on cpu"),
+        (
+            [],
+            "01_data_parallel",
+            {"world_size": 2, "backend": "EmulatedDataParallel"},
+            "on cpu, 3 threads each, float32",
+        ),
         ([], "02_ddp_raw", {"world_size": 2, "backend": "gloo"}, "2 × gloo on cpu"),
         ([], "02_ddp_raw", {"world_size": 2, "backend": "gloo"}, "batch 64 = 32 + 32 |"),
         ([], "01_data_parallel", {"world_size": 3, "backend": "EmulatedDataParallel"}, "64 = 22 + 22 + 20 |"),
@@ -137,8 +152,12 @@ def test_a_training_set_smaller_than_a_batch_is_an_error():
         ),
     ],
 )
-def test_the_plan_says_how_the_batch_is_shared(argv, level, keywords, said, capsys):
-    plan = str(a_run(argv, level, **keywords).plan)
+def test_the_plan_says_on_what_the_run_computes_and_how_the_batch_is_shared(
+    argv, level, keywords, said, capsys, monkeypatch
+):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("common.run.run.available_cores", lambda: 6)
+    plan = a_run(argv, level, **keywords).plan
     assert "\n" not in plan and said in plan and "synthetic 640 + 100" in plan
     assert capsys.readouterr().out == ""  # whoever makes a Run decides who prints
 
@@ -235,12 +254,29 @@ def test_checkpoints_are_due_by_steps_or_by_time(tmp_path, seconds_pass):
         seconds_pass(25)
         for name, checkpoints in (("steps", by_steps), ("time", by_time)):
             checkpoints.ask_all_ranks(step)
-            if checkpoints.is_due(step):
+            if checkpoints.is_due(step, 100):
                 due[name].append(step)
     assert due == {"steps": [3, 6, 9, 12], "time": [3, 6, 9, 12]}
     nowhere = Checkpointing(None, CheckpointInterval(steps=1), CPU)
     nowhere.ask_all_ranks(1)
-    assert not nowhere.is_due(1)
+    assert not nowhere.is_due(1, 1)
+
+
+@pytest.mark.parametrize("level", ladder.with_checkpoints())
+def test_the_last_step_is_saved_and_said_and_resumed_there_is_nothing_to_train(level, tmp_path, capsys):
+    module = ladder.load(level)
+    argv = ["--dataset", "synthetic", "--eval-samples", "32", "--batch-size", "32", "--train-samples", "96"]
+    args = parse_args(module.__file__, [*argv, "--checkpoint-dir", str(tmp_path), "--max-steps", "2"])
+    first = module.train(args)
+    said = capsys.readouterr().out
+    assert said.count("saved at step") == 1 and f"saved at step 2 in {tmp_path}\n" in said
+    again = module.train(args)
+    said = capsys.readouterr().out
+    assert "saved at step" not in said
+    assert "| nothing was left to train | 2 steps in " in said.splitlines()[-1]
+    same = ("steps", "loss", "eval_loss", "accuracy")
+    assert [again[name] for name in same] == [first[name] for name in same]
+    assert 0 < again["seconds"] <= first["seconds"] and again["images_per_sec"] == 0
 
 
 def _due_by_the_clock_of_rank_1(folder: str) -> list[int]:
@@ -250,7 +286,7 @@ def _due_by_the_clock_of_rank_1(folder: str) -> list[int]:
         due = []
         for step in range(1, 31):
             checkpoints.ask_all_ranks(step)
-            if checkpoints.is_due(step):
+            if checkpoints.is_due(step, 100):
                 due.append(step)
         return due
 

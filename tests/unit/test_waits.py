@@ -24,8 +24,7 @@ from common.data.digits import DigitImages
 from common.model import build_model
 from common.run import Run
 from common.run.checkpointing import STEPS_BETWEEN_EXCHANGES, Checkpointing
-from common.run.losses import DeferredRead, LossWatch, demand_finite_weights
-from common.run.meter import Meter
+from common.run.metrics import DeferredRead, LossWatch, Meter, demand_finite_weights
 from tests.unit.accelerator.conftest import fresh_states  # noqa: F401 - the core finds its device anew
 
 pytestmark = pytest.mark.slow
@@ -113,6 +112,7 @@ def waits_of(rung: str) -> list[str]:
             replace(module, name, mock.MagicMock())
         replace(Run, "batches", batches)
         replace(Run, "epochs", lambda run: iter([0]))
+        replace(Run, "begin", mock.Mock())
         replace(DataLoaderShard, "_batches", read)
         replace(DeferredRead, "tolist", lambda read: [0.0] * LossWatch.LOSSES_PER_COPY)
         for name in ("start", "step", "stop"):

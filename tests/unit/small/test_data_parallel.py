@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from common.model import BasicNet
-from common.run.result import peak_memory_bytes, reset_peak_memory
+from common.run.metrics import peak_memory_bytes, reset_peak_memory
 from common.small.data_parallel import EmulatedDataParallel, gather, replica_devices, replicate, scatter, seed_replicas
 from tests.levels import SHORT, farthest, run_level
 

@@ -1,9 +1,11 @@
-"""The mean of an epoch's losses, and an early end for a run whose loss or weights are not finite.
+"""What a run measures: steps and seconds, memory, the mean of an epoch's losses, and what of it is not finite.
 
-Neither makes the CPU wait for the GPU at every step.
+Nothing here makes the CPU wait for the GPU at every step.
 """
 
 import math
+import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,93 @@ from torch import Tensor, nn
 
 from common.errors import fail
 from common.process_group import is_distributed
+
+
+class Meter:
+    """Steps, training time without evaluation, and steady-state throughput.
+
+    The steady state begins after `warm_up_steps` steps of this process; fewer steps are measured as a whole. The device
+    is synchronised before a clock is read, which happens once at the warm-up's end and twice an epoch.
+    """
+
+    def __init__(self, device: torch.device, images_per_step: int, warm_up_steps: int) -> None:
+        self.device = device
+        self.images_per_step = images_per_step
+        self.warm_up_steps = warm_up_steps
+        self.steps = 0
+        self._resumed_steps = 0
+        self._resumed_seconds = 0.0
+        self._own_seconds = 0.0
+        self._steady_seconds = 0.0
+        self._began: float | None = None
+        self._steady_began: float | None = None
+
+    def resume(self, steps: int, seconds: float) -> None:
+        """Go on from what another process has counted."""
+        self.steps = steps
+        self._resumed_steps = steps
+        self._resumed_seconds = seconds
+
+    def start(self) -> None:
+        """An epoch's training begins."""
+        self._began = self._now()
+        if self._own_steps >= self.warm_up_steps:
+            self._steady_began = self._began
+
+    def step(self) -> None:
+        """One optimizer step has been taken."""
+        self.steps += 1
+        if self._own_steps == self.warm_up_steps:
+            self._steady_began = self._now()
+
+    def stop(self) -> None:
+        """The epoch's training has ended; what follows, such as evaluation, is not counted."""
+        now = self._now()
+        if self._began is not None:
+            self._own_seconds += now - self._began
+        if self._steady_began is not None:
+            self._steady_seconds += now - self._steady_began
+        self._began = None
+        self._steady_began = None
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, that before a resumption included."""
+        seconds = self._resumed_seconds + self._own_seconds
+        if self._began is not None:
+            seconds += self._now() - self._began
+        return seconds
+
+    @property
+    def images_per_sec(self) -> float:
+        """Global samples per second in the steady state; 0 where this process has trained on nothing."""
+        steps = self._own_steps - self.warm_up_steps
+        seconds = self._steady_seconds
+        if steps <= 0:
+            steps = self._own_steps
+            seconds = self._own_seconds
+        return steps * self.images_per_step / seconds if seconds else 0.0
+
+    @property
+    def _own_steps(self) -> int:
+        return self.steps - self._resumed_steps
+
+    def _now(self) -> float:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return time.perf_counter()
+
+
+def reset_peak_memory(devices: Sequence[torch.device]) -> None:
+    """Let the allocator of each GPU measure its peak anew."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_bytes(devices: Sequence[torch.device]) -> list[int]:
+    """The peak of each device's own allocator; nothing for a CPU, which keeps none."""
+    return [torch.cuda.max_memory_allocated(device) for device in devices if device.type == "cuda"]
 
 
 class EpochLoss:
