@@ -409,13 +409,28 @@ class Accelerator:
 
         The loss is divided by `gradient_accumulation_steps`, also in a window that the end of the loader cuts short.
         The gradients of such a window are smaller than those of a whole one.
+
+        Raises:
+            RuntimeError: under fp16, if it adds scaled gradients to those that clipping has unscaled.
         """
         num_steps = self.gradient_state.num_steps
         if num_steps > 1:
             loss = loss / num_steps
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        loss.backward(**kwargs)
+        if self.scaler is None:
+            loss.backward(**kwargs)
+            return
+        unscaled = {}
+        for optimizer in self._optimizers:
+            if optimizer.is_unscaled and optimizer.has_gradients():
+                unscaled[optimizer] = optimizer.gradient_versions()
+            else:
+                optimizer.forget_unscaling()  # the script has dropped them, for instance by the model's zero_grad
+        self.scaler.scale(loss).backward(**kwargs)
+        if any(optimizer.gradient_versions() != before for optimizer, before in unscaled.items()):
+            raise RuntimeError(
+                "backward after unscaling: the loss is scaled, but gradients that it was to be added to were unscaled "
+                "before, by clipping or unscale_gradients. Let their optimizer step or drop them by its zero_grad first"
+            )
 
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
@@ -793,7 +808,6 @@ class Accelerator:
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
         self.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
-        self.gradient_state.num_steps = gradient_accumulation_steps
 
     # Which process this is
 

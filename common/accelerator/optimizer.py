@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from .state import GradientState
 
@@ -15,13 +16,24 @@ class LossScaler(torch.amp.GradScaler):
     By then all optimizers of a window have stepped; `update` before that would change the scale between them.
     """
 
-    # Whether an optimizer has stepped since the last `update`.
+    # True where an optimizer has stepped, or its gradients were dropped, since the last `update`.
     outdated = False
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step `optimizer`, unless one of its gradients is not finite."""
         self.outdated = True
         return super().step(optimizer, *args, **kwargs)
+
+    def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True where the gradients of `optimizer` are without the scale of the loss, and no step has used them yet."""
+        state = self._per_optimizer_states.get(id(optimizer))
+        return state is not None and state["stage"] is OptState.UNSCALED
+
+    def forget_unscaled(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note that unscaled gradients were dropped or replaced. If they were not finite, the scale shrinks."""
+        if self.has_unscaled(optimizer):
+            self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
+            self.outdated = True
 
     def scale(self, outputs: Any) -> Any:
         """`outputs` times the scale."""
@@ -45,8 +57,16 @@ class LossScaler(torch.amp.GradScaler):
         super().load_state_dict(state_dict)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Change the scale by what the optimizers have noted. Scripts may call it for optimizers of their own."""
+        """Change the scale by what the optimizers have noted. Scripts may call it for optimizers of their own.
+
+        Gradients that are unscaled and wait for their step stay so, which torch would forget.
+        """
+        waiting = {}
+        for optimizer_id, state in self._per_optimizer_states.items():
+            if state["stage"] is OptState.UNSCALED:
+                waiting[optimizer_id] = state
         super().update(new_scale)
+        self._per_optimizer_states.update(waiting)
         self.outdated = False
 
     def _adapt(self) -> None:
@@ -75,8 +95,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.scaler = scaler
         self.gradient_state = GradientState()
         self.device_placement = device_placement
-        # Whether the gradients are without the loss scale already, as clipping needs them.
-        self.unscaled = False
         # Whether the last step was skipped. After a fused step it is the tensor by which the kernel decided.
         self._is_overflow: bool | torch.Tensor = False
         self._watch_steps()
@@ -95,7 +113,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             # `_note_step` changes this, if the scaler calls the optimizer's step.
             self._is_overflow = True
             self.scaler.step(self.optimizer, closure)
-            self.unscaled = False
         else:
             self._is_overflow = False  # nothing was skipped: there was nothing to do
 
@@ -127,16 +144,23 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def unscale(self) -> None:
         """Divide the gradients by the scale of the loss: once before a step, however often this is called."""
-        if self.scaler is not None and not self.unscaled and self.has_gradients():
+        if self.scaler is not None and not self.is_unscaled and self.has_gradients():
             self.scaler.unscale_(self.optimizer)
-            self.unscaled = True
+
+    @property
+    def is_unscaled(self) -> bool:
+        """True where the gradients are without the scale of the loss already, as clipping needs them."""
+        return self.scaler is not None and self.scaler.has_unscaled(self.optimizer)
 
     def forget_unscaling(self) -> None:
         """Take note that the gradients are dropped or replaced before there was a step with them."""
-        if self.unscaled:
-            self.unscaled = False
-            # The scaler must forget it too.
-            self.scaler.outdated = True
+        if self.scaler is not None:
+            self.scaler.forget_unscaled(self.optimizer)
+
+    def gradient_versions(self) -> list[tuple[int, int] | None]:
+        """A list that changes where a backward adds to a gradient or makes one."""
+        gradients = [parameter.grad for parameter in self.parameters()]
+        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The parameters of all groups."""

@@ -649,8 +649,8 @@ class GradientState:
     Attributes:
         sync_gradients: whether this micro-batch ends its window, so that gradients are averaged and the optimizer
             steps.
-        num_steps, adjust_scheduler, sync_with_dataloader, sync_each_batch: of the GradientAccumulationPlugin.
-        plugin_kwargs: those of its settings that differ from the defaults.
+        plugin_kwargs: the settings of the GradientAccumulationPlugin that differ from the defaults. A script may
+            change them.
         dataloader_references: None and then the prepared loaders that are being iterated over, outermost first.
     """
 
@@ -661,22 +661,34 @@ class GradientState:
         if not self.initialized:
             self.sync_gradients = True
             self.dataloader_references: list = [None]
-            self._read_plugin({})
+            self.plugin_kwargs: dict[str, Any] = {}
         if gradient_accumulation_plugin is not None:
-            self._read_plugin(gradient_accumulation_plugin.to_kwargs())
+            self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs()
 
-    def _read_plugin(self, plugin_kwargs: dict[str, Any]) -> None:
-        self.plugin_kwargs = plugin_kwargs
-        # Plain attributes: `accumulate` reads them in every step.
-        self.num_steps = plugin_kwargs.get("num_steps", 1)
-        self.adjust_scheduler = plugin_kwargs.get("adjust_scheduler", False)
-        self.sync_with_dataloader = plugin_kwargs.get("sync_with_dataloader", True)
-        self.sync_each_batch = plugin_kwargs.get("sync_each_batch", False)
+    @property
+    def num_steps(self) -> int:
+        """Micro-batches in a window."""
+        return self.plugin_kwargs.get("num_steps", 1)
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """True where schedulers count steps that they do not take."""
+        return self.plugin_kwargs.get("adjust_scheduler", False)
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """True where the last batch of a loader ends its window."""
+        return self.plugin_kwargs.get("sync_with_dataloader", True)
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """True where gradients are averaged over the processes in every micro-batch."""
+        return self.plugin_kwargs.get("sync_each_batch", False)
 
     @property
     def initialized(self) -> bool:
-        """Whether this process has such a state yet."""
-        return "num_steps" in self.__dict__
+        """True where this process has such a state."""
+        return "plugin_kwargs" in self.__dict__
 
     @property
     def active_dataloader(self) -> Any:

@@ -158,6 +158,75 @@ def test_gradients_that_were_unscaled_but_not_stepped_do_not_confuse_the_next_wi
     torch.testing.assert_close(model.weight, expected, rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_the_model_drops_after_clipping_leave_the_next_step_alone(set_to_none):
+    # A script that leaves a step out, for instance because the norm is too large, and clears with the model's method.
+    accelerator, model, optimizer, reference = fp16_parts()
+    x = torch.randn(3, 4)
+    accelerator.backward(model(x).square().mean())
+    accelerator.clip_grad_norm_(model.parameters(), 1e6)
+    model.zero_grad(set_to_none=set_to_none)
+    if not set_to_none:
+        with pytest.raises(RuntimeError, match="backward after unscaling"):
+            accelerator.backward(model(x).square().mean())
+        return
+    accelerator.backward(model(x).square().mean())
+    accelerator.clip_grad_norm_(model.parameters(), 1e6)
+    optimizer.step()
+    reference(x).square().mean().backward()
+    torch.testing.assert_close(model.weight, reference.weight - 0.1 * reference.weight.grad, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely(drops):
+    accelerator = Accelerator(mixed_precision="fp16", cpu=True)
+    torch.manual_seed(0)
+    often, rarely = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+    before = copy.deepcopy(rarely)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (often, rarely)]
+    often, rarely, steps_often, steps_rarely = accelerator.prepare(often, rarely, *optimizers)
+    x = torch.randn(3, 4)
+    parameters = [*often.parameters(), *rarely.parameters()]
+    for step in range(2):
+        accelerator.backward(often(x).square().mean())
+        if step == 1 and not drops:
+            with pytest.raises(RuntimeError, match="backward after unscaling"):
+                accelerator.backward(rarely(x).square().mean())
+            return
+        accelerator.backward(rarely(x).square().mean())
+        accelerator.clip_grad_norm_(parameters, 1e3)  # more than theirs, less than that of scaled ones
+        steps_often.step()
+        if step == 1:
+            steps_rarely.step()
+        often.zero_grad()
+        if drops:
+            rarely.zero_grad()
+    before(x).square().mean().backward()
+    expected = before.weight - 0.1 * before.weight.grad
+    torch.testing.assert_close(rarely.weight, expected, rtol=0, atol=2e-3)
+
+
+def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mistake():
+    accelerator = Accelerator(mixed_precision="fp16", cpu=True)
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
+    references = copy.deepcopy(models)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    first, second, *optimizers = accelerator.prepare(*models, *optimizers)
+    x = torch.randn(3, 4)
+    accelerator.backward(second(x).square().mean())
+    accelerator.backward(first(x).square().mean())
+    accelerator.clip_grad_norm_(first.parameters(), 1e6)
+    optimizers[1].step()
+    optimizers[1].zero_grad()
+    accelerator.backward(second(x).square().mean())  # adapts the scale, for a step has been made
+    optimizers[0].step()
+    for model, reference in zip((first, second), references, strict=True):
+        reference(x).square().mean().backward()
+        expected = reference.weight - 0.1 * reference.weight.grad
+        torch.testing.assert_close(model.weight, expected, rtol=0, atol=2e-3)
+
+
 def test_clipping_leaves_the_scaled_gradients_of_an_unfinished_window_alone():
     # https://github.com/huggingface/accelerate/issues/641: the original unscales them, and then raises.
     accelerator, model, optimizer, _ = fp16_parts(init_scale=8.0)

@@ -207,7 +207,7 @@ def training(sync_each_batch, accumulation=2):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.arange(24.0).view(8, 3) / 24
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(x, batch_size=1))
-    accelerator.gradient_state.sync_each_batch = sync_each_batch
+    accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = sync_each_batch
     local = []
     for batch in loader:
         with accelerator.accumulate(model):

@@ -342,3 +342,24 @@ def test_plugins_that_are_out_of_scope_are_refused_by_name():
     Accelerator(cpu=True)
     with pytest.raises(NotImplementedError, match="fsdp_plugin"):
         AcceleratorState(fsdp_plugin=object())
+
+
+def test_a_script_may_change_the_settings_of_accumulation(libraries):
+    seen = []
+    for library in LIBRARIES:
+        accelerator = importlib.import_module(library).Accelerator(cpu=True)
+        model = torch.nn.Linear(2, 1)
+        torch.nn.init.ones_(model.weight)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        accelerator.gradient_state.plugin_kwargs["num_steps"] = 3
+        accelerator.gradient_state.plugin_kwargs.update(sync_with_dataloader=False)
+        syncs = []
+        for _ in accelerator.prepare(torch.utils.data.DataLoader(range(5))):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(1, 2)).sum())
+                syncs.append((accelerator.sync_gradients, model.weight.grad.tolist()))
+                optimizer.step()
+                optimizer.zero_grad()
+        seen.append((syncs, accelerator.gradient_accumulation_steps))
+    assert seen[0] == seen[1]
+    assert [sync for sync, _ in seen[0][0]] == [False, False, True, False, False]
