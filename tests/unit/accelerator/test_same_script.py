@@ -89,33 +89,6 @@ def test_a_script_gives_the_same_in_bfloat16():
     torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=0)
 
 
-def test_every_documented_name_is_where_accelerate_has_it():
-    names = {
-        "": "Accelerator PartialState DistributedType skip_first_batches synchronize_rng_states "
-        "find_executable_batch_size DataLoaderConfiguration DistributedDataParallelKwargs GradScalerKwargs "
-        "InitProcessGroupKwargs AutocastKwargs DDPCommunicationHookType",
-        ".state": "PartialState AcceleratorState GradientState DistributedType",
-        ".data_loader": "prepare_data_loader skip_first_batches BatchSamplerShard IterableDatasetShard DataLoaderShard "
-        "SeedableRandomSampler SkipBatchSampler get_sampler",
-        ".optimizer": "AcceleratedOptimizer",
-        ".scheduler": "AcceleratedScheduler",
-        ".utils": "set_seed synchronize_rng_state synchronize_rng_states gather gather_object broadcast reduce "
-        "broadcast_object_list pad_across_processes concatenate send_to_device recursively_apply find_batch_size "
-        "convert_outputs_to_fp32 convert_to_fp32 honor_type find_executable_batch_size release_memory "
-        "DataLoaderConfiguration GradientAccumulationPlugin ProjectConfiguration InitProcessGroupKwargs "
-        "DistributedDataParallelKwargs AutocastKwargs GradScalerKwargs KwargsHandler RNGType LoggerType PrecisionType "
-        "DynamoBackend DistributedType patch_environment str_to_bool parse_flag_from_env",
-        ".utils.operations": "DistributedOperationException gather",
-        ".utils.random": "set_seed",
-        ".utils.memory": "release_memory should_reduce_batch_size clear_device_cache",
-        ".utils.dataclasses": "ProjectConfiguration",
-    }
-    for module, listed in names.items():
-        for library in (OURS, THEIRS):
-            loaded = importlib.import_module(library + module)
-            assert [name for name in listed.split() if not hasattr(loaded, name)] == [], library + module
-
-
 def test_the_accelerator_has_accelerates_methods_and_properties():
     from accelerate import Accelerator as Theirs
 

@@ -24,8 +24,8 @@ from torch.utils.data import (
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
 from common.trainer.reporting import _tracked_name
+from tests.parity.random_trainers import NetWithKeywords, comparable, comparable_logs, digest, reset
 from tests.toys import Net, Points, Stream, seeded_net
-from tests.unit.trainer.same import NetWithKeywords, comparable, comparable_logs, digest, reset
 from tests.unit.trainer.toy import without_timings
 
 LIBRARIES = ("common.trainer", "transformers")
@@ -68,6 +68,12 @@ def end(trainer) -> dict:
         "steps": (trainer.state.global_step, trainer.state.max_steps, trainer.state.epoch),
         "next_random_number": torch.rand(()).item(),
     }
+
+
+def end_of_resumed(trainer, output) -> tuple:
+    """The same, but for the logs of what came before the checkpoint."""
+    losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    return output.global_step, losses, end(trainer)["weights"], torch.rand(()).item()
 
 
 class Texts(Points):
@@ -453,6 +459,53 @@ def test_a_checkpoint_in_the_arguments_is_for_the_script(tmp_path):
     ours, theirs = on_both(script, tmp_path)
     assert ours == theirs
     assert len(ours["logs"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        ({}, {"per_device_train_batch_size": 2}),
+        ({}, {"per_device_train_batch_size": 8}),
+        ({}, {"gradient_accumulation_steps": 2}),
+        ({"accelerator_config": {"use_seedable_sampler": False}}, {"per_device_train_batch_size": 8}),
+    ],
+)
+def test_a_training_resumed_with_other_batches_ends_the_same(settings, changed, tmp_path):
+    """With dropout, and from the middle of an epoch: what is passed over draws random numbers too."""
+    common = {"per_device_train_batch_size": 4, "lr_scheduler_type": "constant", **settings}
+    points = {"train_dataset": Points(25)}
+
+    def script(library, folder):
+        make(library, folder, extra=points, max_steps=3, save_strategy="steps", save_steps=3, **common).train()
+        reset(library.__name__)
+        resumed = make(library, folder, extra=points, **common | changed)
+        return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-3"))
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(("step", "is_stream"), [(1, False), (3, False), (4, False), (1, True), (2, True)])
+def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_stream, tmp_path):
+    """Both train the whole step again. 7 micro-batches make the steps 3 + 3 + 1; of a stream, the last is no step."""
+    points = {"train_dataset": Stream(Points(25)) if is_stream else Points(25)}
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "save_strategy": "epoch"}
+    if is_stream:
+        settings["max_steps"] = 6
+
+    def script(library, folder):
+        class StopWithinStep(library.TrainerCallback):
+            def on_substep_end(self, args, state, control, **kwargs):
+                if state.global_step == step:
+                    control.should_training_stop = True
+
+        make(library, folder, extra=points | {"callbacks": [StopWithinStep]}, **settings).train()
+        reset(library.__name__)
+        resumed = make(library, folder, extra=points, **settings)
+        return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}"))
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "inverse_sqrt"])

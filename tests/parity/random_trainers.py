@@ -1,4 +1,7 @@
-"""Random trainings, each run by transformers' Trainer and by ours, and what is compared of them."""
+"""Random trainings by a Trainer: the same weights, logs, evaluations and best checkpoint on both libraries.
+
+A seed draws the data, the sizes, the schedule, the loss, when to log, evaluate and save.
+"""
 
 import hashlib
 import importlib
@@ -9,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.parity.random_scripts import Kind
 from tests.states import OURS, THEIRS, forget_states, reset_states
 from tests.toys import Points, Stream
 
@@ -153,34 +157,6 @@ def draw_strategies(draw: random.Random, arguments: dict[str, Any]) -> None:
         arguments["load_best_model_at_end"] = draw.random() < 0.5
 
 
-# In place of the outcome of a training that would not end on transformers' Trainer.
-ENDLESS = "ENDLESS"
-
-
-def is_endless(ours: Any) -> bool:
-    """Whether a training, of which we know what it came to on our Trainer, would never end on the original."""
-    return str(ours).startswith("ValueError: the stream ends after")
-
-
-def rows_touched(config: dict[str, Any], world_size: int, theirs: Any = None) -> list[str]:
-    """The rows of the table of deliberate differences that a training touches, in short.
-
-    Args:
-        theirs: what the training came to on transformers' Trainer.
-    """
-    arguments = config["arguments"]
-    rows = []
-    evaluates = arguments["eval_strategy"] != "no" or config["evaluate_afterwards"]
-    whole_batches = config["evaluate"] % arguments["per_device_eval_batch_size"] == 0
-    if arguments["dataloader_drop_last"] and evaluates and not (whole_batches and world_size == 1):
-        rows.append("drops the last evaluation batch")
-    if arguments["lr_scheduler_type"] == "polynomial" and str(theirs).startswith("ZeroDivisionError"):
-        rows.append("divides by zero where the warm-up is as long as the training")
-    if str(theirs) == ENDLESS:
-        rows.append("goes on for ever on a stream that is too short for a step")
-    return rows
-
-
 def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:
     module = importlib.import_module(library)
     base = module.Trainer
@@ -220,6 +196,7 @@ def outcome(library: str, config: dict[str, Any], folder: str) -> dict[str, Any]
     state = trainer.state
     best = state.best_model_checkpoint
     return {
+        "error": None,
         "weights": {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()},
         "next_random_number": torch.rand(()).item(),
         "training_loss": exact(output.training_loss),
@@ -229,65 +206,6 @@ def outcome(library: str, config: dict[str, Any], folder: str) -> dict[str, Any]
         "steps": (state.global_step, state.max_steps, state.epoch, state.num_train_epochs),
         "best": (exact(state.best_metric), state.best_global_step, best and best.rpartition("/")[2]),
     }
-
-
-def outcome_of_resumed(library: str, settings: dict[str, Any], changed: dict[str, Any], folder: str) -> Any:
-    """What is compared of a training of 25 points that is stopped after 3 steps and resumed with `changed` settings."""
-    stopped = settings | {"max_steps": 3, "lr_scheduler_type": "constant"}
-    make_trainer(library, small_configuration(stopped), folder).train()
-    reset(library)
-    resumed = settings | {"lr_scheduler_type": "constant", **changed}
-    return resume(library, resumed, f"{folder}/checkpoint-3")
-
-
-def outcome_of_stopped_within_step(library: str, step: int, is_stream: bool, folder: str) -> Any:
-    """The same of a training that is stopped after the first of 3 micro-batches, when `step` steps are done."""
-    module = importlib.import_module(library)
-
-    class StopWithinStep(module.TrainerCallback):
-        def on_substep_end(self, args, state, control, **kwargs):
-            if state.global_step == step:
-                control.should_training_stop = True
-
-    settings = {"gradient_accumulation_steps": 3, "save_strategy": "epoch"}
-    if is_stream:
-        settings["max_steps"] = 6
-    trainer = make_trainer(library, small_configuration(settings, is_stream), folder)
-    trainer.add_callback(StopWithinStep)
-    trainer.train()
-    reset(library)
-    return resume(library, settings, f"{folder}/checkpoint-{step}", is_stream)
-
-
-def small_configuration(settings: dict[str, Any], is_stream: bool = False) -> dict[str, Any]:
-    """A training of 25 points with dropout."""
-    config = {
-        "arguments": {
-            "per_device_train_batch_size": 4,
-            "per_device_eval_batch_size": 4,
-            "learning_rate": 0.05,
-            "num_train_epochs": 2,
-            "logging_steps": 1,
-            "save_steps": 3,
-        },
-        "train": 25,
-        "evaluate": 8,
-        "stream": is_stream,
-        "loss": "model",
-        "dropout": 0.3,
-        "early_stopping": False,
-    }
-    config["arguments"] |= settings
-    return config
-
-
-def resume(library: str, settings: dict[str, Any], checkpoint: str, is_stream: bool = False) -> Any:
-    """What is compared of a training that goes on from `checkpoint`."""
-    resumed = make_trainer(library, small_configuration(settings, is_stream), checkpoint.rpartition("/")[0])
-    output = resumed.train(resume_from_checkpoint=checkpoint)
-    losses = [(entry["step"], entry["loss"]) for entry in resumed.state.log_history if "loss" in entry]
-    weights = {name: digest(tensor) for name, tensor in resumed.model.state_dict().items()}
-    return output.global_step, losses, weights, torch.rand(()).item()
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -317,19 +235,49 @@ def core_of(library: str) -> str:
     return THEIRS if library == "transformers" else OURS
 
 
-def run_all(library: str, configurations: list[dict[str, Any]], folder: str) -> list[Any]:
+def run(library: str, configurations: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """The outcomes of trainings one after the other, or what they raised; all ranks are given the same folder."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    outcomes: list[Any] = []
+    outcomes: list[dict[str, Any]] = []
     for number, config in enumerate(configurations):
         torch.manual_seed(11)
         try:
             outcomes.append(outcome(library, config, f"{folder}/{library}-{number}"))
         except Exception as error:
-            outcomes.append(f"{type(error).__name__}: {error}")
+            outcomes.append({"error": f"{type(error).__name__}: {error}"})
         finally:
             reset_states(core_of(library))
     reset(library)
     torch.set_num_threads(threads)
     return outcomes
+
+
+def hangs(config: dict[str, Any], ours: dict[str, Any], processes: int) -> str | None:
+    """Whether transformers' Trainer would go on for ever."""
+    is_endless = str(ours["error"]).startswith("ValueError: the stream ends after")
+    return "a stream that is too short for a step" if is_endless else None
+
+
+def last_batch_of_an_evaluation(config: dict[str, Any], ours: Any, theirs: Any) -> str | None:
+    """With `dataloader_drop_last` the original drops it; what an evaluation steers differs from there on."""
+    arguments = config["arguments"]
+    if not arguments["dataloader_drop_last"]:
+        return None
+    if theirs["error"]:  # nothing was evaluated
+        return ".*"
+    if arguments.get("metric_for_best_model") or arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
+        return "(?!error).*"
+    return r"(histories\.\d+\.\d+|evaluation)\.eval_\w+|best\.0"
+
+
+def end_of_a_polynomial_schedule(config: dict[str, Any], ours: Any, theirs: Any) -> str | None:
+    divides_by_zero = str(theirs["error"]).startswith("ZeroDivisionError")
+    return ".*" if divides_by_zero and config["arguments"]["lr_scheduler_type"] == "polynomial" else None
+
+
+ROWS = {
+    "`dataloader_drop_last` also drops the last batch of an evaluation": last_batch_of_an_evaluation,
+    "a warm-up as long as the training": end_of_a_polynomial_schedule,
+}
+TRAINERS = Kind(("common.trainer", "transformers"), draw_configuration, run, ROWS, hangs)

@@ -1,0 +1,275 @@
+"""Random small trainings: the same weights, learning rates, sync flags, losses and norms on both libraries.
+
+A seed draws accumulation, schedulers, clipping, dropout, skipped batches, several models.
+"""
+
+import contextlib
+import copy
+import importlib
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.parity.random_scripts import Kind
+from tests.states import OURS, THEIRS, forget_states, reset_states
+
+WIDTH = 4
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a training script asks for. `batch_size` is that of one process."""
+
+    samples: int = 13
+    batch_size: int = 2
+    epochs: int = 2
+    order: str = "sequential"
+    drop_last: bool = False
+    split_batches: bool = False
+    accumulation: int = 1
+    window: str = "accumulate"
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+    adjust_scheduler: bool = True
+    models: int = 1
+    optimizer: str = "sgd"
+    schedule: str = "none"
+    step_scheduler_with_optimizer: bool = True
+    clip: str = "none"
+    dropout: float = 0.0
+    precision: str = "no"
+    skipped: int = 0
+    evaluation: str = "none"
+
+
+# What `draw` chooses from, in this order. A value stands as often as its weight.
+CHOICES = {
+    "samples": range(2, 26),
+    "batch_size": [2, 4],
+    "epochs": [1, 2, 3],
+    "order": ["sequential", "seedable", "shuffled", "shuffled"],
+    "drop_last": [False, True],
+    "split_batches": [False, True],
+    "accumulation": [1, 2, 3, 4],
+    "window": ["accumulate"] * 4 + ["no_sync"],
+    "sync_with_dataloader": [True, True, False],
+    "sync_each_batch": [False, True],
+    "adjust_scheduler": [True, False],
+    "models": [1, 1, 2],
+    "optimizer": ["sgd", "adamw", "fused"],
+    "schedule": ["none", "step", "lambda", "one cycle", "cosine", "sequential", "chained", "plateau", "cyclic"],
+    "step_scheduler_with_optimizer": [True, True, False],
+    "clip": ["none", "norm where it syncs", "norm", "value"],
+    "dropout": [0.0, 0.5],
+    "precision": ["no"] * 12 + ["bf16"] * 6 + ["fp16"],
+    "skipped": [0, 0, 1, 2],
+    "evaluation": ["none"] * 9 + ["nested"] * 9 + ["broken off"],
+}
+
+
+def draw(seed: int, processes: int) -> Script:
+    generator = random.Random(seed)
+    return Script(**{name: generator.choice(values) for name, values in CHOICES.items()})
+
+
+def new_model(script):
+    layers = [torch.nn.Linear(WIDTH, 6), torch.nn.Tanh(), torch.nn.Dropout(script.dropout), torch.nn.Linear(6, 1)]
+    return torch.nn.Sequential(*layers)
+
+
+def new_optimizer(script, model):
+    if script.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=0.01, fused=script.optimizer == "fused")
+
+
+def new_scheduler(script, optimizer):
+    schedulers = torch.optim.lr_scheduler
+    steps = max(2, script.epochs * script.samples // (script.batch_size * script.accumulation))
+    if script.schedule == "step":
+        return schedulers.StepLR(optimizer, 2, gamma=0.5)
+    if script.schedule == "lambda":
+        return schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    if script.schedule == "one cycle":
+        return schedulers.OneCycleLR(optimizer, 0.1, total_steps=steps)
+    if script.schedule == "cosine":
+        return schedulers.CosineAnnealingLR(optimizer, steps)
+    if script.schedule == "sequential":
+        warmup = schedulers.LinearLR(optimizer, 0.1, 1.0, total_iters=2)
+        decay = schedulers.ExponentialLR(optimizer, 0.9)
+        return schedulers.SequentialLR(optimizer, [warmup, decay], milestones=[2])
+    if script.schedule == "chained":
+        constant = schedulers.ConstantLR(optimizer, 0.5, 3)
+        decay = schedulers.ExponentialLR(optimizer, 0.9)
+        return schedulers.ChainedScheduler([constant, decay])
+    if script.schedule == "plateau":
+        return schedulers.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
+    if script.schedule == "cyclic":
+        return schedulers.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False)
+    return None
+
+
+def clip(script, accelerator, models):
+    """Clip as the script does, and return the norms."""
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    if script.clip == "value":
+        accelerator.clip_grad_value_(parameters, 0.05)
+    elif script.clip == "norm" or (script.clip == "norm where it syncs" and accelerator.sync_gradients):
+        return [accelerator.clip_grad_norm_(parameters, 0.1).clone()]
+    return []
+
+
+def new_accelerator(library, script, **settings):
+    root = importlib.import_module(library)
+    utils = importlib.import_module(f"{library}.utils")
+    loading = utils.DataLoaderConfiguration(
+        split_batches=script.split_batches, use_seedable_sampler=script.order == "seedable", data_seed=5
+    )
+    plugin = utils.GradientAccumulationPlugin(
+        num_steps=script.accumulation,
+        adjust_scheduler=script.adjust_scheduler,
+        sync_with_dataloader=script.sync_with_dataloader,
+        sync_each_batch=script.sync_each_batch,
+    )
+    accelerator = root.Accelerator(
+        mixed_precision=script.precision,
+        gradient_accumulation_plugin=plugin,
+        dataloader_config=loading,
+        step_scheduler_with_optimizer=script.step_scheduler_with_optimizer,
+        cpu=True,
+        **settings,
+    )
+    torch.set_num_threads(1)
+    return accelerator
+
+
+class Training:
+    """One run of a script, and what it saw."""
+
+    def __init__(self, accelerator, script):
+        self.accelerator = accelerator
+        self.script = script
+        self.epochs: list[dict[str, list]] = []  # what was seen in each
+        torch.manual_seed(3)
+        rows = torch.randn(script.samples, WIDTH), torch.randn(script.samples, 1)
+        data = TensorDataset(*rows)
+        models = [new_model(script) for _ in range(script.models)]
+        optimizers = [new_optimizer(script, model) for model in models]
+        schedulers = [new_scheduler(script, optimizer) for optimizer in optimizers]
+        parts = accelerator.num_processes if script.split_batches else 1  # of a batch
+        loader = DataLoader(
+            data,
+            batch_size=script.batch_size * parts,
+            shuffle=script.order != "sequential",
+            drop_last=script.drop_last,
+        )
+        evaluation = DataLoader(data, batch_size=2 * parts)
+        count = script.models
+        prepared = accelerator.prepare(*schedulers, loader, *models, evaluation, *optimizers)
+        self.schedulers = prepared[:count]
+        self.loader = prepared[count]
+        self.models = prepared[count + 1 : 2 * count + 1]
+        self.evaluation = prepared[2 * count + 1]
+        self.optimizers = prepared[2 * count + 2 :]
+
+    def run(self):
+        for epoch in range(self.script.epochs):
+            self.epochs.append(defaultdict(list))
+            self.loader.set_epoch(epoch)
+            loader = self.loader
+            if epoch == 0 and self.script.skipped:
+                loader = self.accelerator.skip_first_batches(loader, self.script.skipped)
+            for number, (x, y) in enumerate(loader):
+                with self.window(number):
+                    self.micro_batch(x, y, number)
+                self.evaluate()
+
+    def window(self, number):
+        if self.script.window == "accumulate":
+            return self.accelerator.accumulate(*self.models)
+        unsynced = contextlib.ExitStack()
+        if not self.ends_window(number):
+            for model in self.models:
+                unsynced.enter_context(self.accelerator.no_sync(model))
+        return unsynced
+
+    def ends_window(self, number):
+        return self.script.window == "accumulate" or (number + 1) % self.script.accumulation == 0
+
+    def micro_batch(self, x, y, number):
+        prediction = sum(model(x) for model in self.models)
+        loss = torch.nn.functional.mse_loss(prediction, y)
+        self.accelerator.backward(loss)
+        self.epochs[-1]["loss"].append(loss.detach())
+        if self.ends_window(number):
+            self.epochs[-1]["norm"] += clip(self.script, self.accelerator, self.models)
+            for optimizer in self.optimizers:
+                optimizer.step()
+            for scheduler in self.schedulers:
+                if scheduler is not None:
+                    metric = [loss.detach()] if self.script.schedule == "plateau" else []
+                    scheduler.step(*metric)
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+        self.epochs[-1]["sync"].append(self.accelerator.sync_gradients)
+        self.epochs[-1]["skipped"].append(self.accelerator.optimizer_step_was_skipped)
+        self.epochs[-1]["rate"].append([optimizer.param_groups[0]["lr"] for optimizer in self.optimizers])
+
+    def evaluate(self):
+        if self.script.evaluation != "none":
+            with torch.no_grad():
+                for x, _ in self.evaluation:
+                    self.epochs[-1]["evaluated"].append(self.models[0](x).sum())
+                    if self.script.evaluation == "broken off":
+                        break
+
+
+def outcome(library: str, script: Script, **settings: Any) -> dict[str, Any]:
+    """What a training sees in each epoch, its weights and its optimizers' states, and the error that ended it.
+
+    The process group stays for the next training of the same job.
+    """
+    threads = torch.get_num_threads()
+    accelerator = new_accelerator(library, script, **settings)
+    try:
+        training = Training(accelerator, script)
+        error = None
+        try:
+            training.run()
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        weights = [accelerator.unwrap_model(model).state_dict() for model in training.models]
+        states = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
+        epochs = [dict(seen) for seen in training.epochs]
+        return copy.deepcopy({"error": error, "epochs": epochs, "weights": weights, "states": states})
+    finally:
+        reset_states(library)
+        torch.set_num_threads(threads)
+
+
+def run(library: str, scripts: list[Script], folder: str) -> list[dict[str, Any]]:
+    outcomes = [outcome(library, script) for script in scripts]
+    forget_states(library)
+    return outcomes
+
+
+def fp16_on_the_cpu(script: Script, ours: Any, theirs: Any) -> str | None:
+    """The original trains in float32: other numbers, but the same windows and the same end."""
+    if script.precision != "fp16":
+        return None
+    return r"(epochs\.\d+\.(loss|norm|skipped|rate|evaluated)|weights|states)\..*"
+
+
+def a_loop_that_was_left(script: Script, ours: Any, theirs: Any) -> str | None:
+    """The original's windows follow a loader that was left early, from the second micro-batch on."""
+    if script.evaluation != "broken off":
+        return None
+    return r"epochs\.(0\.\w+\.[1-9]\d*|[1-9]\d*\.\w+\.\d+)(\..*)?|(weights|states)\..*"
+
+
+ROWS = {"trains in fp16 on the CPU": fp16_on_the_cpu, "leaves a loop over a loader": a_loop_that_was_left}
+TRAININGS = Kind((OURS, THEIRS), draw, run, ROWS)

@@ -1,0 +1,95 @@
+"""Random scripts end with the original's bits: loops over loaders, trainings, trainings by a Trainer.
+
+The quick cases take a few scripts; `python -m tests.parity.count` takes as many as one likes.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from common.processes import ranks
+from tests.parity.random_orders import ORDERS, PLAYED
+from tests.parity.random_scripts import compare, differences, rows_of
+from tests.parity.random_trainers import TRAINERS
+from tests.parity.random_trainings import TRAININGS
+
+pytest.importorskip("accelerate")
+# Random scripts step their schedules where torch advises otherwise.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")
+
+
+def assert_mostly_equal(kind, number, processes, folder):
+    """All differences are excused, and no more than a quarter of the scripts needs an excuse."""
+    counts = compare(kind, range(number), processes, str(folder))
+    print(dict(counts))
+    assert counts[None] >= 0.75 * number, counts
+
+
+def cases(*quick_and_long):
+    marks = [(), pytest.mark.long]
+    return [
+        pytest.param(number, processes, marks=marks[is_long])
+        for processes, *numbers in quick_and_long
+        for is_long, number in enumerate(numbers)
+        if number
+    ]
+
+
+@pytest.mark.parametrize(("number", "processes"), cases((1, 60, 1500), (2, 24, 400), (3, 0, 400)))
+def test_loops_over_loaders_see_the_samples_and_draws_of_accelerate(number, processes, tmp_path):
+    assert_mostly_equal(ORDERS, number, processes, tmp_path)
+
+
+@pytest.mark.parametrize("number", [150, pytest.param(3000, marks=pytest.mark.long)])
+def test_loops_on_two_or_three_played_processes_do_too(number, tmp_path):
+    assert_mostly_equal(PLAYED, number, 1, tmp_path)
+
+
+@pytest.mark.parametrize(("number", "processes"), cases((1, 30, 300), (2, 8, 150), (3, 0, 60)))
+def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
+    assert_mostly_equal(TRAININGS, number, processes, tmp_path)
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    library = pytest.importorskip("transformers")
+    library.logging.set_verbosity_error()
+
+
+@pytest.mark.parametrize(("number", "processes"), cases((1, 10, 200), (2, 0, 200)))
+def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(
+    number, processes, tmp_path, one_thread, transformers
+):
+    assert_mostly_equal(TRAINERS, number, processes, tmp_path)
+    if processes > 1:
+        ranks(processes).stop()  # the real library's state outlives its run
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A training in fp16, and what it comes to."""
+    script = replace(TRAININGS.draw(0, 1), precision="fp16", accumulation=2, evaluation="nested")
+    return script, TRAININGS.run(TRAININGS.libraries[0], [script], "")[0]
+
+
+def test_an_excuse_covers_only_the_places_that_its_row_names(trained):
+    script, outcome = trained
+    first, *rest = outcome["epochs"]
+    other_losses = outcome | {"epochs": [first | {"loss": [2 * loss for loss in first["loss"]]}, *rest]}
+    other_windows = outcome | {"epochs": [first | {"sync": [not sync for sync in first["sync"]]}, *rest]}
+    assert rows_of(TRAININGS, script, outcome, outcome) == set()
+    assert rows_of(TRAININGS, script, outcome, other_losses) == {"trains in fp16 on the CPU"}
+    with pytest.raises(AssertionError, match=r"epochs\.0\.sync\.0"):
+        rows_of(TRAININGS, script, outcome, other_windows)
+    with pytest.raises(AssertionError, match=r"epochs\.0\.loss\.0"):
+        rows_of(TRAININGS, replace(script, precision="no"), outcome, other_losses)
+
+
+def test_a_bit_is_a_difference(trained):
+    _, outcome = trained
+    changed = {"weights": [{name: weight.clone() for name, weight in outcome["weights"][0].items()}]}
+    changed["weights"][0]["0.bias"][0] *= 1 + 1e-7
+    assert list(differences(outcome["weights"], outcome["weights"])) == []
+    assert list(differences({"weights": outcome["weights"][:1]}, changed)) == ["weights.0.0.bias"]
+    assert list(differences([1, float("nan")], [1, float("nan"), None])) == ["2"]
