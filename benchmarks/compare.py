@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness import faults, proof, records
+from benchmarks.harness import page_faults, proof, records
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
-from benchmarks.report.expectation import introduction
+from benchmarks.report.introduction import introduction
 from benchmarks.report.publish import exit_code, publish
 from benchmarks.suites import memory, throughput
 from common import ladder
@@ -173,7 +173,7 @@ class Comparison:
         samples = measure(timed.contestants, self.turns())
         one, *others = samples
         ratios = [(name, one) for name in others] if first in levels else []
-        notes = faults.remarks(timed.facts)
+        notes = page_faults.remarks(timed.facts)
         group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios, notes=notes)
         self.report.setdefault("throughput", []).append(group)
 

@@ -122,7 +122,7 @@ def baseline(way: str) -> str:
     return ALONE if WAYS[way].backwards == 1 else ALONE_TWICE
 
 
-class Training:
+class AveragedTraining:
     """DeepNet on this rank, the gradients averaged in one of `WAYS`. The process group of all ranks must be there."""
 
     def __init__(self, way: str) -> None:
@@ -171,7 +171,7 @@ def warmed_up(way: str) -> Callable[[], None]:
 
     PowerSGD sends its first gradients whole, and torch's DDP orders its buckets anew after the first step.
     """
-    training = Training(way)
+    training = AveragedTraining(way)
     images, targets = noise(way, dist.get_rank())
     step = partial(training.step, images, targets)
     for _ in range(WARM_UP_STEPS):
@@ -181,7 +181,7 @@ def warmed_up(way: str) -> Callable[[], None]:
 
 
 def noise(way: str, rank: int) -> tuple[Tensor, Tensor]:
-    """Images and targets for one step of this rank, as `Training.step` takes them."""
+    """Images and targets for one step of this rank, as `AveragedTraining.step` takes them."""
     generator = torch.Generator().manual_seed(rank)
     backwards = WAYS[way].backwards
     images = torch.randn(backwards, BATCH, *IMAGE, generator=generator)

@@ -1,8 +1,8 @@
 """Record what every thread of a step does: of a rank that averages gradients, and of DataParallel's replicas.
 
-A rank's spans come from torch's profiler, which sees the phases that `Training` names, every node of autograd's graph,
-and every all-reduce on the thread of gloo that runs it. A communication hook would see less: it takes the place of the
-path that is to be shown.
+A rank's spans come from torch's profiler, which sees the phases that `AveragedTraining` names, every node of autograd's
+graph, and every all-reduce on the thread of gloo that runs it. A communication hook would see less: it takes the place
+of the path that is to be shown.
 """
 
 import time

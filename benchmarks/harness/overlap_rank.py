@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness.gradient_averaging import BATCH, WAYS, Training, warmed_up
+from benchmarks.harness.gradient_averaging import BATCH, WAYS, AveragedTraining, warmed_up
 from benchmarks.harness.process_facts import process_facts
 from common.data.synthetic import draw_sets
 from common.process_group import process_group
@@ -54,7 +54,7 @@ def sent_bytes() -> int:
 def train(way: str, steps: int) -> dict:
     """The "start" and "end" weights as vectors, and the mean "loss" on digits that were not trained on."""
     with process_group():
-        training = Training(way)
+        training = AveragedTraining(way)
         world_size = dist.get_world_size()
         sets = _digits(steps * world_size * BATCH)
         images, targets = _prepared(*sets["train"])
@@ -62,7 +62,7 @@ def train(way: str, steps: int) -> dict:
         for step in range(steps):
             first = (step * world_size + dist.get_rank()) * BATCH
             shard = slice(first, first + BATCH)
-            # One backward a step: the shard gets the dimension that `Training.step` expects.
+            # One backward a step: the shard gets the dimension that `AveragedTraining.step` expects.
             training.step(images[shard][None], targets[shard][None])
         test_images, test_targets = _prepared(*sets["test"])
         with torch.no_grad():
@@ -80,6 +80,6 @@ def _prepared(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return images[:, None] / 255.0, labels.long()
 
 
-def _weights(training: Training) -> numpy.ndarray:
+def _weights(training: AveragedTraining) -> numpy.ndarray:
     vector = torch.nn.utils.parameters_to_vector(training.network.parameters())
     return vector.detach().numpy().copy()

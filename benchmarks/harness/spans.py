@@ -27,21 +27,21 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-class Interval(NamedTuple):
+class Stretch(NamedTuple):
     """A stretch of time, in seconds."""
 
     start: float
     end: float
 
 
-def intervals(spans: Iterable[Span], name: str) -> list[Interval]:
+def intervals(spans: Iterable[Span], name: str) -> list[Stretch]:
     """When at least one span of this name was under way: intervals that do not touch, in order."""
-    own = sorted(Interval(span.start, span.end) for span in spans if span.name == name)
-    joined: list[Interval] = []
+    own = sorted(Stretch(span.start, span.end) for span in spans if span.name == name)
+    joined: list[Stretch] = []
     for interval in own:
         if joined and interval.start <= joined[-1].end:
             end = max(joined[-1].end, interval.end)
-            joined[-1] = Interval(joined[-1].start, end)
+            joined[-1] = Stretch(joined[-1].start, end)
         else:
             joined.append(interval)
     return joined

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from benchmarks.predict.all_reduce import Cluster, Link
 from benchmarks.predict.networks import networks
-from benchmarks.predict.step import Network, Training
+from benchmarks.predict.step import Network, Workload
 
 MICROSECOND = 1e-6
 GIGABYTE = 1e9
@@ -86,9 +86,9 @@ def sample_seconds(network: Network, gpu: Gpu) -> float:
     return network.multiply_adds / of_resnet50 / gpu.resnet50_per_second
 
 
-def training(network: Network, gpu: Gpu) -> Training:
+def training(network: Network, gpu: Gpu) -> Workload:
     """A network on a kind of GPU under DDP, with the effects at their published averages."""
-    return Training(
+    return Workload(
         network,
         sample_seconds(network, gpu),
         LAUNCH,

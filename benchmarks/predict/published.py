@@ -12,7 +12,7 @@ from benchmarks.predict import presets
 from benchmarks.predict.all_reduce import FASTEST, RING, RING_AND_TREE, Cluster
 from benchmarks.predict.networks import networks
 from benchmarks.predict.presets import INNER, START, ethernet
-from benchmarks.predict.step import DDP, HOROVOD, Buckets, Training, step, without_effects
+from benchmarks.predict.step import DDP, HOROVOD, Buckets, Workload, step, without_effects
 
 WITHIN = 2  # the factor by which a prediction may be off where all inputs are published
 ONE_BY_ONE = Buckets(size=0, first=0)
@@ -50,7 +50,7 @@ class Case:
     name: str
     source: str
     efficiency: float
-    training: Training
+    training: Workload
     cluster: Cluster
     batch: float
     gpus: int
@@ -154,9 +154,9 @@ def _of_horovod(name: str, rate: float, gpus: int, efficiency: float, source: st
     return Case(title, source, efficiency, training, cluster, batch=64, gpus=gpus, remark=HOROVOD_INPUTS)
 
 
-def _training(name: str, rate: float, buckets: Buckets, backward_share: float = 2 / 3) -> Training:
+def _training(name: str, rate: float, buckets: Buckets, backward_share: float = 2 / 3) -> Workload:
     """Of a network whose samples per second on one GPU are published; launches do not bound these steps."""
-    return Training(
+    return Workload(
         networks()[name],
         1 / rate,
         launch_seconds=0.0,

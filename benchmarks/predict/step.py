@@ -84,7 +84,7 @@ HOROVOD = Buckets(size=64 * 2**20, first=64 * 2**20, waits_until_full=False)
 
 
 @dataclass(frozen=True)
-class Training:
+class Workload:
     """A network on one kind of GPU.
 
     Attributes:
@@ -126,7 +126,7 @@ class Transfer(NamedTuple):
     end: float
 
 
-def step(training: Training, batch: float, gpus: int, cluster: Cluster) -> float:
+def step(training: Workload, batch: float, gpus: int, cluster: Cluster) -> float:
     """Seconds of a step on `gpus` GPUs with `batch` samples each.
 
     Raises:
@@ -149,17 +149,17 @@ def step(training: Training, batch: float, gpus: int, cluster: Cluster) -> float
     return compute - backward + max(slowed, last.end)
 
 
-def weak_efficiency(training: Training, batch: float, gpus: int, cluster: Cluster) -> float:
+def weak_efficiency(training: Workload, batch: float, gpus: int, cluster: Cluster) -> float:
     """Throughput of `gpus` GPUs with `batch` samples each, as a share of as many times that of one."""
     return training.compute(batch) / step(training, batch, gpus, cluster)
 
 
-def speed_up(training: Training, global_batch: float, gpus: int, cluster: Cluster) -> float:
+def speed_up(training: Workload, global_batch: float, gpus: int, cluster: Cluster) -> float:
     """Strong scaling: how many times faster `gpus` GPUs take a step of `global_batch` samples than one does."""
     return training.compute(global_batch) / step(training, global_batch / gpus, gpus, cluster)
 
 
-def pays_from(training: Training, gpus: int, cluster: Cluster, efficiency: float, most: int = 2**24) -> int | None:
+def pays_from(training: Workload, gpus: int, cluster: Cluster, efficiency: float, most: int = 2**24) -> int | None:
     """The smallest global batch, a power of two, on which the speed-up is more than `efficiency` · `gpus`.
 
     It is None if there is none up to `most` samples. An efficiency of 1 / `gpus` asks where they are faster than one.
@@ -172,7 +172,7 @@ def pays_from(training: Training, gpus: int, cluster: Cluster, efficiency: float
     return None
 
 
-def transfers(training: Training, backward: float, gpus: int, cluster: Cluster) -> Iterator[Transfer]:
+def transfers(training: Workload, backward: float, gpus: int, cluster: Cluster) -> Iterator[Transfer]:
     """The all-reduces of a step whose backward takes `backward` seconds, in order; there is at least one."""
     rule = _when_full if training.buckets.waits_until_full else _when_free
     return rule(training.network.gradients, training.buckets, backward, gpus, cluster)
@@ -231,6 +231,6 @@ def expected_maximum(count: int) -> float:
     return t - numerator / denominator
 
 
-def without_effects(training: Training) -> Training:
+def without_effects(training: Workload) -> Workload:
     """The same where all GPUs are equally fast and an all-reduce slows nothing down: the network's part alone."""
     return replace(training, speed_spread=0.0, contention=0.0)

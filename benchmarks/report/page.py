@@ -58,7 +58,7 @@ class _Section(NamedTuple):
         return f"<section>{heading}{self.above}{beside}{self.below}</section>"
 
 
-def render(report: dict, folder: Path, drawn: list[str], missing: list[str], expectation: str, table_rows: list) -> str:
+def render(report: dict, folder: Path, drawn: list[str], missing: list[str], expected: str, table_rows: list) -> str:
     """The page for a report whose plots `drawn` lie in `folder`; `missing` says of the others why they are not there.
 
     `table_rows` are the comparison's rows, headings first.
@@ -66,7 +66,7 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
     sections = [
         _Section(
             "Levels",
-            f"<p>{html.escape(_what_is_what(report))}</p><p>{html.escape(expectation)}</p>",
+            f"<p>{html.escape(_what_is_what(report))}</p><p>{html.escape(expected)}</p>",
             _plot("throughput.png", folder, drawn, missing),
             above=_table(table_rows),
         ),

@@ -8,7 +8,7 @@ It is drawn again from the results alone:
 from pathlib import Path
 
 from benchmarks.report import page, plots
-from benchmarks.report.expectation import expectation
+from benchmarks.report.introduction import expected_speed
 from benchmarks.report.recorded import read_record
 from benchmarks.report.table import cells, notes, table
 from benchmarks.report.verdicts import verdicts
@@ -31,7 +31,7 @@ def publish(report: dict, folder: Path) -> str:
     """Draw the plots, write `report.html`, and return what to print: table, notes, errors, and the files' names."""
     drawn, missing = plots.draw(report, folder)
     rows = [PAGE_HEADINGS, *cells(report)]
-    text = page.render(report, folder, drawn, missing, expectation(report), rows)
+    text = page.render(report, folder, drawn, missing, expected_speed(report), rows)
     write_atomically(folder / "report.html", text)
     lines = [f"{failure['part']}:\n{failure['message']}\n" for failure in report["failures"]]
     lines += [table(report), "", notes(report)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import faults, proof, records
+from benchmarks.harness import page_faults, proof, records
 from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, differences, measure, summarise
 from benchmarks.harness.process_facts import process_facts
@@ -90,7 +90,7 @@ def train(
     That is its "minor_faults_per_step", and how the process is set: see `process_facts`.
     """
     flags = (*argv, "--warm-up-steps", str(warm_up))
-    with faults.counting() as counter:
+    with page_faults.counting() as counter:
         result = proof.train(level, flags, threads, path)
     return result | process_facts() | {"minor_faults_per_step": counter.after(warm_up)}
 
@@ -245,7 +245,7 @@ def weak_scaling_record(batch_per_worker: int, samples: Samples, facts: dict[str
 
 def what_was_run(record: dict, facts: dict[str, dict]) -> list[str]:
     """The notes of every group: what its rows have in common, and which of them spent time in the kernel."""
-    return environment(facts) + faults.remarks(record["rows"])
+    return environment(facts) + page_faults.remarks(record["rows"])
 
 
 def environment(facts: dict[str, dict]) -> list[str]:

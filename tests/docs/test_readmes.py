@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from benchmarks.report import course, divided_diffs, readmes
-from benchmarks.report.expectation import expectation
+from benchmarks.report.introduction import expected_speed
 from benchmarks.suites import memory
 from common import ladder
 from common.args import parse_args
@@ -234,7 +234,7 @@ def test_two_processes_on_two_cores_are_no_faster_as_the_readme_says():
 def test_what_a_comparison_says_to_expect_is_what_was_recorded():
     record = readmes.recorded("results")
     assert record["world_size"] == record["machine"]["cores"] == 2
-    assert "were slower than one at batch 64 and about as fast at 256" in " ".join(expectation(record).split())
+    assert "were slower than one at batch 64 and about as fast at 256" in " ".join(expected_speed(record).split())
     pairs = {group["group"]: {pair["of"]: pair for pair in group["pairs"]} for group in record["throughput"]}
     for row in (f"{level}, 2 processes" for level in ladder.DISTRIBUTED):
         assert pairs["global batch 64"][row]["high"] < 1, row

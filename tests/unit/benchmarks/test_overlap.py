@@ -8,7 +8,16 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.harness import records
-from benchmarks.harness.gradient_averaging import ALONE, ALONE_TWICE, NAIVE, NO_SYNC, TORCH, WAYS, Training, noise
+from benchmarks.harness.gradient_averaging import (
+    ALONE,
+    ALONE_TWICE,
+    NAIVE,
+    NO_SYNC,
+    TORCH,
+    WAYS,
+    AveragedTraining,
+    noise,
+)
 from benchmarks.harness.groups import seconds_per_step
 from benchmarks.harness.overlap_rank import sent_bytes, time_steps, train
 from benchmarks.harness.two_nodes import why_not
@@ -93,7 +102,7 @@ def test_a_bar_is_the_step_that_computes_the_same_and_what_averaging_adds_to_it(
 def _seconds_beside_a_slower_rank(way: str) -> float:
     """One step of this rank, where rank 1 sleeps for 0.3 seconds before it."""
     with process_group():
-        training = Training(way)
+        training = AveragedTraining(way)
         images, targets = noise(way, dist.get_rank())
         dist.barrier()
         began = time.perf_counter()

@@ -32,7 +32,7 @@ from benchmarks.predict.step import (
     HOROVOD,
     Layer,
     Network,
-    Training,
+    Workload,
     expected_maximum,
     pays_from,
     speed_up,
@@ -55,7 +55,7 @@ CLUSTERS = st.builds(Cluster, st.sampled_from([1, 2, 4, 8]), LINKS, LINKS, st.sa
 LAYERS = st.lists(st.builds(Layer, st.integers(1, 10**8), st.integers(1, 10**9)), min_size=1, max_size=12)
 NETWORKS = st.builds(Network, st.just("any"), LAYERS.map(tuple), st.integers(0, 2000))
 TRAININGS = st.builds(
-    Training,
+    Workload,
     NETWORKS,
     st.floats(1e-6, 1e-2),
     st.floats(0, 1e-4),
@@ -183,7 +183,7 @@ def test_slow_gpus_and_contention_cost_time(training, cluster, gpus, batch):
 @SEEDED
 @given(NETWORKS, st.sampled_from([DDP, HOROVOD]), GPUS)
 def test_all_gradients_are_sent_once_and_one_after_another(network, buckets, gpus):
-    training = Training(network, 1e-3, 0.0, buckets=buckets)
+    training = Workload(network, 1e-3, 0.0, buckets=buckets)
     cluster = flat(Link(0.0, 1.0))
     sent = list(transfers(training, 0.5, gpus, cluster))
     moved = sum(end - start for start, end in sent)
@@ -199,9 +199,9 @@ def test_buckets_follow_their_rule():
     free = flat(Link(0.0, 1e30))
     busy = flat(Link(0.0, 1e6))
     for cluster in (free, busy):
-        assert len(list(transfers(Training(network, 1.0, 0.0), 1.0, 2, cluster))) == 3
+        assert len(list(transfers(Workload(network, 1.0, 0.0), 1.0, 2, cluster))) == 3
     fused = replace(HOROVOD, size=1e9)
-    training = Training(network, 1.0, 0.0, buckets=fused)
+    training = Workload(network, 1.0, 0.0, buckets=fused)
     assert len(list(transfers(training, 1.0, 2, free))) == 3
     assert len(list(transfers(training, 1.0, 2, busy))) == 2
 

@@ -15,7 +15,7 @@ from benchmarks.predict import page, presets
 from benchmarks.predict.all_reduce import ALGORITHMS, Cluster, Link, all_reduce
 from benchmarks.predict.networks import networks
 from benchmarks.predict.published import cases
-from benchmarks.predict.step import DDP, HOROVOD, Training, pays_from, speed_up, step
+from benchmarks.predict.step import DDP, HOROVOD, Workload, pays_from, speed_up, step
 from benchmarks.predict.table import COUNTS, batch_text, rows
 
 NODE = shutil.which("node")
@@ -48,7 +48,7 @@ def evaluate(expression: str, folder: Path) -> list:
     return json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', chromium(path, folder))[1]))
 
 
-def training_data(training: Training) -> dict:
+def training_data(training: Workload) -> dict:
     return {
         "network": page.network_data(training.network),
         "sampleSeconds": training.sample_seconds,
@@ -65,12 +65,12 @@ def cluster_data(cluster: Cluster) -> dict:
     return values | {"gpusPerNode": values.pop("gpus_per_node")}
 
 
-def grid() -> list[tuple[Training, float, int, Cluster]]:
+def grid() -> list[tuple[Workload, float, int, Cluster]]:
     """Networks, effects, rules for buckets, batches, GPUs, links and algorithms."""
     trainings = []
     for network, buckets, effects in itertools.product(networks().values(), (DDP, HOROVOD), (0.0, 0.05)):
         seconds = presets.sample_seconds(network, presets.GPUS["v100"])
-        trainings.append(Training(network, seconds, 1e-5, 0.6, buckets, effects, 4 * effects))
+        trainings.append(Workload(network, seconds, 1e-5, 0.6, buckets, effects, 4 * effects))
     clusters = []
     for cluster, algorithm in itertools.product((NARROW, WIDE, ONE_EACH), ALGORITHMS):
         clusters.append(Cluster(cluster.gpus_per_node, cluster.inner, cluster.network, algorithm, cluster.start))

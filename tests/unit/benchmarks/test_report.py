@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from benchmarks.report.expectation import expectation, introduction
+from benchmarks.report.introduction import expected_speed, introduction
 from benchmarks.report.publish import publish
 from benchmarks.report.table import notes, table
 from common import ladder
@@ -53,11 +53,11 @@ def test_what_a_group_notes_stands_below_the_table(report):
 )
 def test_what_to_expect_depends_on_the_machine_and_says_why(report, gpus, words):
     report["machine"]["gpus"] = gpus
-    assert words in expectation(report)
+    assert words in expected_speed(report)
     assert words in " ".join(introduction(report).split())
-    assert "as fast as level 00" in expectation(report | {"world_size": 1})
+    assert "as fast as level 00" in expected_speed(report | {"world_size": 1})
     one_core = report["machine"] | {"cores": 1, "gpus": []}
-    assert "share the core that one has alone" in expectation(report | {"machine": one_core})
+    assert "share the core that one has alone" in expected_speed(report | {"machine": one_core})
 
 
 def test_the_page_has_everything_and_loads_nothing(report, tmp_path, coarse):

@@ -8,14 +8,14 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.harness import faults, records
+from benchmarks.harness import page_faults, records
 from benchmarks.harness.groups import Extent
 from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.suites import throughput
 from benchmarks.suites.throughput import Configuration, Throughput, train
 from common import ladder
 from common.cores import available_cores
-from common.run import meter
+from common.run import metrics
 
 RECORDS = sorted((ladder.ROOT / "benchmarks" / "results").glob("*/*.json"))
 SYNTHETIC = ("--dataset", "synthetic", "--train-samples", "400")
@@ -89,7 +89,7 @@ def by_its_sleeps(*arguments) -> dict:
         return now[0]
 
     clock = SimpleNamespace(perf_counter=look)
-    with mock.patch.object(meter, "time", clock), mock.patch.object(time, "sleep", counted):
+    with mock.patch.object(metrics, "time", clock), mock.patch.object(time, "sleep", counted):
         return train(*arguments)
 
 
@@ -204,7 +204,7 @@ def _recorded_rows(content: dict) -> dict[str, dict]:
 def test_no_recorded_row_of_a_cpu_pays_for_the_allocator(path):
     rows = _recorded_rows(json.loads(path.read_text()))
     on_cpu = {name: row for name, row in rows.items() if row.get("device", "cpu") == "cpu"}
-    assert faults.remarks(on_cpu) == []
+    assert page_faults.remarks(on_cpu) == []
 
 
 def test_the_records_say_how_many_faults_their_steps_take():
@@ -215,7 +215,7 @@ def test_the_records_say_how_many_faults_their_steps_take():
 
 
 def test_faults_are_counted_from_the_end_of_the_warm_up():
-    counter = faults.FaultsPerStep()
+    counter = page_faults.FaultsPerStep()
     counter.readings = [1000, 2000, 2010, 2020]
     assert counter.after(2) == 10
     assert counter.after(4) is None
@@ -226,7 +226,7 @@ def test_faults_are_counted_from_the_end_of_the_warm_up():
 def test_the_steps_of_any_optimizer_are_noted():
     weight = torch.nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
-    with faults.counting() as counter:
+    with page_faults.counting() as counter:
         torch.optim.AdamW([weight]).step()
         torch.optim.SGD([weight], lr=0.1).step()
     torch.optim.SGD([weight], lr=0.1).step()

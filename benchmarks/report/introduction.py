@@ -11,10 +11,10 @@ def introduction(report: dict) -> str:
         f"torch {machine['torch']}, {machine['cores']} CPU cores, {hardware}. "
         f"Every level: global batch {report['global_batch_size']}, {report['steps']} steps, seed 42."
     )
-    return f"{wrapped(what)}\n{wrapped(expectation(report))}"
+    return f"{wrapped(what)}\n{wrapped(expected_speed(report))}"
 
 
-def expectation(report: dict) -> str:
+def expected_speed(report: dict) -> str:
     """What parallelism can bring on this machine, and why it may be nothing."""
     machine, n, batch = report["machine"], report["world_size"], report["global_batch_size"]
     gpus, cores = len(machine["gpus"]), machine["cores"]
