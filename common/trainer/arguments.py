@@ -16,7 +16,7 @@ from common.trainer.optimization import OPTIMIZERS, SCHEDULES
 
 @dataclass
 class AcceleratorConfig:
-    """How the Trainer's accelerator loads data and accumulates gradients, as `transformers` has it.
+    """Settings of the accelerator for loading data and accumulating gradients, as `transformers` has it.
 
     Args:
         split_batches: a loader's batch is the batch of all processes and is split among them. By default each process
@@ -48,7 +48,7 @@ class AcceleratorConfig:
 
 
 class Requirement(NamedTuple):
-    """What a value must fulfil, and how an error says it."""
+    """A condition on a value, and the words of an error for it."""
 
     holds: Callable[[Any], bool]
     description: str
@@ -62,14 +62,10 @@ def _is_count(value: Any) -> bool:
     return value >= 1 and value == int(value)
 
 
-def _is_share(value: Any) -> bool:
-    return 0 < value < 1
-
-
 COUNT = Requirement(_is_count, "whole, above 0")
 COUNT_OR_NONE = Requirement(lambda value: value is None or _is_count(value), "whole and above 0, or None")
 COUNT_OR_NO_LIMIT = Requirement(lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
-INTERVAL = Requirement(lambda value: _is_share(value) or _is_count(value), "whole and above 0, or a share below 1")
+INTERVAL = Requirement(lambda value: 0 < value < 1 or _is_count(value), "whole and above 0, or a share below 1")
 COUNT_OR_SHARE = Requirement(lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
 ABOVE_ZERO = Requirement(lambda value: value > 0, "above 0")
 WHOLE = Requirement(lambda value: value == int(value), "whole")

@@ -141,13 +141,13 @@ def find_labels(model: nn.Module) -> list[str]:
 
 
 def takes_any_keyword(function: Callable) -> bool:
-    """Whether a function has a `**kwargs`."""
+    """True for a function with a `**kwargs`."""
     taken = inspect.signature(function).parameters.values()
     return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
 
 
 def takes_loss_keywords(model: nn.Module) -> bool:
-    """Whether `forward` has a `**kwargs`: the Trainer then passes it `num_items_in_batch`.
+    """True if `forward` has a `**kwargs`: the Trainer then passes it `num_items_in_batch`.
 
     A model whose attribute `accepts_loss_kwargs` is set says it so.
     """
@@ -157,7 +157,7 @@ def takes_loss_keywords(model: nn.Module) -> bool:
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Whether the model's loss compares what it says at a position with the label of the next position.
+    """True if the model's loss compares the output at a position with the label of the next position.
 
     Then the first label of each row is no target, and is not counted. The causal language models of `transformers`
     say it by their attribute `loss_type`. In an encoder-decoder the labels stand where they are predicted.
@@ -168,7 +168,7 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def returns_loss_without_labels(model: nn.Module) -> bool:
-    """Whether `forward` has a parameter `return_loss` that is True by default, as CLIP's has."""
+    """True if `forward` has a parameter `return_loss` that is True by default, as CLIP's has."""
     taken = inspect.signature(model.forward).parameters
     return "return_loss" in taken and taken["return_loss"].default is True
 
@@ -186,7 +186,7 @@ def get_labels(batch: Any, label_names: list[str]) -> Any:
 
 
 class LabelledBatch(NamedTuple):
-    """What a model takes of a batch, and what only the loss takes."""
+    """The part of a batch that a model takes, and the part that only the loss takes."""
 
     inputs: Any
     labels: Any

@@ -1,4 +1,4 @@
-"""What callbacks see and do: the events of a run, who listens to them, and two standard callbacks."""
+"""Callbacks: the events of a run, who listens to them, and two standard callbacks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -275,7 +275,7 @@ class EarlyStoppingCallback(TrainerCallback):
             control.should_training_stop = True
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the evaluations without improvement so far."""
+        """The evaluations without improvement so far, for a checkpoint."""
         return {
             "args": {
                 "early_stopping_patience": self.early_stopping_patience,

@@ -20,7 +20,7 @@ PREFIX = "checkpoint-"
 
 
 def checkpoint_folder(output_dir: str, step: int) -> Path:
-    """Where the checkpoint of a step is kept."""
+    """The folder of the checkpoint of a step."""
     return Path(output_dir, f"{PREFIX}{step}")
 
 

@@ -23,7 +23,7 @@ GATHERED_BYTES = 32 * 2**20
 
 
 class EvalPrediction(NamedTuple):
-    """What `compute_metrics` gets: NumPy arrays, or tuples or dicts of them, with a row for each sample in order.
+    """The argument of `compute_metrics`: NumPy arrays, or tuples or dicts of them, with a row for each sample in order.
 
     It can be taken apart: `predictions, labels = prediction`.
     """
@@ -94,13 +94,13 @@ def losses_on_host(losses: list[BatchLoss]) -> list[BatchLoss]:
 
 
 def gather_steps(accelerator: Accelerator, own: list) -> list[list]:
-    """What all ranks have of each step of a loop, in the order of the ranks. All ranks must call this.
+    """The entries of all ranks for each step of a loop, in the order of the ranks. All ranks must call this.
 
     A rank with fewer steps than the others has nothing in the last ones. Steps are gathered in chunks of at most
     `GATHERED_BYTES` a rank, because the collective may pass through the device's memory.
 
     Args:
-        own: what this rank has, an entry for each step.
+        own: of this rank, an entry for each step.
     """
     own_bytes = sum(leaf.nbytes for leaf in leaves(own) if isinstance(leaf, np.ndarray))
     lengths = gather_object([len(own)])
@@ -199,7 +199,11 @@ def _padded(array: np.ndarray, length: int) -> np.ndarray:
 
 def first_rows(data: Any, rows: int | None) -> Any:
     """The first `rows` of nested arrays; all of them for None."""
-    return map_nested(lambda array: None if array is None else array[:rows], data)
+
+    def first(array: Any) -> Any:
+        return None if array is None else array[:rows]
+
+    return map_nested(first, data)
 
 
 def as_numbers(metrics: Any) -> Any:

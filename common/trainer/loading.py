@@ -87,19 +87,19 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
 
 
 def is_prepared(loader: Any) -> bool:
-    """Whether the accelerator has made this loader: it puts batches on the device, and knows its position."""
+    """True for a loader that the accelerator has made: it puts batches on the device, and knows its position."""
     return isinstance(loader, DataLoaderShard)
 
 
 def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
-    """Whether a loader is to be dealt out to several ranks: a `DataLoader` that gives all of them the same batches."""
+    """True for a loader to be dealt out to several ranks: a `DataLoader` that gives all of them the same batches."""
     if num_processes == 1 or is_prepared(loader) or not isinstance(loader, DataLoader):
         return False
     return not isinstance(innermost_sampler(batches_of(loader)), DistributedSampler)
 
 
 def prepare_for_training(loader: Any, accelerator: Accelerator) -> Any:
-    """What this rank trains on for a loader that `get_train_dataloader` returned.
+    """The loader that this rank trains on in place of one that `get_train_dataloader` returned.
 
     On one process the batches are those of `loader`, in its order. It becomes a loader of the accelerator all the same
     where that reads it in the same way, because a resumed run then continues exactly.
@@ -113,7 +113,7 @@ def prepare_for_training(loader: Any, accelerator: Accelerator) -> Any:
 
 
 def _has_fixed_order(loader: Any) -> bool:
-    """Whether the order of an epoch is drawn by a sampler of torch when the epoch begins, and by nothing else."""
+    """True if a sampler of torch draws the order of an epoch when the epoch begins, and nothing else does."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
     if type(loader).__iter__ is not DataLoader.__iter__:

@@ -16,18 +16,14 @@ def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
         if "_mem_" in name:
             formatted[name] = f"{value >> 20}MB"
         elif "_runtime" in name:
-            formatted[name] = _duration(value)
+            whole = int(value)
+            hundredths = int(abs(value - whole) * 100)
+            formatted[name] = f"{timedelta(seconds=whole)}.{hundredths:02d}"
         elif name == "total_flos":
             formatted[name] = f"{int(value) >> 30}GF"
         elif isinstance(value, float):
             formatted[name] = round(value, 4)
     return formatted
-
-
-def _duration(seconds: float) -> str:
-    whole = int(seconds)
-    hundredths = int(abs(seconds - whole) * 100)
-    return f"{timedelta(seconds=whole)}.{hundredths:02d}"
 
 
 def metrics_table(split: str, metrics: dict[str, Any]) -> str:

@@ -81,7 +81,7 @@ def _linear(step: int, *, warmup: int, total: int) -> float:
 
 
 def _decay_progress(step: int, warmup: int, total: int) -> float:
-    """How much of the decay that follows the warm-up is done: 0 at its first step, 1 after its last."""
+    """The share of the decay after the warm-up that is done: 0 at its first step, 1 after its last."""
     return (step - warmup) / max(1, total - warmup)
 
 
@@ -181,15 +181,6 @@ def _warmup_stable_decay(
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
 
 
-def _lowest_rate(optimizer: Optimizer, min_lr: float | None, min_lr_rate: float | None) -> float:
-    """The lowest learning rate as a share of the first one."""
-    if min_lr is not None and min_lr_rate is None:
-        return min_lr / optimizer.defaults["lr"]
-    if min_lr_rate is not None and min_lr is None:
-        return min_lr_rate
-    raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
-
-
 def _make_polynomial(optimizer: Optimizer, warmup: int, total: int, **options: Any) -> LambdaLR:
     start_lr = optimizer.defaults["lr"]
     lr_end = options.get("lr_end", 1e-7)
@@ -198,7 +189,8 @@ def _make_polynomial(optimizer: Optimizer, warmup: int, total: int, **options: A
     return LambdaLR(optimizer, partial(_polynomial, warmup=warmup, total=total, start_lr=start_lr, **options))
 
 
-def _make_cosine_with_min_lr(
+def _make_with_lowest_rate(
+    factor: Callable[..., float],
     optimizer: Optimizer,
     warmup: int,
     total: int,
@@ -206,21 +198,11 @@ def _make_cosine_with_min_lr(
     min_lr_rate: float | None = None,
     **options: Any,
 ) -> LambdaLR:
-    lowest = _lowest_rate(optimizer, min_lr, min_lr_rate)
-    return LambdaLR(optimizer, partial(_cosine, warmup=warmup, total=total, min_lr_rate=lowest, **options))
-
-
-def _make_cosine_warmup_with_min_lr(
-    optimizer: Optimizer,
-    warmup: int,
-    total: int,
-    min_lr: float | None = None,
-    min_lr_rate: float | None = None,
-    **options: Any,
-) -> LambdaLR:
-    lowest = _lowest_rate(optimizer, min_lr, min_lr_rate)
-    factor = partial(_cosine_warmup_with_min_lr, warmup=warmup, total=total, min_lr_rate=lowest, **options)
-    return LambdaLR(optimizer, factor)
+    if (min_lr is None) == (min_lr_rate is None):
+        raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
+    if min_lr is not None:
+        min_lr_rate = min_lr / optimizer.defaults["lr"]
+    return LambdaLR(optimizer, partial(factor, warmup=warmup, total=total, min_lr_rate=min_lr_rate, **options))
 
 
 def _make_warmup_stable_decay(
@@ -248,8 +230,8 @@ _FACTORS = {
 # Schedules that look at the optimizer too, or work out more than one number first.
 _MAKERS: dict[str, Callable[..., LambdaLR]] = {
     "polynomial": _make_polynomial,
-    "cosine_with_min_lr": _make_cosine_with_min_lr,
-    "cosine_warmup_with_min_lr": _make_cosine_warmup_with_min_lr,
+    "cosine_with_min_lr": partial(_make_with_lowest_rate, _cosine),
+    "cosine_warmup_with_min_lr": partial(_make_with_lowest_rate, _cosine_warmup_with_min_lr),
     "warmup_stable_decay": _make_warmup_stable_decay,
 }
 SCHEDULES = (

@@ -47,7 +47,7 @@ class Progress:
         start_time, first_step: when and where this call of `train` began.
         ignore_keys: what the evaluations of this call leave out of a model's output.
         stream_ended: whether the epoch's batches came to their end before as many were read as had been planned.
-        batches_to_skip: batches that the next epoch passes over because a checkpoint's run has trained on them.
+        batches_to_skip: batches of the epoch that are passed over because a checkpoint's run has trained on them.
         random_states_after_skip: the random states to go on with when they have been passed over.
     """
 
@@ -98,22 +98,23 @@ class Progress:
         self.carried_batches = self.batches_of_open_step
         self.epoch += 1
         self.batches = 0
+        self.batches_to_skip = 0
 
     def window_sizes(self) -> Iterator[int]:
-        """How many batches each step has that is left of the epoch."""
+        """The number of batches of each step that is left of the epoch."""
         for done in range(self.batches, self.batches_per_epoch, self.accumulation):
             yield min(self.accumulation, self.batches_per_epoch - done)
 
     @property
     def batches_of_open_step(self) -> int:
-        """How many batches of the last step are done, if it is not complete; 0 if it is."""
+        """The batches that are done of the last step, if it is not complete; 0 if it is."""
         if self.batches == self.batches_per_epoch:
             return 0
         return self.batches % self.accumulation
 
     @property
     def is_within_step(self) -> bool:
-        """Whether more batches belong to the last step."""
+        """True if more batches belong to the last step."""
         return self.batches_of_open_step != 0
 
     def add_loss(self, loss: Tensor, step: int, replace_not_finite: bool) -> None:
@@ -147,7 +148,7 @@ class Progress:
     # Checkpoints.
 
     def state_dict(self, accelerator: Accelerator, is_cut_short: bool) -> dict[str, Any]:
-        """What a resumed run needs to know, as JSON has it. All ranks must call this; it waits for the device.
+        """The fields that a resumed run needs, as JSON. All ranks must call this; it waits for the device.
 
         Args:
             is_cut_short: whether a callback has ended the epoch early.
@@ -176,7 +177,7 @@ class Progress:
         self.loss_of_whole_steps = self.loss_since_log
 
     def counts_like(self, saved: dict[str, Any]) -> bool:
-        """Whether `batches` means the same samples here as in a run that saved this."""
+        """True if `batches` means the same samples here as in a run that saved this."""
         return all(getattr(self, name) == saved[name] for name in _COUNTED_IN)
 
     def go_back_to_whole_step(self) -> None:

@@ -24,7 +24,7 @@ def say(text: str) -> None:
 
 
 def training_summary(args: TrainingArguments, state: TrainerState, model: nn.Module, train_dataloader: Any) -> str:
-    """What is about to be trained, in a few lines."""
+    """A few lines on the training that is about to begin."""
     num_processes = PartialState().num_processes
     total_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
     dataset = getattr(train_dataloader, "dataset", None)
@@ -53,16 +53,11 @@ def _shortened(value: Any) -> str:
 
 
 def log_line(logs: dict[str, Any]) -> str:
-    """What is logged, as one line with four digits of each number."""
+    """The logged values in one line, with four digits of each number."""
     parts = []
     for name, value in logs.items():
         parts.append(f"'{name}': {_shortened(value)!r}")
     return "{" + ", ".join(parts) + "}"
-
-
-def _column_title(metric: str) -> str:
-    words = metric.removeprefix("eval_").replace("_", " ")
-    return words.title().replace("Loss", "Validation Loss")
 
 
 def table_row(args: TrainingArguments, state: TrainerState, metrics: dict[str, Any]) -> dict[str, str]:
@@ -76,7 +71,8 @@ def table_row(args: TrainingArguments, state: TrainerState, metrics: dict[str, A
     row["Training Loss"] = f"{losses[-1]:.6f}" if losses else "No log"
     for name, value in metrics.items():
         if name != "epoch" and not name.endswith(("_runtime", "_per_second", "_preparation_time")):
-            row[_column_title(name)] = f"{value:.6f}" if isinstance(value, float) else str(value)
+            title = name.removeprefix("eval_").replace("_", " ").title().replace("Loss", "Validation Loss")
+            row[title] = f"{value:.6f}" if isinstance(value, float) else str(value)
     return row
 
 

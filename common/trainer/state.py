@@ -1,4 +1,4 @@
-"""What callbacks get: where a run stands, and the switches that steer it."""
+"""The two objects that callbacks get: where a run stands, and the switches that steer it."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,7 +10,7 @@ import torch
 
 
 def as_json(value: Any) -> Any:
-    """What JSON can hold in place of `value`: metrics may be arrays, tensors or numbers of NumPy."""
+    """A value that JSON can hold in place of `value`: metrics may be arrays, tensors or numbers of NumPy."""
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
@@ -18,7 +18,7 @@ def as_json(value: Any) -> Any:
 
 @dataclass
 class TrainerState:
-    """Where a run stands; `trainer_state.json` in a checkpoint holds exactly this.
+    """The position and the history of a run; `trainer_state.json` in a checkpoint holds exactly this.
 
     Steps are optimizer steps. `epoch` counts passes over the training set and has a fraction within one. The fields
     that this Trainer never changes (tokens, flos, trials) stay at their defaults: they are there so that whatever

@@ -6,8 +6,8 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sized
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sized
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -140,7 +140,10 @@ class Trainer:
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.state = self._new_state()
         self.control = TrainerControl()
-        self.callback_handler = CallbackHandler(self._all_callbacks(callbacks or []))
+        trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
+        # The reporter is the last to be called, to show what the others did.
+        reporter = reporting.default_reporter(self.args.disable_tqdm)
+        self.callback_handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or []), reporter])
         self.call_event("on_init_end")
 
     def _check_arguments(
@@ -158,11 +161,6 @@ class Trainer:
             raise ValueError("model_init makes a new model for each training, which optimizers cannot know: drop one")
         if self.args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
-
-    def _all_callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """The callbacks in the order of their calls. The reporter is the last, to show what the others did."""
-        trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
-        return [DefaultFlowCallback, *trackers, *callbacks, reporting.default_reporter(self.args.disable_tqdm)]
 
     # Training, from the whole to the parts.
 
@@ -217,18 +215,18 @@ class Trainer:
                 # The event has switched this off.
                 self.control.should_epoch_stop = True
             progress.begin_epoch(epoch)
-            micro_batches = self._read_epoch(epoch)
-            if not (was_over or was_cut_short):
-                self._train_epoch(micro_batches)
-            self.call_event("on_epoch_end")
-            progress.epoch_ended = True
-            if not self._was_stopped_within_epoch():
-                progress.move_to_next_epoch()
-                micro_batches.close()
-            self._log_evaluate_save()
-            # A loader forgets its position when its iterator is closed. So it is closed after the checkpoint, if the
-            # training was stopped within the epoch.
-            micro_batches.close()
+            device = self.accelerator.device
+            reading = loading.read_epoch(self.train_dataloader, epoch, progress.batches_to_skip, device)
+            with closing(reading) as micro_batches:
+                if not (was_over or was_cut_short):
+                    self._train_epoch(micro_batches)
+                self.call_event("on_epoch_end")
+                progress.epoch_ended = True
+                if not self._was_stopped_within_epoch():
+                    # A loader forgets its position when its iterator is closed.
+                    micro_batches.close()
+                    progress.move_to_next_epoch()
+                self._log_evaluate_save()
             if self.control.should_training_stop:
                 break
         return self._finish()
@@ -277,12 +275,6 @@ class Trainer:
         self.create_scheduler(num_training_steps=self.progress.max_steps)
         self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
         self.lr_scheduler = accelerator.prepare_scheduler(self.lr_scheduler)
-
-    def _read_epoch(self, epoch: int) -> Generator[Any, None, None]:
-        """This rank's micro-batches of an epoch, from where a checkpoint stopped in it."""
-        batches_to_skip = self.progress.batches_to_skip
-        self.progress.batches_to_skip = 0
-        return loading.read_epoch(self.train_dataloader, epoch, batches_to_skip, self.accelerator.device)
 
     def _train_epoch(self, micro_batches: Iterator[Any]) -> None:
         """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
@@ -336,7 +328,7 @@ class Trainer:
             )
 
     def _was_stopped_within_epoch(self) -> bool:
-        """Whether a resumed run is to go on in this epoch, because the training was stopped before its end."""
+        """True if a resumed run is to go on in this epoch, because the training was stopped before its end."""
         if self.control.should_epoch_stop or not self.control.should_training_stop:
             return False
         progress = self.progress
@@ -353,7 +345,7 @@ class Trainer:
         return loss.detach()
 
     def _is_share_of_step(self, num_items: Tensor | None) -> bool:
-        """Whether the loss is this micro-batch's share of the step's loss, and not its own mean."""
+        """True if the loss is this micro-batch's share of the step's loss, and not its own mean."""
         if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
         if self.compute_loss_func is not None:
@@ -449,7 +441,7 @@ class Trainer:
         return self.lr_scheduler.get_last_lr()[0]
 
     def _follows_metric(self) -> bool:
-        """Whether the learning rate depends on the evaluations, and not on the step."""
+        """True if the learning rate depends on the evaluations, and not on the step."""
         scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         return isinstance(scheduler, ReduceLROnPlateau)
 
@@ -613,7 +605,7 @@ class Trainer:
         return saved.stateful_callbacks["Progress"]["args"]
 
     def _new_state(self) -> TrainerState:
-        """What callbacks see at the beginning of a training as long as `progress` says."""
+        """The state that callbacks see at the beginning of a training as long as `progress` says."""
         args = self.args
         max_steps = self.progress.max_steps
         state = TrainerState(max_steps=max_steps, num_train_epochs=self.progress.num_epochs)
@@ -732,7 +724,7 @@ class Trainer:
         return evaluation.EvalLoopOutput(prediction.logits, prediction.labels, metrics, num_samples)
 
     def _count_rows_of_last_step(self) -> int | None:
-        """How many samples of the last step, over all ranks, are no repetitions; None if none is repeated.
+        """The samples of the last step, over all ranks, that are no repetitions; None if none is repeated.
 
         The accelerator knows it while the last batch is at hand: it cuts what is gathered then. Where ranks may have
         different numbers of batches (`even_batches` off) nothing is repeated, and gathering now would wait for a rank
@@ -785,7 +777,7 @@ class Trainer:
             registered[:] = before
 
     def _dealt_out(self, loader: Any) -> Any:
-        """What an override of a loader's method returned; where all ranks would read the whole, this rank's part."""
+        """The loader that an override returned or, where all ranks would read the whole of it, this rank's part."""
         if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
             return self._prepare_eval_loader(loader)
         return loader
@@ -843,7 +835,7 @@ class Trainer:
         return self.accelerator.prepare(self._loader_maker().for_training(dataset, sampler))
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
-        """What draws the order of the training set, at random; None, for the order that it has, if it has no length."""
+        """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
         return RandomSampler(dataset) if isinstance(dataset, Sized) else None
 
@@ -860,7 +852,9 @@ class Trainer:
         if eval_dataset is None:
             dataset = self.eval_dataset
         elif isinstance(eval_dataset, str):
-            dataset = self._sets_to_evaluate()[eval_dataset]
+            if not isinstance(self.eval_dataset, dict):
+                raise ValueError("a name stands for one of several evaluation sets, but eval_dataset is no dict")
+            dataset = self.eval_dataset[eval_dataset]
         return self._make_eval_loader(dataset)
 
     def _make_eval_loader(self, dataset: Any) -> DataLoader:
@@ -868,13 +862,8 @@ class Trainer:
         return self._prepare_eval_loader(self._loader_maker().for_evaluation(dataset, sampler))
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
-        """What draws the order of an evaluation; None for the order of the dataset."""
+        """The sampler of an evaluation; None for the order of the data set."""
         return None
-
-    def _sets_to_evaluate(self) -> dict[str, Dataset]:
-        if not isinstance(self.eval_dataset, dict):
-            raise ValueError("a name stands for one of several evaluation sets, but eval_dataset is no dict")
-        return self.eval_dataset
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
@@ -994,11 +983,11 @@ class Trainer:
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is the main process of all machines."""
+        """True in the main process of all machines."""
         return self.accelerator.is_main_process
 
     def is_local_process_zero(self) -> bool:
-        """Whether this is the main process of its machine."""
+        """True in the main process of its machine."""
         return self.accelerator.is_local_main_process
 
     def end(self) -> None:
@@ -1012,12 +1001,12 @@ def steps_between(interval: float, max_steps: int) -> int:
 
 
 def has_samplers(dataset: Dataset | None) -> bool:
-    """Whether a sampler can say in which order samples are read: not where there is no dataset, or a stream."""
+    """True if a sampler can say in which order samples are read: not for a stream, nor without a data set."""
     return dataset is not None and not isinstance(dataset, IterableDataset)
 
 
 def number_of_arguments(function: Callable) -> int:
-    """How many arguments a call of `function` could give; those that a `partial` has filled in are not counted."""
+    """The number of arguments that a call of `function` could give, without those that a `partial` has filled in."""
     if isinstance(function, partial):
         filled_in = len(function.args) + len(function.keywords)
         return len(batches.parameters(function.func)) - filled_in
