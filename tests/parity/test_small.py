@@ -18,7 +18,7 @@ TIMES = {"images_per_sec", "seconds"}
         *(
             pytest.param(world_size, options, marks=pytest.mark.slow)
             for world_size in (1, 2, 3)
-            for options in ([], ["--no-dropout"], ["--num-workers", "1"])
+            for options in ([], ["--no-dropout"])
             if (world_size, options) != (2, [])
         ),
     ],
@@ -37,9 +37,10 @@ def without_times(result: dict) -> dict:
     return {key: value for key, value in result.items() if key not in TIMES}
 
 
-def test_one_process_without_torchrun_is_a_group_of_one():
-    whole, expected = run_level("03_accelerate", TRAINING)
-    small, weights = run_level("03_accelerate", TRAINING, small=True)
+@pytest.mark.parametrize("options", [[], pytest.param(["--num-workers", "1"], marks=pytest.mark.slow)])
+def test_one_process_without_torchrun_is_a_group_of_one(options):
+    whole, expected = run_level("03_accelerate", [*TRAINING, *options])
+    small, weights = run_level("03_accelerate", [*TRAINING, *options], small=True)
     assert farthest(weights, expected) == 0
     assert (whole.pop("backend"), small.pop("backend")) == (None, "gloo")
     assert without_times(small) == without_times(whole)
