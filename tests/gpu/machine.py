@@ -1,0 +1,419 @@
+"""A rank on a machine with GPUs, imitated: its tensors have a device and a shape, and no values.
+
+    with imitated_rank(rank=3, world_size=8) as machine:
+        module.train(args)
+    machine.waits_within_steps()
+
+Within the block torch takes the machine for one with GPUs. Tensors are torch's FakeTensors, so an operation on two
+devices raises; the process group is torch's "fake" one, in which this rank is alone. A `Watch` looks at every
+operation for four mistakes: the CPU waits for the GPU, or it reads what has not arrived; a collective gets a tensor
+that is not on the rank's own GPU, or comes before `set_device`. What this cannot see is in the README.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+import torch.optim.optimizer as torch_optimizer
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from common.accelerator import state
+from tests.states import forget_states
+
+GPUS = 8
+ROOT = Path(__file__).resolve().parents[2]
+_aten = torch.ops.aten
+READS = (_aten._local_scalar_dense.default, _aten.equal.default)
+# Their results are as long as the values say, which the CPU must know before it can go on.
+COUNTS_FIRST = (
+    _aten.nonzero.default,
+    _aten.masked_select.default,
+    _aten._unique2.default,
+    _aten.repeat_interleave.Tensor,
+)
+INDEXINGS = (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
+
+
+class Misplaced(AssertionError):
+    """Something that belongs to this rank's GPU is on another device, or was asked of another one."""
+
+
+class Wait(NamedTuple):
+    """The CPU waited for the GPU.
+
+    Attributes:
+        step: how many optimizer steps had been taken.
+        operation: what waited.
+        place: the file and function of this repository that asked for it.
+    """
+
+    step: int
+    operation: str
+    place: str
+
+
+class Watch(TorchDispatchMode):
+    """Looks at each operation, and answers those that ask for a value.
+
+    Attributes:
+        waits: all Waits so far.
+        steps: optimizer steps so far.
+        integers: what a tensor of integers says its values are.
+        collectives: the names of the collectives so far.
+        device_operations: how many operations had a GPU's tensor among their arguments.
+    """
+
+    def __init__(self, machine: "Machine") -> None:
+        super().__init__()
+        self.machine = machine
+        self.waits: list[Wait] = []
+        self.steps = 0
+        self.integers = 1
+        self.collectives: list[str] = []
+        self.device_operations = 0
+        self._pinned: set[StorageWeakRef] = set()
+        # Memory that a copy from the GPU is still to fill, and how many operations came before the copy's end.
+        self._in_flight: dict[StorageWeakRef, int] = {}
+
+    def note_wait(self, operation: str) -> None:
+        self.waits.append(Wait(self.steps, operation, _place()))
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Remember that the memory of `tensor` is pinned."""
+        self._pinned.add(StorageWeakRef(tensor.untyped_storage()))
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return StorageWeakRef(tensor.untyped_storage()) in self._pinned
+
+    def arrived(self, operations: int) -> None:
+        """The GPU has done its first `operations`."""
+        self._in_flight = {memory: copy for memory, copy in self._in_flight.items() if copy > operations}
+
+    def check_arrived(self, tensor: Tensor) -> None:
+        """Raise Misplaced if nobody has waited for the copy that fills `tensor`."""
+        if StorageWeakRef(tensor.untyped_storage()) in self._in_flight:
+            raise Misplaced("memory of the CPU is read before a copy from the GPU has arrived there")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = str(function)
+        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+        on_gpu = [tensor for tensor in tensors if tensor.device.type == "cuda"]
+        self.device_operations += bool(on_gpu)
+        if name.startswith("c10d."):
+            self.collectives.append(name)
+            self.machine.check_collective(name, tensors)
+        if on_gpu and function in COUNTS_FIRST:
+            self.note_wait(name)
+        if function in READS:
+            return self._read(function, args, bool(on_gpu))
+        if function is _aten.is_pinned.default:
+            return self.is_pinned(args[0])
+        pins = kwargs.pop("pin_memory", False)
+        result = function(*args, **kwargs)
+        if pins:
+            self.pin(result)
+        self._look_at_copy(function, args, kwargs, result)
+        return result
+
+    def _read(self, function, args, on_gpu: bool):
+        tensor = args[0]
+        self.check_arrived(tensor)
+        if on_gpu:
+            self.note_wait(str(function))
+        if tensor.dtype == torch.bool or function is _aten.equal.default:
+            return True
+        if not tensor.dtype.is_floating_point:
+            return self.integers
+        # A gradient scaler reads from the GPU, in float32, how many gradients are not finite. AdamW reads its step's
+        # number from the CPU; samples are counted in float64. Both are divisors.
+        return 0.0 if on_gpu and tensor.dtype == torch.float32 else 1.0
+
+    def _look_at_copy(self, function, args, kwargs, result) -> None:
+        if function in INDEXINGS and args[0].device.type == "cuda":
+            indices = [index for index in args[1] if index is not None]
+            if any(index.device.type == "cpu" for index in indices):
+                self.note_wait(f"{function} with indices on the CPU")
+            return
+        if function is _aten._to_copy.default:
+            source, target = args[0], result
+            asynchronous = bool(kwargs.get("non_blocking"))
+            if asynchronous and (source.device.type, target.device.type) == ("cuda", "cpu"):
+                self.pin(target)  # torch takes pinned memory then
+        elif function is _aten.copy_.default:
+            target, source = args[:2]
+            asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+        else:
+            return
+        if source.device.type == target.device.type:
+            return
+        on_cpu = source if source.device.type == "cpu" else target
+        way = f"from {source.device.type} to {target.device.type}"
+        if not asynchronous:
+            self.note_wait(f"copy {way}")
+        elif not self.is_pinned(on_cpu):
+            self.note_wait(f"copy {way}, not pinned")
+        elif on_cpu is target:
+            self._in_flight[StorageWeakRef(target.untyped_storage())] = self.device_operations
+
+
+def _place() -> str:
+    """The innermost function of this repository, outside of the tests, that is being run."""
+    frame = sys._getframe()
+    tests = ROOT / "tests" / "gpu" / "machine.py"
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT) and path != tests and ".venv" not in path.parts:
+            return f"{path.relative_to(ROOT).as_posix()}:{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "?"
+
+
+class _Event:
+    """A mark in the GPU's queue. Who waits for it waits for the GPU, unless the GPU has more to do after it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.operations_before = watch.device_operations
+
+    def synchronize(self) -> None:
+        self.watch.arrived(self.operations_before)
+        if self.operations_before == self.watch.device_operations:
+            self.watch.note_wait("event.synchronize")
+
+
+class Machine:
+    """What this rank has asked of CUDA and of the process group, and the answers of both.
+
+    Attributes:
+        own: the index of the rank's GPU.
+        named: the GPU that `set_device` named last; None before that.
+        backend: what the rank asked `init_process_group` for.
+        peaks: of which GPUs the peak of the memory was reset or read, a pair of the question and the index.
+    """
+
+    def __init__(self, rank: int, world_size: int, gpus: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.gpus = gpus
+        self.own = rank % gpus
+        self.named: int | None = None
+        self.backend: str | None = None
+        self.peaks: list[tuple[str, int]] = []
+        self.watch = Watch(self)
+
+    def waits_within_steps(self) -> list[Wait]:
+        """The Waits after the first optimizer step and before the last one."""
+        return [wait for wait in self.watch.waits if 1 <= wait.step < self.watch.steps]
+
+    def index(self, device: Any = None) -> int:
+        """The number of a GPU as torch reads it: without one it is the GPU that `set_device` named last, else 0."""
+        if isinstance(device, int):
+            return device
+        number = None if device is None else torch.device(device).index
+        return (self.named or 0) if number is None else number
+
+    def set_device(self, device: Any) -> None:
+        self.named = self.index(device)
+
+    def check_collective(self, name: str, tensors: list[Tensor]) -> None:
+        """Raise Misplaced unless all tensors that nccl is given are on the GPU that `set_device` named last."""
+        if self.backend != "nccl":
+            return
+        if self.named is None:
+            raise Misplaced(f"{name} before set_device: every rank would use cuda:0")
+        for tensor in tensors:
+            if tensor.device != torch.device("cuda", self.named):
+                raise Misplaced(f"{name} of a tensor on {tensor.device} after set_device(cuda:{self.named})")
+
+    def ask_for_peak(self, question: str, device: Any = None) -> int:
+        index = self.index(device)
+        if self.world_size > 1 and index != self.own:
+            raise Misplaced(f"rank {self.rank}, on cuda:{self.own}, calls {question} of cuda:{index}")
+        self.peaks.append((question, index))
+        return 2**20
+
+    # The process group.
+
+    def init_process_group(self, backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        self.backend = backend
+        _init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+
+    def get_backend(self, group: Any = None) -> str | None:
+        return self.backend
+
+    def all_gather_object(self, values: list, value: Any, group: Any = None) -> None:
+        self.check_collective("all_gather_object", [])
+        values[:] = [value] * len(values)
+
+    def broadcast_object_list(self, values: list, *args: Any, **kwargs: Any) -> None:
+        self.check_collective("broadcast_object_list", [])
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        self.check_collective("barrier", [])
+        self.watch.note_wait("barrier")
+
+    # What a program asks of tensors and of CUDA.
+
+    def count_step(self, *_: Any) -> None:
+        self.watch.steps += 1
+
+    def as_array(self, tensor: Tensor) -> numpy.ndarray:
+        self.watch.check_arrived(tensor)
+        return numpy.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
+
+    def functions(self) -> dict[str, Any]:
+        """The functions of torch.cuda that answer from here."""
+
+        def synchronize(device: Any = None) -> None:
+            self.watch.arrived(self.watch.device_operations)
+            self.watch.note_wait("synchronize")
+
+        stream = SimpleNamespace(
+            record_event=lambda: _Event(self.watch), is_capturing=lambda: False, synchronize=synchronize
+        )
+        return {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "device_count": lambda: self.gpus,
+            "current_device": self.index,
+            "set_device": self.set_device,
+            "current_stream": lambda device=None: stream,
+            "is_current_stream_capturing": lambda: False,
+            "synchronize": synchronize,
+            "reset_peak_memory_stats": lambda device=None: (
+                self.ask_for_peak("reset_peak_memory_stats", device) and None
+            ),
+            "max_memory_allocated": lambda device=None: self.ask_for_peak("max_memory_allocated", device),
+            "get_device_capability": lambda device=None: (9, 0),
+            "is_bf16_supported": lambda including_emulation=True: True,
+            "empty_cache": lambda: None,
+            "default_generators": (SimpleNamespace(manual_seed=lambda seed: None),) * self.gpus,
+            "manual_seed": lambda seed: None,
+            "manual_seed_all": lambda seed: None,
+            "_lazy_init": lambda: None,
+            "_lazy_call": lambda callable, **kwargs: None,
+        }
+
+
+_init_process_group = dist.init_process_group
+
+
+def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    """In place of backward, which does not run on imitated GPUs: every parameter that made `loss` gets a gradient."""
+    seen = set()
+    nodes = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        parameter = getattr(node, "variable", None)
+        if parameter is not None:
+            gradient = torch.empty_like(parameter)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+class _Wrapping:
+    """What DataParallel and DDP do in Python here: they hold the network, and DDP sends rank 0's weights to all."""
+
+    @staticmethod
+    def hold(wrapper: nn.Module, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
+        nn.Module.__init__(wrapper)
+        wrapper.module = module
+        if isinstance(wrapper, DistributedDataParallel):
+            for parameter in module.parameters():
+                dist.broadcast(parameter.detach(), 0)
+
+    @staticmethod
+    def forward(wrapper: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+        return wrapper.module(*inputs, **kwargs)
+
+
+@contextlib.contextmanager
+def imitated_rank(
+    rank: int = 0, world_size: int = 1, gpus: int = GPUS, nodes: int = 1, integers: int = 1
+) -> Iterator[Machine]:
+    """This process as rank `rank` of `world_size` on nodes of `gpus` GPUs each, as torchrun would start it.
+
+    A single process is started without torchrun. Every integer that is read from a tensor is `integers`.
+    """
+    if not hasattr(torch._C, "_ensureCUDADeviceGuardSet") or not hasattr(torch_optimizer, "_foreach_supported_types"):
+        pytest.skip(
+            f"torch {torch.__version__} has no FakeTensors of a GPU that asks no driver, or no list for foreach"
+        )
+    machine = Machine(rank, world_size, gpus)
+    machine.watch.integers = integers
+    environment = {}
+    if world_size > 1:
+        local_world_size = world_size // nodes
+        machine.own = rank % local_world_size % gpus
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % local_world_size),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+        }
+
+    forget_states()
+    with contextlib.ExitStack() as stack:
+        stack.callback(forget_states)
+        stack.enter_context(mock.patch.dict(os.environ, environment))
+        for owner, name, new in _replacements(machine):
+            if hasattr(owner, name):  # else this torch does without it
+                stack.enter_context(mock.patch.object(owner, name, new))
+        swapped = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_swap_module_params_on_conversion, swapped)
+        hook = torch_optimizer.register_optimizer_step_post_hook(machine.count_step)
+        stack.callback(hook.remove)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(machine.watch)
+        yield machine
+
+
+def _replacements(machine: Machine) -> Iterator[tuple[Any, str, Any]]:
+    """What is another one on the imitated machine: its owner, its name, and what stands in its place."""
+    answers = machine.functions()
+    for name, answer in answers.items():
+        yield torch.cuda, name, answer
+    for name in ("current_stream", "synchronize", "is_available"):
+        yield torch.accelerator, name, answers[name]
+    yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+    for name in ("init_process_group", "get_backend", "all_gather_object", "broadcast_object_list", "barrier"):
+        yield dist, name, getattr(machine, name)
+    yield dist, "rendezvous", lambda *args, **kwargs: iter([(FakeStore(), machine.rank, machine.world_size)])
+    yield state, "meet", lambda *args, **kwargs: ""
+    for wrapper in (DistributedDataParallel, nn.DataParallel):
+        yield wrapper, "__init__", _Wrapping.hold
+        yield wrapper, "forward", _Wrapping.forward
+    yield DistributedDataParallel, "no_sync", lambda model: contextlib.nullcontext()
+    yield Tensor, "backward", give_gradients
+    yield Tensor, "pin_memory", lambda tensor, *args: machine.watch.pin(tensor.clone())
+    yield Tensor, "numpy", lambda tensor, **kwargs: machine.as_array(tensor)
+    # A network that moves to a GPU keeps its Parameters, which the optimizer knows. torch swaps the contents of
+    # FakeTensors only if nobody refers to them weakly, as the fake mode's own memory does.
+    yield torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: [])
+    # By default foreach is for tensors and parameters themselves, not for subclasses.
+    yield torch_optimizer, "_foreach_supported_types", [*torch_optimizer._foreach_supported_types, FakeTensor]
+    # It then asks no driver, although `torch.cuda.is_available` says that there is one.
+    yield FakeTensorMode, "avoid_device_init", True
