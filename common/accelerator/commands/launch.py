@@ -17,7 +17,15 @@ from typing import Any
 
 from ..utils.environment import patch_environment
 from ..utils.launch import _filter_args, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
-from .config.config_args import READERS, ClusterConfig, ConfigError, load_config_from_file, read_setting, require
+from .config.config_args import (
+    DYNAMO_READERS,
+    READERS,
+    ClusterConfig,
+    ConfigError,
+    load_config_from_file,
+    read_setting,
+    require,
+)
 from .utils import CustomArgumentParser, command_parser
 
 
@@ -46,6 +54,10 @@ def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--num_cpu_threads_per_process", type=int, help="by default the cores shared out")
     parser.add_argument("--mixed_precision", help="no, fp16 or bf16")
     parser.add_argument("--gradient_accumulation_steps", type=int)
+    parser.add_argument("--dynamo_backend", help="compile prepared models with it, as inductor")
+    parser.add_argument("--dynamo_mode", help="default, reduce-overhead or max-autotune")
+    parser.add_argument("--dynamo_use_fullgraph", action="store_true", help="an error where a model is no one graph")
+    parser.add_argument("--dynamo_use_dynamic", action="store_true", help="trace with dynamic shapes")
     parser.add_argument("--debug", action="store_true", help="check every collective (ACCELERATE_DEBUG_MODE)")
 
 
@@ -134,7 +146,12 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
         absent = value is None or value is False
         if name in READERS and not absent:
             given[name] = read_setting(name, value, name=f"--{name}")
-    config = dataclasses.replace(config, **given)
+    dynamo = dict(config.dynamo_config)
+    for name, read in DYNAMO_READERS.items():
+        value = getattr(args, name)
+        if value:
+            dynamo[name] = read(f"--{name}", value)
+    config = dataclasses.replace(config, **given, dynamo_config=dynamo)
     if args.cpu:
         config.distributed_type = None
         config.use_cpu = True

@@ -22,27 +22,23 @@ class PortInUse(ConfigError, ConnectionError):
 
 def launch_environment(args: argparse.Namespace) -> dict[str, str]:
     """The variables that carry the launch's settings into the script; what nobody asked for is not set."""
+    on_cpu = getattr(args, "cpu", False) or getattr(args, "use_cpu", False)
+    if getattr(args, "distributed_type", None) == DistributedType.MULTI_CPU:
+        on_cpu = True
+    gpu_ids = getattr(args, "gpu_ids", None)
     threads = getattr(args, "num_cpu_threads_per_process", None)
     asked_for = {
         "ACCELERATE_MIXED_PRECISION": getattr(args, "mixed_precision", None),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": getattr(args, "gradient_accumulation_steps", None),
-        "ACCELERATE_USE_CPU": "true" if _on_cpu(args) else None,
+        "ACCELERATE_USE_CPU": "true" if on_cpu else None,
         "ACCELERATE_DEBUG_MODE": "1" if getattr(args, "debug", False) else None,
-        "CUDA_VISIBLE_DEVICES": _visible_devices(args),
+        "CUDA_VISIBLE_DEVICES": None if gpu_ids == "all" else gpu_ids,
         "OMP_NUM_THREADS": threads,
         "ACCELERATE_CPU_THREADS": threads,  # torchrun sets the other one too, to 1
     }
+    for name, value in getattr(args, "dynamo_config", {}).items():
+        asked_for[f"ACCELERATE_{name.upper()}"] = value
     return {name: str(value) for name, value in asked_for.items() if value is not None}
-
-
-def _on_cpu(args: argparse.Namespace) -> bool:
-    asks_for_cpu = getattr(args, "cpu", False) or getattr(args, "use_cpu", False)
-    return asks_for_cpu or getattr(args, "distributed_type", None) == DistributedType.MULTI_CPU
-
-
-def _visible_devices(args: argparse.Namespace) -> str | None:
-    gpu_ids = getattr(args, "gpu_ids", None)
-    return None if gpu_ids == "all" else gpu_ids
 
 
 def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:

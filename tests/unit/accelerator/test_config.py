@@ -77,6 +77,19 @@ def test_a_file_of_accelerates_means_the_same_here(tmp_path, mixed_precision):
             assert getattr(ours, field.name) == getattr(again, field.name) == value, field.name
 
 
+def test_the_compiler_of_a_file_of_accelerates_is_read(tmp_path):
+    theirs = pytest.importorskip("accelerate.commands.config.config_args")
+    dynamo = {"dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune", "dynamo_use_dynamic": True}
+    config = theirs.ClusterConfig("LOCAL_MACHINE", "NO", "no", True, False, num_processes=1, dynamo_config=dynamo)
+    path = tmp_path / "default_config.yaml"
+    config.to_yaml_file(str(path))
+    ours = load_config_from_file(path)
+    assert ours.dynamo_config == dynamo
+    assert config_from_dict(yaml.safe_load(ours.to_yaml())) == ours
+    without_prefix = {"backend": "eager", "use_regional_compilation": False}
+    assert config_from_dict({"dynamo_config": without_prefix}).dynamo_config == {"dynamo_backend": "EAGER"}
+
+
 @pytest.mark.parametrize("key", OUT_OF_SCOPE)
 def test_out_of_scope_is_refused_by_name_and_passes_when_empty(key):
     for nothing in (None, {}, [], "", False, "no"):
@@ -104,6 +117,14 @@ def test_out_of_scope_is_refused_by_name_and_passes_when_empty(key):
         ({"distributed_type": "NO", "num_processes": 2}, "NO is one process, but num_processes is 2"),
         ({"distributed_type": "MULTI_GPU", "use_cpu": True}, "use_cpu contradicts distributed_type MULTI_GPU"),
         ({"use_cpu": True, "gpu_ids": "0"}, "are about GPUs, this is for the CPU"),
+        ({"dynamo_config": {"backend": "fast"}}, "dynamo_backend 'fast' is not known; it can be NO, EAGER, "),
+        ({"dynamo_config": {"dynamo_mode": "fast"}}, "dynamo_mode 'fast' is not supported; it can be default, "),
+        (
+            {"dynamo_config": {"dynamo_use_regional_compilation": True}},
+            "dynamo_use_regional_compilation is out of scope",
+        ),
+        ({"dynamo_config": {"dynamo_speed": 2}}, "dynamo_config: unknown key 'dynamo_speed'"),
+        ({"dynamo_config": ["inductor"]}, "dynamo_config must be a mapping, not ['inductor']"),
         ({"use_cpu": "yes"}, "use_cpu must be true or false, not 'yes'"),
         ({"gpu_ids": "0,0"}, "gpu_ids must be 'all' or distinct device numbers"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment 'AMAZON_SAGEMAKER' is not supported"),

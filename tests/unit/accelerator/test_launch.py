@@ -103,7 +103,7 @@ def test_two_processes_from_the_shipped_file(tmp_path):
 @pytest.mark.slow
 def test_flags_win_over_the_file_and_reach_the_script(tmp_path):
     flags = ["--num_processes", "3", "--mixed-precision", "bf16", "--gradient_accumulation_steps", "4", "--debug"]
-    flags += ["--num_cpu_threads_per_process", "2"]
+    flags += ["--num_cpu_threads_per_process", "2", "--dynamo_backend", "eager", "--dynamo_use_dynamic"]
     result = run("--config_file", LEVEL / "two_processes.yaml", *flags, script(tmp_path), tmp_path)
     assert result.returncode == 0, result.stderr
     ranks = seen(tmp_path)
@@ -113,6 +113,21 @@ def test_flags_win_over_the_file_and_reach_the_script(tmp_path):
         assert rank["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
         assert rank["ACCELERATE_DEBUG_MODE"] == "1"
         assert rank["OMP_NUM_THREADS"] == "2"
+        assert rank["ACCELERATE_DYNAMO_BACKEND"] == "EAGER"
+        assert rank["ACCELERATE_DYNAMO_USE_DYNAMIC"] == "True" and "ACCELERATE_DYNAMO_MODE" not in rank
+
+
+def test_a_script_that_is_launched_with_a_compiler_is_compiled(tmp_path):
+    text = """
+    import sys, torch
+    from common.accelerator import Accelerator
+    from common.accelerator.utils.other import is_compiled_module
+    print(is_compiled_module(Accelerator().prepare(torch.nn.Linear(1, 1))))
+    """
+    config = tmp_path / "c.yaml"
+    config.write_text("use_cpu: true\nnum_processes: 1\ndynamo_config: {dynamo_backend: EAGER}\n")
+    result = run("--config_file", config, script(tmp_path, text), env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
 
 
 @pytest.mark.slow
@@ -381,6 +396,7 @@ def test_gpu_ids_need_gpus(tmp_path, capsys, monkeypatch):
         (["--num_processes", "two", "x.py"], "invalid int value: 'two'"),
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--mixed_precision", "fp8", "x.py"], "mixed_precision 'fp8' is not supported"),
+        (["--dynamo_backend", "fast", "x.py"], "--dynamo_backend 'fast' is not known"),
         (["--gradient_accumulation_steps", "0", "x.py"], "--gradient_accumulation_steps must be at least 1"),
         (["--max_restarts", "-1", "x.py"], "--max_restarts must be at least 0, not -1"),
         (["--module", "--no_python", "x.py"], "--module and --no_python cannot be used together"),

@@ -6,11 +6,12 @@ Settings that ask for nothing pass: a null port, `deepspeed_config: {}`, `tpu_us
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from reprlib import repr as shown  # YAML aliases can describe a value whose full repr would fill the memory
 from typing import Any
 
+from ...utils.dataclasses import DynamoBackend
 from ..utils import suggestion
 
 PRECISIONS = ("no", "fp16", "bf16")
@@ -20,7 +21,6 @@ OUT_OF_SCOPE = (
     "commands",
     "deepspeed_config",
     "downcast_bf16",
-    "dynamo_config",
     "enable_cpu_affinity",
     "fp8_config",
     "fsdp_config",
@@ -126,10 +126,41 @@ def _read_choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def _read_dynamo(name: str, value: Any) -> dict[str, Any]:
+    """The settings of `torch.compile`, by their names with `dynamo_`."""
+    if value in EMPTY:
+        return {}
+    require(isinstance(value, dict), f"{name} must be a mapping, not {shown(value)}")
+    settings = {}
+    for key, setting in value.items():
+        full_key = key if str(key).startswith("dynamo_") else f"dynamo_{key}"
+        if full_key == "dynamo_use_regional_compilation":
+            require(setting in EMPTY, f"{full_key} is out of scope here: leave it empty", UnsupportedConfig)
+            continue
+        require(full_key in DYNAMO_READERS, f"{name}: unknown key {shown(key)}")
+        if setting is not None:
+            settings[full_key] = DYNAMO_READERS[full_key](full_key, setting)
+    return settings
+
+
+def _read_dynamo_backend(name: str, value: Any) -> str:
+    if value is False:  # YAML reads an unquoted `no` as false.
+        value = "no"
+    known = [backend.value for backend in DynamoBackend]
+    is_known = isinstance(value, str) and value.upper() in known
+    require(is_known, f"{name} {shown(value)} is not known; it can be {', '.join(known)}")
+    return value.upper()
+
+
+def _read_dynamo_mode(name: str, value: Any) -> str:
+    return _read_choice(name, value, ("default", "reduce-overhead", "max-autotune"))
+
+
 # How the value of each key is checked. A reader returns the setting, or raises ConfigError with the name of the key.
 READERS: dict[str, Callable[[str, Any], Any]] = {
     "debug": _read_flag,
     "distributed_type": _read_distributed_type,
+    "dynamo_config": _read_dynamo,
     "gpu_ids": _read_device_list,
     "machine_rank": _read_integer,
     "main_process_ip": _read_text,
@@ -140,6 +171,14 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "rdzv_backend": _read_rendezvous,
     "same_network": _read_flag,
     "use_cpu": _read_flag,
+}
+
+# Those of `dynamo_config`, which are flags of `launch` as well.
+DYNAMO_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "dynamo_backend": _read_dynamo_backend,
+    "dynamo_mode": _read_dynamo_mode,
+    "dynamo_use_dynamic": _read_flag,
+    "dynamo_use_fullgraph": _read_flag,
 }
 
 
@@ -170,6 +209,7 @@ class ClusterConfig:
     mixed_precision: str | None = None
     use_cpu: bool = False
     debug: bool = False
+    dynamo_config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def on_cpu(self) -> bool:
@@ -217,7 +257,7 @@ class ClusterConfig:
         """The settings that are not open, under the keys of the file."""
         settings = {"compute_environment": "LOCAL_MACHINE"}
         for key, value in asdict(self).items():
-            if value is not None:
+            if value not in (None, {}):
                 settings[key] = value
         return settings
 
