@@ -72,8 +72,11 @@ def train_rank(args, accelerator, device, checkpoints):
         accelerator.print(f"{args.level}: resumed at step {run.steps}", flush=True)
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)  # another order for each epoch
+        loader = train_loader
+        if run.batches_done > 0:  # the checkpoint was made within this epoch
+            loader = accelerator.skip_first_batches(train_loader, run.batches_done)
         model.train()
-        for images, targets in run.batches(train_loader):
+        for images, targets in run.batches(loader):
             with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
                 loss = F.nll_loss(model(images), targets)
                 accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
@@ -85,6 +88,7 @@ def train_rank(args, accelerator, device, checkpoints):
                 if checkpoints.is_due(run.steps, run.total_steps):
                     run.demand_finite(model)
                     run.average_losses()  # what rank 0 saves must do for all ranks
+                    accelerator.project_configuration.iteration = run.steps  # the number in the checkpoint's name
                     accelerator.save_state()
                     checkpoints.report_saved(run.steps)
                     checkpoints.exit_if_preempted(run.steps)

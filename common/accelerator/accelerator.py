@@ -23,7 +23,9 @@ from . import checkpointing, operations
 from .data_loader import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader, skip_first_batches  # noqa: F401
 from .logging import get_logger
 from .optimizer import AcceleratedOptimizer, LossScaler
+from .sampler import BatchSamplerShard, shard_among
 from .scheduler import AcceleratedScheduler
+from .shard import batches_of
 from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers  # noqa: F401
 from .utils.dataclasses import (
@@ -492,7 +494,7 @@ class Accelerator:
             for shard, value in zip(shards, before, strict=True):
                 shard.even_batches = value
 
-    def _shards_of_map_style_loaders(self) -> list[Any]:
+    def _shards_of_map_style_loaders(self) -> list[BatchSamplerShard]:
         streams = [loader for loader in self._dataloaders if isinstance(loader.dataset, IterableDataset)]
         if streams:
             warnings.warn(
@@ -500,8 +502,8 @@ class Accelerator:
                 " iterable",
                 stacklevel=5,
             )
-        shards = [getattr(loader, "shards", None) for loader in self._dataloaders if loader not in streams]
-        return [shard for shard in shards if hasattr(shard, "even_batches")]
+        shards = [shard_among(batches_of(loader)) for loader in self._dataloaders if loader not in streams]
+        return [shard for shard in shards if shard is not None]
 
     # Gradients
 

@@ -22,6 +22,9 @@ from common.files import discard_draft
 
 from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
+from .resume import SeedableOrder, StatefulDataLoaderShard
+from .sampler import SeedableRandomSampler, innermost_sampler
+from .shard import DataLoaderShard, batches_of
 from .state import PartialState
 from .utils import other
 from .utils.checkpoint_folder import (
@@ -70,6 +73,7 @@ logger = get_logger(__name__)
 
 OPTIMIZER_FILE = "optimizer.bin"
 SCHEDULER_FILE = "scheduler.bin"
+SAMPLER_FILE = "sampler.bin"
 LOADER_FILE = "dl_state_dict.bin"
 CUSTOM_FILE = "custom_checkpoint_{}.pkl"
 RANDOM_STATES_FILE = "random_states_{}.pkl"
@@ -176,10 +180,10 @@ def save_state(
 ) -> str:
     """Write everything that the run needs to go on, and return the folder. A collective: all processes must call it.
 
-    These are the models' weights (under the names that the script's models give them), optimizers, schedulers,
-    positions of loaders, the loss scale, registered objects, each rank's random generators and, in the middle of an
-    accumulation window, each rank's gradients. The main process writes all of it; with `save_on_each_node`, one
-    process of every machine does. Other files in the folder stay.
+    These are the models' weights (under the names that the script's models give them), optimizers, schedulers, seed and
+    epoch of seedable samplers, positions of stateful loaders, the loss scale, registered objects, each rank's random
+    generators and, in the middle of an accumulation window, each rank's gradients. The main process writes all of it;
+    with `save_on_each_node`, one process of every machine does. Other files in the folder stay.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
@@ -254,7 +258,7 @@ def _collect(accelerator: Any, draft: Path) -> CollectedState:
     objects = [*_optimizers(accelerator), *_other_objects(accelerator)]
     states = {each.file_name: each.object.state_dict() for each in objects}
     for each in _loaders(accelerator):
-        identity = LoaderIdentity.of(each.object)
+        identity = LoaderIdentity.of(each.loader)
         states[each.file_name] = each.object.state_dict() | {IDENTITY: asdict(identity)}
     return CollectedState(weights, states, _state_of_rank(accelerator))
 
@@ -270,8 +274,23 @@ def _optimizers(accelerator: Any) -> list[ObjectWithState]:
     return _numbered_files(OPTIMIZER_FILE, accelerator._optimizers)
 
 
-def _loaders(accelerator: Any) -> list[ObjectWithState]:
-    return _numbered_files(LOADER_FILE, accelerator._dataloaders)
+class LoaderWithState(NamedTuple):
+    """A loader of which something is saved: its position or, by default, seed and epoch of its seedable sampler."""
+
+    file_name: str
+    object: StatefulDataLoaderShard | SeedableOrder
+    loader: DataLoaderShard
+
+
+def _loaders(accelerator: Any) -> list[LoaderWithState]:
+    """All loaders with a state. Their files are numbered as all loaders are."""
+    found = []
+    for index, loader in enumerate(accelerator._dataloaders):
+        if isinstance(loader, StatefulDataLoaderShard):
+            found.append(LoaderWithState(_numbered_name(LOADER_FILE, index), loader, loader))
+        elif isinstance(innermost_sampler(batches_of(loader)), SeedableRandomSampler):
+            found.append(LoaderWithState(_numbered_name(SAMPLER_FILE, index), SeedableOrder(loader), loader))
+    return found
 
 
 def _other_objects(accelerator: Any) -> list[ObjectWithState]:
@@ -364,15 +383,18 @@ def load_state(
     load_kwargs: dict[str, Any] | None = None,
     **load_model_func_kwargs: Any,
 ) -> None:
-    """Put the run where `save_state` left it: the next `for` over a loader yields the next batch. A collective.
+    """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
 
-    On as many processes as before, what follows equals the uninterrupted run bit for bit (except random draws inside
-    loader workers and streams). On another number the global order goes on and gradients of an unfinished window are
-    averaged; ranks without a saved random state keep their own. Registered objects get the main process's state.
+    The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. The next `for`
+    over a stateful loader yields the next batch by itself, see `resume.py`. Either way, on as many processes as before,
+    what follows equals the uninterrupted run bit for bit: explicitly in sequential and seedable orders, statefully in
+    those of torch's samplers (except random draws inside loader workers and streams). On another number of processes
+    the global order goes on and gradients of an unfinished window are averaged; ranks without a saved random state keep
+    their own. Registered objects get the main process's state.
 
-    If a file is missing or damaged, if the number of registered objects differs, or if a loader cannot continue at its
-    saved position, an error is raised before anything changes. After any other error a part of the state may have been
-    loaded: the run should not go on.
+    If a file is missing or damaged, if the number of registered objects differs, or if a stateful loader cannot go on
+    at its saved position, an error is raised before anything changes. After any other error a part of the state may
+    have been loaded: the run should not go on.
 
     Args:
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
@@ -394,9 +416,10 @@ def load_state(
     folder = _choose_and_verify_folder(accelerator, input_dir)
     models = list(accelerator._models)
     map_location = _device_to_read_to(accelerator, load_model_func_kwargs.pop("map_location", None))
-    # The main process saved the positions of the loaders, so it also says whether a loader is the same as then. The
-    # data sets of the other processes may differ where the main process reads for all.
-    identities = broadcast_object_list([[LoaderIdentity.of(loader) for loader in accelerator._dataloaders]])[0]
+    # The main process saved the states of the loaders, so it also says whether a loader is the same as then. The data
+    # sets of the other processes may differ where the main process reads for all.
+    own_identities = {each.file_name: LoaderIdentity.of(each.loader) for each in _loaders(accelerator)}
+    identities = broadcast_object_list([own_identities])[0]
 
     def restore() -> None:
         for hook in accelerator._load_model_state_pre_hook.values():
@@ -511,13 +534,13 @@ def _restore(
     accelerator: Any,
     checkpoint: _Checkpoint,
     models: list,
-    identities: list[LoaderIdentity],
+    identities: dict[str, LoaderIdentity],
     load_model_func_kwargs: dict[str, Any],
 ) -> None:
     """Put everything into the state of `checkpoint`.
 
     Before anything changes it is checked that all files are there, that as many objects are registered as were saved,
-    and that the loaders can continue at their positions. Which weights and states fit, only the `load_state_dict` of
+    and that stateful loaders can go on at their positions. Which weights and states fit, only the `load_state_dict` of
     each object can say: a module's hooks may rename or reshape what was saved. If one of them raises, what was loaded
     before it has changed already.
     """
@@ -528,7 +551,7 @@ def _restore(
     needed += [each.file_name for each in (*optimizers, *others)]
     needed.append(RANDOM_STATES_FILE.format(0))
     checkpoint.check_holds(needed)
-    positions = _saved_positions(accelerator, checkpoint, identities)
+    states_of_loaders = _saved_states_of_loaders(accelerator, checkpoint, identities)
     for optimizer in accelerator._optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced
     for index, model in enumerate(models):
@@ -539,9 +562,11 @@ def _restore(
         each.object.load_state_dict(checkpoint.load_to_device(each.file_name))
     for each in others:
         each.object.load_state_dict(checkpoint.load(each.file_name))
-    for position in positions:
-        position.loader.load_state_dict(position.state)
+    for saved in states_of_loaders:
+        saved.object.load_state_dict(saved.state)
     _restore_random_states(accelerator, checkpoint)
+    for loader in accelerator._dataloaders:
+        loader.rng_state_after_load = torch.get_rng_state()
     _restore_gradients(accelerator, checkpoint)
 
 
@@ -553,42 +578,43 @@ def _check_registered_objects(accelerator: Any, checkpoint: _Checkpoint) -> None
         raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
 
 
-class SavedPosition(NamedTuple):
-    """A loader, and the state in which a checkpoint has it."""
+class SavedState(NamedTuple):
+    """Something with a state, and the one in which a checkpoint has it."""
 
-    loader: Any
+    object: Any
     state: dict[str, Any]
 
 
-def _saved_positions(
-    accelerator: Any, checkpoint: _Checkpoint, identities: list[LoaderIdentity]
-) -> list[SavedPosition]:
-    """The loaders that go on where the checkpoint was made. The others start at their beginning.
+def _saved_states_of_loaders(
+    accelerator: Any, checkpoint: _Checkpoint, identities: dict[str, LoaderIdentity]
+) -> list[SavedState]:
+    """What a checkpoint holds of the loaders that are prepared now. The others start at their beginning.
 
     Files tell the loaders apart by their number only. A script that evaluates may prepare its test data first, where
     the training had prepared its training data; and a loader that was prepared after the checkpoint has no file.
 
     Raises:
-        ValueError: if a loader cannot go on after that many samples.
+        ValueError: if a stateful loader cannot go on after that many samples.
     """
-    positions = []
-    # A process may have prepared more loaders than the main process, which saves and loads none of these.
-    for each, identity in zip(_loaders(accelerator), identities, strict=False):
-        if each.file_name not in checkpoint.manifest:
+    found = []
+    for each in _loaders(accelerator):
+        # A process may have prepared more loaders than the main process, which saves and loads none of these.
+        if each.file_name not in checkpoint.manifest or each.file_name not in identities:
             continue
         state = checkpoint.load(each.file_name)
         with checkpoint.reading(each.file_name):
-            # Older checkpoints do not say which data a loader went through.
-            saved = LoaderIdentity(**state.pop(IDENTITY)) if IDENTITY in state else identity
+            saved = LoaderIdentity(**state.pop(IDENTITY))
+        identity = identities[each.file_name]
         if identity.is_other_than(saved):
             logger.warning(
                 f"{checkpoint.folder / each.file_name} is of another loader ({saved}): "
                 f"the one that is prepared now ({identity}) starts at its beginning"
             )
             continue
-        each.object.step_of(state)  # raises if the loader cannot continue there, before anything has changed
-        positions.append(SavedPosition(each.object, state))
-    return positions
+        if isinstance(each.object, StatefulDataLoaderShard):
+            each.object.step_of(state)  # raises if the loader cannot continue there, before anything has changed
+        found.append(SavedState(each.object, state))
+    return found
 
 
 def _fit_to_model(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

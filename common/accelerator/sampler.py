@@ -1,25 +1,18 @@
 """Which samples, in which order, on which process: arithmetic on indices, without data and without collectives."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 
 class PartialStep(NamedTuple):
-    """What a process has in a step in which some process lacks samples of its own.
+    """Real and repeated samples of a step in which some process lacks samples of its own.
 
     In all other steps every process has a whole batch, and all of its samples are real.
 
@@ -43,87 +36,25 @@ class PartialStep(NamedTuple):
         return PartialStep(num_real=num_real, rows=None, num_ranks_present=self.num_ranks_present)
 
 
-class Share(NamedTuple):
-    """What one process gets in one step: its batch of sample numbers and, in a partial step, what is real of it."""
+class PartialBatch(list):
+    """The samples of a process in a partial step: a list that says which of its entries are real."""
 
-    batch: list
-    partial: PartialStep | None = None
+    def __init__(self, samples: Iterable[Any], partial: PartialStep) -> None:
+        super().__init__(samples)
+        self.partial = partial
+
+
+class CountedSample(NamedTuple):
+    """A single sample, or its number, of a partial step."""
+
+    content: Any
+    partial: PartialStep
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
     """The generator of torch that `sampler` draws from, if any. Generators of NumPy and of `random` do not count."""
     generator = getattr(sampler, "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
-
-
-class GeneratorStates(NamedTuple):
-    """The states of the generators from which an epoch's order is drawn.
-
-    Attributes:
-        torch: of torch's generator on the CPU.
-        sampler: of the sampler's own generator; None where it has none and draws from torch's.
-    """
-
-    torch: torch.Tensor
-    sampler: torch.Tensor | None
-
-    @classmethod
-    def now(cls, sampler: Any) -> "GeneratorStates":
-        """The states at this moment, for `sampler`."""
-        generator = generator_of(sampler)
-        own = None if generator is None else generator.get_state()
-        return cls(torch.get_rng_state(), own)
-
-
-class SavedGenerators:
-    """The states that `generators` have now, to be put back later."""
-
-    def __init__(self, generators: Iterable[torch.Generator]) -> None:
-        self._states = [(generator, generator.get_state()) for generator in generators]
-
-    def restore(self) -> None:
-        for generator, state in self._states:
-            generator.set_state(state)
-
-
-class Redraw:
-    """Draws the order of an interrupted epoch again, and leaves the generators as they are now.
-
-    Args:
-        sampler: what draws the order.
-        rng_before_order: the states from which the order was drawn. If they are not known (None), another order is
-            drawn.
-        generators: those that are put back to their present state when the order has been drawn.
-    """
-
-    def __init__(
-        self, sampler: Any, rng_before_order: GeneratorStates | None, generators: Iterable[torch.Generator]
-    ) -> None:
-        self.sampler = sampler
-        self.rng_before_order = rng_before_order
-        self.present_states = SavedGenerators(generators)
-        self.own_generator = generator_of(sampler)
-        self.ended = False
-
-    def begin(self) -> None:
-        """Put the generators into the states from which the order was drawn."""
-        if self.rng_before_order is None:
-            return
-        torch.set_rng_state(self.rng_before_order.torch)
-        if self.rng_before_order.sampler is not None and self.own_generator is not None:
-            self.own_generator.set_state(self.rng_before_order.sampler)
-        elif self.own_generator is not None:
-            # The order was drawn by a sampler without a generator, as in a run of one process.
-            self.sampler.generator = None
-
-    def end(self) -> None:
-        """Put the generators back to where they were when this object was made. Further calls do nothing."""
-        if self.ended:
-            return
-        self.ended = True
-        if self.own_generator is not None:
-            self.sampler.generator = self.own_generator
-        self.present_states.restore()
 
 
 class SeedableRandomSampler(RandomSampler):
@@ -151,148 +82,7 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = epoch
 
 
-class PassRecord:
-    """What is known of one pass over the batches, as far as its batches have been drawn.
-
-    Attributes:
-        rng_before_order: the states of the generators right before the order was drawn; None until then.
-        partial_steps: the partial steps, by their number in the epoch (from 0).
-        last_step: the number of this process's last step; None until that step is yielded.
-    """
-
-    def __init__(self) -> None:
-        self.rng_before_order: GeneratorStates | None = None
-        self.partial_steps: dict[int, PartialStep] = {}
-        self.last_step: int | None = None
-
-
-class PassStart(NamedTuple):
-    """Where a pass over the batches begins.
-
-    Attributes:
-        first_batch: the number of the first batch that the pass yields.
-        redraw: draws the order that was drawn before; None draws a new one.
-        batches_drawn_ahead: how many batches after `first_batch` had also been drawn when the epoch was interrupted.
-            The generators are put back after these.
-    """
-
-    first_batch: int = 0
-    redraw: Redraw | None = None
-    batches_drawn_ahead: int = 0
-
-
-class ReplayableBatches(BatchSampler):
-    """Batches of an order that can be drawn again.
-
-    Subclasses say in `shares` what this process gets in every step.
-
-    Attributes:
-        latest_pass: the PassRecord of the pass that began last; None before the first one.
-    """
-
-    num_processes = 1
-    split_batches = False
-
-    def __init__(self, batch_sampler: Any) -> None:
-        self.batch_sampler = batch_sampler
-        self.drop_last = getattr(batch_sampler, "drop_last", False)
-        self.latest_pass: Any = None
-        self._next_pass = PassStart()
-
-    @property
-    def batch_size(self) -> Any:
-        """That of the batch sampler, which the script may change between two passes; None if it has none."""
-        return getattr(self.batch_sampler, "batch_size", None)
-
-    @batch_size.setter
-    def batch_size(self, batch_size: Any) -> None:
-        self.batch_sampler.batch_size = batch_size
-
-    @property
-    def sampler(self) -> Any:
-        """What draws the sample numbers, under the batch samplers."""
-        return innermost_sampler(self.batch_sampler)
-
-    @sampler.setter
-    def sampler(self, sampler: Any) -> None:
-        inner = self.batch_sampler
-        while hasattr(inner, "batch_sampler"):
-            inner = inner.batch_sampler
-        inner.sampler = sampler
-
-    @property
-    def total_length(self) -> int:
-        """Batches of all processes."""
-        return len(self.batch_sampler)
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether this process takes every batch, as in a loader that was not prepared."""
-        return False
-
-    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
-        """This process's share of each step of `batches`, from step number `start` on."""
-        raise NotImplementedError
-
-    def start_next_pass(self, start: PassStart) -> None:
-        """Say where the next pass begins. `__iter__` cannot be told, because DataLoader calls it without arguments."""
-        self._next_pass = start
-
-    def __iter__(self) -> Iterator[list]:
-        # The order of random draws must equal the original's: some batch samplers draw when their iterator is made.
-        # One process: DataLoader makes the batch sampler's iterator first, then it draws a seed for its workers.
-        # Several processes: the seed is drawn first, so the iterator is made later, in `_iterate`.
-        if self.takes_all:
-            return self._iterate(iter(self.batch_sampler))
-        return self._iterate(self.batch_sampler)
-
-    def _iterate(self, batches: Iterable[Any]) -> Iterator[list]:
-        """The batches of one pass for this process, where `batches` are those of all processes."""
-        self.latest_pass = PassRecord()
-        for _, share in self._numbered_shares(batches, self.latest_pass):
-            yield share.batch
-
-    def _numbered_shares(self, batches: Iterable[Any], record: PassRecord) -> Iterator[tuple[int, Share]]:
-        """The shares of a pass with their numbers. `record` gets the states of the generators before the order."""
-        start = self._next_pass
-        self._next_pass = PassStart()
-        numbered = enumerate(self.shares(batches, start.first_batch), start.first_batch)
-        if start.redraw is None:
-            record.rng_before_order = GeneratorStates.now(self.sampler)
-            yield from numbered
-            return
-        start.redraw.begin()
-        record.rng_before_order = GeneratorStates.now(self.sampler)
-        try:
-            for number, share in numbered:
-                if number == start.first_batch + start.batches_drawn_ahead:
-                    start.redraw.end()
-                yield number, share
-        finally:
-            start.redraw.end()
-
-
-class ShardedBatches(ReplayableBatches):
-    """One process's batches, drawn one step ahead, so that the last one is known when it is yielded."""
-
-    def _iterate(self, batches: Iterable[Any]) -> Iterator[list]:
-        # The loader may begin another pass within this one, and `self.latest_pass` is then the record of that one.
-        record = PassRecord()
-        self.latest_pass = record
-        ahead: list | None = None
-        step = 0
-        for step, share in self._numbered_shares(batches, record):
-            if ahead is not None:
-                yield ahead
-            ahead = share.batch
-            if share.partial is not None:
-                record.partial_steps[step] = share.partial
-        if ahead is not None:
-            record.last_step = step
-            yield ahead
-
-
-class BatchSamplerShard(ShardedBatches):
+class BatchSamplerShard(BatchSampler):
     """The batches of `batch_sampler` that belong to one process.
 
     The shares of one step, in rank order, are consecutive samples of the global order. For two processes and the
@@ -308,8 +98,9 @@ class BatchSamplerShard(ShardedBatches):
     ==========================  ==============================  ==============================
 
     If there are too few samples for the last step, `even_batches` fills it up with the first samples of the epoch.
-    Without `even_batches` the last processes get less of it, or nothing. With the batch sampler's `drop_last` the step
-    is dropped. A batch sampler without a `batch_size`, whose batches may differ in size, is sharded in whole batches.
+    Without `even_batches` the last processes get less of it, or nothing. The batches of such a step are PartialBatch
+    objects. With the batch sampler's `drop_last` the step is dropped. A batch sampler without a `batch_size`, whose
+    batches may differ in size, is sharded in whole batches.
 
     Args:
         batch_sampler: the batches of all processes.
@@ -331,91 +122,108 @@ class BatchSamplerShard(ShardedBatches):
         split_batches: bool = False,
         even_batches: bool = True,
     ) -> None:
-        super().__init__(batch_sampler)
+        self.batch_sampler = batch_sampler
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
         self.even_batches = even_batches
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
         size = self.batch_size
         if split_batches and (size is None or size % num_processes):
             raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
 
     @property
-    def takes_all(self) -> bool:
-        return self.num_processes == 1 and not self.even_batches
+    def batch_size(self) -> Any:
+        """That of the batch sampler, which the script may change between two passes; None if it has none."""
+        return getattr(self.batch_sampler, "batch_size", None)
 
-    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
-        if self.takes_all:
-            return self._all_batches(batches, start)
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        self.batch_sampler.batch_size = batch_size
+
+    @property
+    def sampler(self) -> Any:
+        """What draws the sample numbers, under the batch samplers."""
+        return innermost_sampler(self.batch_sampler)
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        replace_sampler(self.batch_sampler, sampler)
+
+    @property
+    def total_length(self) -> int:
+        """Batches of all processes."""
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list]:
+        if self.num_processes == 1 and not self.even_batches:
+            # Some batch samplers draw when their iterator is made. Of a single process it is made now, as by the
+            # original's loader, which draws a seed for its workers next; of several it is made after that.
+            return self._iter_alone(iter(self.batch_sampler))
         if self.split_batches:
-            return self._parts_of_batches(batches, start)
+            return self._iter_parts_of_batches()
         if self.batch_size is None:
-            return self._batches_of_any_size(batches, start)
-        return self._whole_batches(batches, start)
+            return self._iter_batches_of_any_size()
+        return self._iter_whole_batches()
 
-    def _all_batches(self, batches: Iterable[list], start: int) -> Iterator[Share]:
+    def _iter_alone(self, batches: Iterator[list]) -> Iterator[list]:
         """Step k is batch k, of a single process."""
-        for batch in islice(batches, start, None):
+        for batch in batches:
             rows = len(batch)
             if self.batch_size is None or rows == self.batch_size:
-                yield Share(batch)
+                yield batch
             else:
-                yield Share(batch, PartialStep(num_real=rows, rows=rows, num_ranks_present=1, num_real_all_ranks=rows))
+                yield PartialBatch(batch, PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows))
 
-    def _parts_of_batches(self, batches: Iterable[list], start: int) -> Iterator[Share]:
+    def _iter_parts_of_batches(self) -> Iterator[list]:
         """Step k is batch k. Process r takes the r-th of its equal parts."""
         size = self.batch_size // self.num_processes
-        first_batch: list = []
-        for step, batch in enumerate(self._check_sizes(batches)):
-            if step == 0:
+        own_part = slice(self.process_index * size, (self.process_index + 1) * size)
+        first_batch = None
+        for batch in self._check_sizes(self.batch_sampler):
+            if first_batch is None:
                 first_batch = batch
-            if step < start:
-                continue
             if len(batch) == self.batch_size:
-                part = slice(self.process_index * size, (self.process_index + 1) * size)
-                yield Share(batch[part])
+                yield batch[own_part]
             elif self.drop_last:
                 return
             elif self.even_batches:
-                yield self._filled_share(batch, first_batch, size)
+                yield self._filled_batch(batch, first_batch, size)
             else:
                 parts = [batch[at : at + size] for at in range(0, len(batch), size)]
-                yield from self._own_batch_of(parts, num_ranks_present=len(parts))
+                if self.process_index < len(parts):
+                    yield self._own_batch_of(parts, num_ranks_present=len(parts))
 
-    def _whole_batches(self, batches: Iterable[list], start: int) -> Iterator[Share]:
+    def _iter_whole_batches(self) -> Iterator[list]:
         """Step k is the batches from k·num_processes on. Process r takes the r-th of them."""
         first_samples: list = []
-        for step, group in enumerate(self._groups(batches)):
+        for step, group in enumerate(self._groups()):
             if step == 0:
                 first_samples = list(chain(*group))
-            if step < start:
-                continue
             samples = sum(map(len, group))
             if samples == self.num_processes * self.batch_size:
-                yield Share(group[self.process_index])
+                yield group[self.process_index]
             elif self.drop_last and (self.even_batches or len(group) < self.num_processes):
                 # Without `even_batches` batches may differ in size: only a step that lacks whole batches is dropped.
                 return
             elif self.even_batches:
-                yield self._filled_share(list(chain(*group)), first_samples, self.batch_size)
-            else:
-                yield from self._own_batch_of(group, num_ranks_present=len(group))
+                yield self._filled_batch(chain(*group), first_samples, self.batch_size)
+            elif self.process_index < len(group):
+                yield self._own_batch_of(group, num_ranks_present=len(group))
 
-    def _batches_of_any_size(self, batches: Iterable[list], start: int) -> Iterator[Share]:
-        """Like `_whole_batches`, but the last step is filled up with whole batches from the first step."""
+    def _iter_batches_of_any_size(self) -> Iterator[list]:
+        """Like `_iter_whole_batches`, but the last step is filled up with whole batches from the first step."""
         first_group: list = []
-        for step, group in enumerate(self._groups(batches)):
+        for step, group in enumerate(self._groups()):
             if step == 0:
                 first_group = group
-            if step < start:
-                continue
             missing = self.num_processes - len(group)
             if missing and self.drop_last:
                 return
-            if not self.even_batches or self.process_index < len(group):
+            if self.process_index < len(group):
                 num_ranks_present = self.num_processes if self.even_batches else len(group)
-                yield from self._own_batch_of(group, num_ranks_present)
-            else:
+                yield self._own_batch_of(group, num_ranks_present)
+            elif self.even_batches:
                 repeated = next(islice(cycle(first_group), self.process_index - len(group), None))
                 partial = PartialStep(
                     num_real=0,
@@ -423,37 +231,36 @@ class BatchSamplerShard(ShardedBatches):
                     num_ranks_present=self.num_processes,
                     num_real_all_ranks=sum(map(len, group)),
                 )
-                yield Share(repeated, partial)
+                yield PartialBatch(repeated, partial)
 
-    def _own_batch_of(self, group: list[list], num_ranks_present: int) -> Iterator[Share]:
-        """This process's batch of a step in which nothing is repeated; none, if the step has too few batches."""
-        if self.process_index < len(group):
-            own = group[self.process_index]
-            partial = PartialStep(
-                num_real=len(own),
-                rows=len(own),
-                num_ranks_present=num_ranks_present,
-                num_real_all_ranks=sum(map(len, group)),
-            )
-            yield Share(own, partial)
+    def _own_batch_of(self, group: list[list], num_ranks_present: int) -> PartialBatch:
+        """This process's batch of a step in which nothing is repeated."""
+        own = group[self.process_index]
+        partial = PartialStep(
+            num_real=len(own),
+            rows=len(own),
+            num_ranks_present=num_ranks_present,
+            num_real_all_ranks=sum(map(len, group)),
+        )
+        return PartialBatch(own, partial)
 
-    def _filled_share(self, samples: list, first: list, size: int) -> Share:
+    def _filled_batch(self, samples: Iterable[Any], first: Iterable[Any], size: int) -> PartialBatch:
         """This process's `size` samples of a step that has only `samples` and is filled up from `first`."""
-        missing = self.num_processes * size - len(samples)
-        filled = samples + list(islice(cycle(first), missing))
+        real = list(samples)
+        filled = [*real, *islice(cycle(first), self.num_processes * size - len(real))]
         begin = self.process_index * size
         partial = PartialStep(
-            num_real=min(max(len(samples) - begin, 0), size),
+            num_real=min(max(len(real) - begin, 0), size),
             rows=size,
             num_ranks_present=self.num_processes,
-            num_real_all_ranks=len(samples),
+            num_real_all_ranks=len(real),
         )
-        return Share(filled[begin : begin + size], partial)
+        return PartialBatch(filled[begin : begin + size], partial)
 
-    def _groups(self, batches: Iterable[list]) -> Iterator[list[list]]:
+    def _groups(self) -> Iterator[list[list]]:
         """The batches of each step; the last group may have fewer batches than there are processes."""
         group: list[list] = []
-        for batch in self._check_sizes(batches):
+        for batch in self._check_sizes(self.batch_sampler):
             group.append(batch)
             if len(group) == self.num_processes:
                 yield group
@@ -495,40 +302,23 @@ class BatchSamplerShard(ShardedBatches):
 class SampleShard(BatchSamplerShard):
     """The samples of `sampler` that belong to one process, one at a time: for loaders with `batch_size=None`.
 
-    A sample of such a data set may be a whole batch. How many rows it has is not known here.
+    A sample of such a data set may be a whole batch. How many rows it has is not known here. The samples of a partial
+    step come as CountedSample.
     """
 
     def __init__(self, sampler: Any, num_processes: int = 1, process_index: int = 0, even_batches: bool = True) -> None:
         singles = BatchSampler(sampler, batch_size=1, drop_last=False)
         super().__init__(singles, num_processes, process_index, even_batches=even_batches)
 
-    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
-        for share in super().shares(batches, start):
-            if share.partial is None:
-                yield share
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            if isinstance(batch, PartialBatch):
+                yield CountedSample(batch[0], batch.partial.of_unknown_rows())
             else:
-                yield Share(share.batch, share.partial.of_unknown_rows())
-
-    def _iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in super()._iterate(batches):
-            yield batch[0]
+                yield batch[0]
 
 
-class AllBatches(ReplayableBatches):
-    """The batches of all processes, for the process that loads for the others: as they come, without looking ahead."""
-
-    @property
-    def takes_all(self) -> bool:
-        return True
-
-    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
-        return map(Share, islice(batches, start, None))
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler)
-
-
-class EvalBatches(ShardedBatches):
+class EvalBatches(BatchSamplerShard):
     """The batches that `batch_sampler` makes of a DistributedEvalSampler, in equally many steps on every process.
 
     Where this process has no sample left and another has, the batch is empty: a forward through DDP, or any other
@@ -536,21 +326,80 @@ class EvalBatches(ShardedBatches):
     """
 
     def __init__(self, batch_sampler: Any) -> None:
-        super().__init__(batch_sampler)
-        self.num_processes = batch_sampler.sampler.num_replicas
+        sampler = batch_sampler.sampler
+        super().__init__(batch_sampler, sampler.num_replicas, sampler.rank, even_batches=False)
 
-    def shares(self, batches: Iterable[Any], start: int) -> Iterator[Share]:
-        own = islice(batches, start, None)
-        for _ in range(start, len(self)):
+    def __iter__(self) -> Iterator[list]:
+        own = iter(self.batch_sampler)
+        for _ in range(len(self)):
             batch: list = next(own, [])
-            partial = PartialStep(num_real=len(batch), rows=len(batch), num_ranks_present=self.num_processes)
-            yield Share(batch, partial if self.num_processes > 1 else None)
+            if self.num_processes > 1:
+                batch = PartialBatch(batch, PartialStep(len(batch), len(batch), self.num_processes))
+            yield batch
 
     def __len__(self) -> int:
         most_samples = math.ceil(len(self.batch_sampler.sampler.dataset) / self.num_processes)
         if self.drop_last:
             return most_samples // self.batch_size
         return math.ceil(most_samples / self.batch_size)
+
+
+class DrawnStep(NamedTuple):
+    """A step whose sample numbers have been drawn: whether it is the last, and what is real if it is partial."""
+
+    is_last: bool
+    partial: PartialStep | None
+
+
+class LookAhead:
+    """The sample numbers of `batches`, drawn one batch ahead, so that the last one is known when it is yielded."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> "LookAheadIterator":
+        return LookAheadIterator(iter(self.batches))
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class LookAheadIterator:
+    """One pass of a LookAhead.
+
+    Attributes:
+        steps: the steps whose sample numbers were yielded and whose batches the loader has not taken yet: one, or as
+            many as its workers have been asked for.
+    """
+
+    _END = object()
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.steps: deque[DrawnStep] = deque()
+        self._batches = batches
+        self._following: Any = None
+        self._has_begun = False
+
+    def __iter__(self) -> "LookAheadIterator":
+        return self
+
+    def __next__(self) -> Any:
+        if not self._has_begun:
+            self._has_begun = True
+            self._following = next(self._batches, self._END)
+        batch = self._following
+        if batch is self._END:
+            raise StopIteration
+        self._following = next(self._batches, self._END)
+        partial = None
+        if isinstance(batch, PartialBatch):
+            partial = batch.partial
+            batch = list(batch)
+        elif isinstance(batch, CountedSample):
+            partial = batch.partial
+            batch = batch.content
+        self.steps.append(DrawnStep(self._following is self._END, partial))
+        return batch
 
 
 def sampler_chain(sampler: Any) -> Iterator[Any]:
@@ -568,31 +417,31 @@ def innermost_sampler(sampler: Any) -> Any:
     return list(sampler_chain(sampler))[-1]
 
 
-# Samplers that draw the whole order of an epoch when it begins, from their own generator, torch's or a seed.
-_DRAWN_AT_ONCE = (
-    SequentialSampler,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    DistributedSampler,
-)
+def shard_among(batches: Any) -> BatchSamplerShard | None:
+    """The BatchSamplerShard in the chain of `batches`; None where every process gets all of them."""
+    for part in sampler_chain(batches):
+        if isinstance(part, BatchSamplerShard):
+            return part
+    return None
 
 
-def _groups_in_order(wrapper: Any) -> bool:
+def replace_sampler(batch_sampler: Any, sampler: Any) -> None:
+    """Let `sampler` draw the sample numbers under `batch_sampler`."""
+    while hasattr(batch_sampler, "batch_sampler"):
+        batch_sampler = batch_sampler.batch_sampler
+    batch_sampler.sampler = sampler
+
+
+def groups_in_order(wrapper: Any) -> bool:
     """Whether `wrapper` makes batches of what it is given, and draws nothing by itself."""
-    return isinstance(wrapper, ReplayableBatches) or type(wrapper) is BatchSampler
+    return isinstance(wrapper, (BatchSamplerShard, SkipBatchSampler)) or type(wrapper) is BatchSampler
 
 
-def can_be_redrawn(batch_sampler: Any) -> bool:
-    """Whether the order of `batch_sampler` is known to be drawn from torch's generators when an epoch begins.
-
-    A sampler of the script's own may draw from elsewhere, or while the epoch goes on.
-    """
-    *wrappers, sampler = sampler_chain(batch_sampler)
-    known_wrappers = all(map(_groups_in_order, wrappers))
-    if isinstance(sampler, RandomSampler) and sampler.replacement:
-        return False
-    return known_wrappers and isinstance(sampler, (*_DRAWN_AT_ONCE, DistributedEvalSampler, Sequence))
+def follows_from_epoch(batches: Any) -> bool:
+    """Whether the order of `batches` is sequential, or a function of a seed and the epoch, as far as is known."""
+    *wrappers, sampler = sampler_chain(batches)
+    known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, Sequence)
+    return isinstance(sampler, known) and all(map(groups_in_order, wrappers))
 
 
 class SkipBatchSampler(BatchSampler):
@@ -601,9 +450,13 @@ class SkipBatchSampler(BatchSampler):
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
         self.skip_batches = skip_batches
+        self.batch_size = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
 
     def __iter__(self) -> Iterator[list]:
-        return islice(self.batch_sampler, self.skip_batches, None)
+        for index, batch in enumerate(self.batch_sampler):
+            if index >= self.skip_batches:
+                yield batch
 
     @property
     def total_length(self) -> int:

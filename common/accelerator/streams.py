@@ -7,12 +7,12 @@ in each worker, and one that reads from a queue yields each sample in one worker
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, get_worker_info
 
-from .sampler import BatchSamplerShard, PartialStep, Share
+from .sampler import BatchSamplerShard, CountedSample, PartialBatch
 
 
 class IterableDatasetShard(IterableDataset):
@@ -76,39 +76,31 @@ class IterableDatasetShard(IterableDataset):
         """Samples of this process, its last batch taken as full."""
         return len(self._shard()) * self.samples_per_step
 
-    def shares(self) -> Iterator[Share]:
+    def batches(self) -> Iterator[list]:
         """This process's samples, step by step."""
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        shard = self._shard()
-        yield from shard.shares(shard.batch_sampler, 0)
+        yield from self._shard()
 
     def __iter__(self) -> Iterator[Any]:
-        for share in self.shares():
-            yield from share.batch
-
-
-class CountedSample(NamedTuple):
-    """A sample of a partial step, with the counts that the loader needs to know which samples are real.
-
-    In a stream that yields ready batches the content is such a batch.
-    """
-
-    content: Any
-    partial: PartialStep
+        for batch in self.batches():
+            yield from batch
 
 
 class CountedShard(IterableDatasetShard):
-    """An IterableDatasetShard whose samples of partial steps come as CountedSample."""
+    """An IterableDatasetShard whose samples of partial steps come as CountedSample.
+
+    In a stream that yields ready batches the content of a CountedSample is such a batch.
+    """
 
     def __iter__(self) -> Iterator[Any]:
-        for share in self.shares():
-            if share.partial is None:
-                yield from share.batch
+        for batch in self.batches():
+            if isinstance(batch, PartialBatch):
+                for sample in batch:
+                    yield CountedSample(sample, batch.partial)
             else:
-                for sample in share.batch:
-                    yield CountedSample(sample, share.partial)
+                yield from batch
 
 
 class EpochInWorkers(IterableDataset):

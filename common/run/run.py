@@ -156,6 +156,11 @@ class Run:
             self.epoch += 1
             self._epoch_loss.reset()
 
+    @property
+    def batches_done(self) -> int:
+        """(Micro-)batches of this epoch that each worker has trained on."""
+        return (self.steps - self.steps_per_epoch * self.epoch) * self.accumulation
+
     def batches(self, loader: Iterable) -> Iterator:
         """The batches of one epoch's training, timed and shown on a terminal; ends early at `--max-steps`."""
         end_of_epoch = self.steps_per_epoch * (self.epoch + 1)

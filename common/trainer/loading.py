@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard, batches_of, prepare_data_loader
-from common.accelerator.sampler import can_be_redrawn, innermost_sampler
+from common.accelerator.resume import can_be_redrawn
+from common.accelerator.sampler import innermost_sampler
 from common.trainer import batches
 from common.trainer.arguments import TrainingArguments
 
@@ -108,7 +109,7 @@ def prepare_for_training(loader: Any, accelerator: Accelerator) -> Any:
         return accelerator.prepare_data_loader(loader)
     if accelerator.num_processes > 1 or not _has_fixed_order(loader):
         return loader
-    in_same_order = prepare_data_loader(loader, accelerator.device, put_on_device=True)
+    in_same_order = prepare_data_loader(loader, accelerator.device, put_on_device=True, use_stateful_dataloader=True)
     return accelerator.prepare_data_loader(in_same_order)
 
 
@@ -127,7 +128,7 @@ def _has_fixed_order(loader: Any) -> bool:
 def go_back_to(loader: Any, epoch: int, batches_done: int) -> None:
     """Let a prepared loader, which a checkpoint has put further, go on after `batches_done` batches of `epoch`."""
     position = loader.state_dict()
-    loader.load_state_dict(position | {"epoch": epoch, "step": batches_done})
+    loader.load_state_dict(position | {"epoch": epoch, "step": batches_done, "is_over": False})
 
 
 def length_of(data: Any) -> int | None:

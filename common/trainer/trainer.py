@@ -1030,6 +1030,7 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
         use_seedable_sampler=config.use_seedable_sampler,
         data_seed=args.data_seed,
         non_blocking=config.non_blocking,
+        use_stateful_dataloader=True,  # a checkpoint within an epoch holds the position
     )
     accumulation = dict(config.gradient_accumulation_kwargs or {})
     # The Trainer counts the micro-batches of a step itself.

@@ -176,7 +176,7 @@ def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_from_the_old_checkpo
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""
     argv = [level, *SMALL, "--epochs", "5"]
     fails, goes_on = WAYS[way](*argv, *saving(tmp_path)), WAYS[way](*argv, *saving(tmp_path, every=999))
-    makes_room = ["rm", "-rf", *(f"{tmp_path}/{name}" for name in ("checkpoints/checkpoint_0", "checkpoint-1"))]
+    makes_room = ["rm", "-rf", *(f"{tmp_path}/{name}" for name in ("checkpoints/checkpoint_1", "checkpoint-1"))]
     done = run_to_end(on_tmpfs(tmp_path, "size=40m", fails, makes_room, goes_on))
     codes = re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE)
     assert codes == ["2" if way == "plain" else "1", "0", "0"], done.stdout + done.stderr

@@ -28,8 +28,8 @@ from common.files import forget_draft, is_draft, new_draft, remove_folder, sync_
 logger = logging.getLogger(__name__)
 
 # Increase it when the content of the files changes so that older code could not resume from newer files, or newer code
-# from older ones. Version 1 had no version in its manifest.
-FORMAT_VERSION = 2
+# from older ones. Version 1 had no version in its manifest; version 2 held the position of every loader.
+FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 COMPLETE_NAME = ".complete"
 # Some 100,000 files: more than a save writes, and less than would fill the memory.

@@ -297,7 +297,8 @@ class DataLoaderConfiguration:
             Otherwise it visits what the generators of sampler and torch draw.
         data_seed: the seed of a seedable sampler; by default `torch.initial_seed()` of rank 0.
         non_blocking: copy to the device without waiting; pays with `pin_memory`.
-        use_stateful_dataloader: prepared loaders have `state_dict` and `load_state_dict` with either value.
+        use_stateful_dataloader: checkpoints hold the positions of loaders, and after `load_state` the next `for`
+            continues there. Otherwise the script says where to go on: see `skip_first_batches`.
     """
 
     split_batches: bool = False

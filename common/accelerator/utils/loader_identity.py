@@ -11,8 +11,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ..data_loader import batches_of
 from ..sampler import innermost_sampler
+from ..shard import batches_of
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def digest_of(content: bytes) -> dict:
 
 
 def manifest_naming(*names: str, content: bytes = b"mine") -> str:
-    return json.dumps({"format_version": 2, "files": {name: digest_of(content) for name in names}})
+    return json.dumps({"format_version": 3, "files": {name: digest_of(content) for name in names}})
 
 
 def names_outside(precious: Path) -> list[str]:
@@ -110,25 +110,25 @@ def test_names_that_are_none_are_refused(name, accelerator, tmp_path):
 ENTRY = digest_of(b"mine")
 BAD_MANIFESTS = {
     "no JSON": b"{",
-    "no UTF-8": b'{"format_version": 2, "files": {"\xff": 1}}',
-    "UTF-16": json.dumps({"format_version": 2, "files": {}}).encode("utf-16"),
+    "no UTF-8": b'{"format_version": 3, "files": {"\xff": 1}}',
+    "UTF-16": json.dumps({"format_version": 3, "files": {}}).encode("utf-16"),
     "a list": b"[]",
     "deep": b"[" * 100_000,
-    "deep in it": b'{"format_version": 2, "files": ' + b'{"a":' * 100_000,
+    "deep in it": b'{"format_version": 3, "files": ' + b'{"a":' * 100_000,
     "a long number": b'{"format_version": ' + b"9" * 5000 + b"}",
     "huge": b" " * (2**24 + 1),
-    "a key twice": b'{"format_version": 2, "files": {}, "files": {}}',
+    "a key twice": b'{"format_version": 3, "files": {}, "files": {}}',
     "a name twice": manifest_naming("a", "b").replace('"b"', '"a"').encode(),
-    "no files": b'{"format_version": 2}',
-    "more": b'{"format_version": 2, "files": {}, "more": 1}',
+    "no files": b'{"format_version": 3}',
+    "more": b'{"format_version": 3, "files": {}, "more": 1}',
     "a version of another type": b'{"format_version": true, "files": {}}',
-    "files of another type": b'{"format_version": 2, "files": ["a"]}',
-    "an entry of another type": b'{"format_version": 2, "files": {"a": 1}}',
+    "files of another type": b'{"format_version": 3, "files": ["a"]}',
+    "an entry of another type": b'{"format_version": 3, "files": {"a": 1}}',
 }
 for field, values in {"bytes": [-1, 1.0, True, "1", None, 1e400], "sha256": [1, None, "", "A" * 64, "a" * 63]}.items():
     for value in values:
         entry = json.dumps(ENTRY | {field: value})
-        BAD_MANIFESTS[f"{field} {value!r}"[:20]] = f'{{"format_version": 2, "files": {{"a": {entry}}}}}'.encode()
+        BAD_MANIFESTS[f"{field} {value!r}"[:20]] = f'{{"format_version": 3, "files": {{"a": {entry}}}}}'.encode()
 
 
 @pytest.mark.parametrize("content", BAD_MANIFESTS.values(), ids=BAD_MANIFESTS.keys())
@@ -141,7 +141,7 @@ def test_a_manifest_that_is_damaged_is_refused_by_name(content, accelerator, tmp
     accelerator.load_state(tmp_path / "c")
 
 
-@pytest.mark.parametrize(("version", "age"), [(1, "older"), (3, "newer")])
+@pytest.mark.parametrize(("version", "age"), [(1, "older"), (2, "older"), (4, "newer")])
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(version, age, accelerator, tmp_path):
     folder = tmp_path / "c"
     accelerator.save_state(folder)
@@ -150,7 +150,7 @@ def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(vers
     if version == 1:  # which did not say so
         content = content["files"]
     (folder / "manifest.json").write_text(json.dumps(content))
-    line = f"{folder} is a checkpoint in an? {age} format, version {version}; this code reads version 2$"
+    line = f"{folder} is a checkpoint in an? {age} format, version {version}; this code reads version 3$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_format_is_not_skipped_for_an_older_one(tmp_path
     accelerator.save_state()
     accelerator.save_state()
     manifest = tmp_path / "checkpoints/checkpoint_1/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format_version": 2', '"format_version": 3'))
+    manifest.write_text(manifest.read_text().replace('"format_version": 3', '"format_version": 4'))
     with pytest.raises(CheckpointError, match="newer format"):
         accelerator.load_state()
 

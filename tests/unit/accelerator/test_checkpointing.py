@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.state import PartialState
-from common.accelerator.utils import ProjectConfiguration, set_seed
+from common.accelerator.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from common.processes import ranks
 from tests.states import forget_states
 from tests.toys import Stream
@@ -44,13 +44,13 @@ class Noisy(TensorDataset):
 class Progress:
     """What a script keeps for itself."""
 
-    epoch, losses = 0, ()
+    epoch, samples, losses = 0, 0, ()
 
     def state_dict(self):
-        return {"epoch": self.epoch, "losses": list(self.losses)}
+        return {"epoch": self.epoch, "samples": self.samples, "losses": list(self.losses)}
 
     def load_state_dict(self, state):
-        self.epoch, self.losses = state["epoch"], tuple(state["losses"])
+        self.epoch, self.samples, self.losses = state["epoch"], state["samples"], tuple(state["losses"])
 
 
 def train(
@@ -67,10 +67,22 @@ def train(
     dropout=True,
     dtype=torch.float32,
     total=100,
+    stateful=False,
 ):
-    """Train from scratch or a checkpoint; save, and stop if asked, after micro-batch `save_at` (counted from 1)."""
+    """Train from scratch or a checkpoint; save, and stop if asked, after micro-batch `save_at` (counted from 1).
+
+    With `stateful` loaders in a random order, which continue by themselves; else in a seedable order, and the script
+    says where it goes on.
+    """
     forget_states()
-    accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=accumulation, cpu=True)
+    accelerator = Accelerator(
+        mixed_precision=precision,
+        gradient_accumulation_steps=accumulation,
+        dataloader_config=DataLoaderConfiguration(
+            use_stateful_dataloader=stateful, use_seedable_sampler=not stateful, data_seed=11
+        ),
+        cpu=True,
+    )
     set_seed(1000 * resume + 5, device_specific=True)
     generator = torch.Generator().manual_seed(0)
     data = Noisy(
@@ -87,7 +99,6 @@ def train(
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total)
     shuffle = dataset is not Stream
     loader = DataLoader(data if shuffle else Stream(data), batch_size=batch, shuffle=shuffle)
-    accelerator.dataloader_config.data_seed = 11
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
@@ -97,7 +108,11 @@ def train(
         micro_batch = save_at
     for epoch in range(progress.epoch, epochs):
         progress.epoch = epoch
-        for x, y in loader:
+        loader.set_epoch(epoch)
+        rest = loader
+        if progress.samples and not stateful:
+            rest = accelerator.skip_first_batches(loader, progress.samples // loader.total_batch_size)
+        for x, y in rest:
             with accelerator.accumulate(model):
                 loss = torch.nn.functional.mse_loss(model(x), y)
                 accelerator.backward(loss)
@@ -105,12 +120,14 @@ def train(
                 scheduler.step()
                 optimizer.zero_grad()
             progress.losses = (*progress.losses, loss.item())
+            progress.samples += loader.total_batch_size
             micro_batch += 1
             if micro_batch == save_at and not resume:
                 accelerator.save_state(folder)
                 if stop:
                     accelerator.end_training()
                     return None
+        progress.samples = 0
     weights = {name: value.clone() for name, value in accelerator.get_state_dict(model).items()}
     result = weights, progress.losses, optimizer.param_groups[0]["lr"], torch.rand(3)
     accelerator.end_training()
@@ -124,12 +141,13 @@ def assert_same(one, other):
 
 
 # 6 micro-batches an epoch: in the middle of a window, at its end, at the end of the epoch, in the next one.
+@pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("save_at", [1, 3, 5, 6, 8, 9])
-def test_stop_and_resume_equals_the_straight_run_bit_for_bit(save_at, tmp_path):
-    straight = train(None)
-    assert_same(train(tmp_path / "watched", save_at=save_at), straight)  # saving disturbs nothing
-    train(tmp_path / "c", save_at=save_at, stop=True)
-    assert_same(train(tmp_path / "c", save_at=save_at, resume=True), straight)
+def test_stop_and_resume_equals_the_straight_run_bit_for_bit(save_at, stateful, tmp_path):
+    straight = train(None, stateful=stateful)
+    assert_same(train(tmp_path / "watched", save_at=save_at, stateful=stateful), straight)  # saving disturbs nothing
+    train(tmp_path / "c", save_at=save_at, stop=True, stateful=stateful)
+    assert_same(train(tmp_path / "c", save_at=save_at, resume=True, stateful=stateful), straight)
 
 
 @pytest.mark.parametrize("save_at", [2, 6])
@@ -150,23 +168,26 @@ def test_a_window_cut_short_after_the_resumption_is_averaged_over_its_actual_siz
     assert_same(train(tmp_path / "c", save_at=5, resume=True, **options), straight)
 
 
-def test_a_stream_continues_with_the_next_batch(tmp_path):
-    options = {"dataset": Stream, "dropout": False}
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_stream_continues_with_the_next_batch(stateful, tmp_path):
+    options = {"dataset": Stream, "dropout": False, "stateful": stateful}
     train(tmp_path / "c", save_at=3, stop=True, **options)
     resumed = train(tmp_path / "c", save_at=3, resume=True, **options)
     assert len(resumed[1]) == len(train(None, **options)[1])
 
 
-def test_two_processes_resume_bit_for_bit_and_other_numbers_within_tolerance(tmp_path):
-    straight = ranks(2).run(train, None)
+@pytest.mark.parametrize("stateful", [False, True])
+def test_two_processes_resume_bit_for_bit_and_other_numbers_within_tolerance(stateful, tmp_path):
+    straight = ranks(2).run(train, None, stateful=stateful)
     assert not torch.equal(straight[0][3], straight[1][3])  # each rank has random numbers of its own
-    ranks(2).run(train, tmp_path / "c", save_at=1, stop=True)
-    first, second = ranks(2).run(train, tmp_path / "c", save_at=1, resume=True)
+    ranks(2).run(train, tmp_path / "c", save_at=1, stop=True, stateful=stateful)
+    first, second = ranks(2).run(train, tmp_path / "c", save_at=1, resume=True, stateful=stateful)
     assert_same(first, straight[0])
     # Registered objects, here the losses so far, are the main process's.
     assert_same((second[0], straight[1][1], *second[2:]), straight[1])
     # A schedule advances by the number of processes, so it is left out here.
     options = {"n": 24, "dataset": TensorDataset, "dropout": False, "dtype": torch.float64, "total": None}
+    options["stateful"] = stateful
     expected = ranks(2).run(train, None, batch=3, **options)[0][0]
     ranks(2).run(train, tmp_path / "other", batch=3, save_at=2, stop=True, **options)
     resume = {"save_at": 2, "resume": True} | options
@@ -178,9 +199,13 @@ def test_two_processes_resume_bit_for_bit_and_other_numbers_within_tolerance(tmp
 # What is in the folder
 
 
-def small(folder=None, **config):
+def small(folder=None, stateful=False, **config):
     forget_states()
-    accelerator = Accelerator(project_config=ProjectConfiguration(project_dir=folder, **config), cpu=True)
+    accelerator = Accelerator(
+        project_config=ProjectConfiguration(project_dir=folder, **config),
+        dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=stateful),
+        cpu=True,
+    )
     torch.manual_seed(1)
     model = torch.nn.Linear(2, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
@@ -188,7 +213,7 @@ def small(folder=None, **config):
 
 
 def test_files_bear_accelerates_names_and_its_weights_can_be_read_elsewhere(tmp_path):
-    accelerator, model, optimizer = small()
+    accelerator, model, optimizer = small(stateful=True)
     accelerator.prepare(DataLoader(range(3)), torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1))
     accelerator.register_for_checkpointing(Progress())
     assert accelerator.save_state(tmp_path / "c") == str(tmp_path / "c")
@@ -318,7 +343,7 @@ def test_what_was_prepared_or_registered_must_match(tmp_path):
 
 
 def test_what_is_checked_before_loading_leaves_the_weights_as_they_are(tmp_path):
-    accelerator, model, _ = small()
+    accelerator, model, _ = small(stateful=True)
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(12.0)), batch_size=2))
     for _ in loader:
         accelerator.save_state(tmp_path / "c")
@@ -740,7 +765,7 @@ def forged_on_all(folder: str) -> list[str]:
     accelerator.save_state(folder)
     if accelerator.is_main_process:
         with open(os.path.join(folder, "manifest.json"), "w") as file:
-            file.write('{"format_version": 2, "files": {"../x": {}}}')
+            file.write('{"format_version": 3, "files": {"../x": {}}}')
     accelerator.wait_for_everyone()
     try:
         accelerator.load_state(folder)
@@ -881,7 +906,7 @@ def test_modules_are_told_of_which_version_their_weights_are(tmp_path):
 
 def test_only_models_and_optimizers_are_read_to_the_device(tmp_path, monkeypatch):
     """Generators take their states from the CPU alone, and registered objects get theirs there in the original."""
-    accelerator, _, optimizer = small()
+    accelerator, _, optimizer = small(stateful=True)
     loader = accelerator.prepare(DataLoader(range(8), shuffle=True, generator=torch.Generator()))
     accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1))
     accelerator.register_for_checkpointing(Progress())

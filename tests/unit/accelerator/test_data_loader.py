@@ -378,7 +378,8 @@ class OwnGenerator(Sampler):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_sampler_may_have_a_generator_that_is_not_torchs(world):
-    loaders = ranks(world, lambda rank: DataLoader(Numbers(9), 2, sampler=OwnGenerator(9)), rng_types=["generator"])
+    how = {"rng_types": ["generator"], "use_stateful_dataloader": True}
+    loaders = ranks(world, lambda rank: DataLoader(Numbers(9), 2, sampler=OwnGenerator(9)), **how)
     expected = OwnGenerator(9)
     assert gathered(loaders) == list(expected) and gathered(loaders) == list(expected)
     state, _ = stopped_after(loaders[0], 1)
@@ -408,7 +409,7 @@ def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(dis
     mine = OwnBatches(SequentialSampler(range(4)), 2, False)
     plain = DataLoader(Numbers(4), batch_sampler=mine)
     loader = prepare_data_loader(plain, torch.device("cpu"), put_on_device=dispatch, dispatch_batches=dispatch)
-    assert loader.batch_sampler is mine is skip_first_batches(loader, 1).batch_sampler
+    assert loader.batch_sampler is mine is skip_first_batches(loader, 1).batch_sampler.batch_sampler
     assert loader.batch_sampler.note == "mine"
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]] * 2 and mine.epochs == (0,)
     loader.batch_sampler.batch_size = 4
@@ -740,8 +741,11 @@ def stopped_after(loader, steps):
             return loader.state_dict(), rows
 
 
+STATEFUL = {"use_stateful_dataloader": True}
+
+
 def test_a_loader_that_is_not_being_iterated_over_is_at_a_beginning():
-    (loader,) = seedable(1)
+    (loader,) = seedable(1, **STATEFUL)
     stopped_after(loader, 3)
     state = loader.state_dict()
     assert (state["epoch"], state["step"]) == (0, 0)
@@ -752,10 +756,10 @@ def test_a_loader_that_is_not_being_iterated_over_is_at_a_beginning():
 def test_a_loader_continues_with_the_next_batch_on_any_number_of_processes():
     # https://github.com/huggingface/accelerate/issues/2823, /issues/3996 and /issues/4195
     for (batch, world), (other_batch, other_world) in itertools.permutations([(6, 1), (3, 2), (2, 3), (1, 6)], 2):
-        loaders = seedable(world, batch, 25)
+        loaders = seedable(world, batch, 25, **STATEFUL)
         gathered(loaders)  # epoch 0
         (state, _), *_ = [stopped_after(loader, 2) for loader in loaders]
-        resumed = seedable(other_world, other_batch, 25, seed=99)
+        resumed = seedable(other_world, other_batch, 25, seed=99, **STATEFUL)
         for loader in resumed:
             loader.load_state_dict(state)
             loader.set_epoch(1)  # the epoch it is in: no change
@@ -764,15 +768,15 @@ def test_a_loader_continues_with_the_next_batch_on_any_number_of_processes():
 
 
 def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint():
-    (loader,) = seedable(1)
+    (loader,) = seedable(1, **STATEFUL)
     loader.set_epoch(1)
     state, _ = stopped_after(loader, 3)
     for epoch, expected in ((1, order(10, 2, 1)[3:]), (2, order(10, 2, 2))):
-        (loader,) = seedable(1)
+        (loader,) = seedable(1, **STATEFUL)
         loader.load_state_dict(state)
         loader.set_epoch(epoch)
         assert gathered([loader]) == expected
-    (loader,) = seedable(1)
+    (loader,) = seedable(1, **STATEFUL)
     loader.load_state_dict(state)
     assert gathered([skip_first_batches(loader, 4)]) == order(10, 2, 1)[4:]
     assert gathered([loader]) == order(10, 2, 1)  # as on the original, the script says which epoch comes next
@@ -788,7 +792,7 @@ def test_generators_of_devices_that_are_out_of_scope_are_refused():
 
 
 def test_a_position_that_is_no_whole_number_of_steps_is_refused():
-    loader = prepare_data_loader(DataLoader(Numbers(20), batch_size=4))
+    loader = prepare_data_loader(DataLoader(Numbers(20), batch_size=4), **STATEFUL)
     with pytest.raises(ValueError, match="6 samples of epoch 0"):
         loader.load_state_dict({"epoch": 0, "step": 3, "step_size": 2})
 

@@ -155,7 +155,7 @@ def resumed(accelerator):
 
 
 def test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
-    for rest, after_load, after_skip in ranks(2).run(run, resumed, dispatch_batches=True):
+    for rest, after_load, after_skip in ranks(2).run(run, resumed, dispatch_batches=True, use_stateful_dataloader=True):
         assert len(rest) == 3 and rest == after_load == after_skip
 
 

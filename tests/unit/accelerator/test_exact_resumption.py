@@ -1,4 +1,4 @@
-"""A loader that is stopped in the middle of an epoch goes on bit for bit, and so does torch's generator beside it."""
+"""A stateful loader that is stopped in the middle of an epoch goes on bit for bit, and so does torch's generator."""
 
 import io
 import itertools
@@ -16,7 +16,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from common.accelerator.data_loader import prepare_data_loader, skip_first_batches
+from common.accelerator import data_loader
+from common.accelerator.data_loader import skip_first_batches
 from common.accelerator.sampler import DistributedEvalSampler
 from tests.toys import Numbers, Stream
 
@@ -69,6 +70,10 @@ ORDERS = {
 }
 
 
+def prepare_data_loader(*args, **kwargs):
+    return data_loader.prepare_data_loader(*args, use_stateful_dataloader=True, **kwargs)
+
+
 def prepared(kind, world, rank, dataset=DATA, **more):
     arguments, how = ORDERS[kind]
     loader = DataLoader(dataset, **(arguments() if callable(arguments) else arguments), **more)
@@ -78,6 +83,7 @@ def prepared(kind, world, rank, dataset=DATA, **more):
 def trained(loader, epochs, rows, stop=None):
     """Iterate and draw dropout beside it; the state of loader and torch where `stop` says (epoch, steps)."""
     for epoch in epochs:
+        loader.set_epoch(epoch)
         for step, batch in enumerate(loader, 1):
             rows.append((epoch, batch.tolist(), loader.end_of_dataloader, torch.rand(()).item()))
             if stop == (epoch, step):

@@ -1,4 +1,4 @@
-"""A checkpoint's position in the data is taken over by the loader that it was saved for, and by no other."""
+"""A stateful loader's position is taken over by the loader that it was saved for, and by no other."""
 
 import logging
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
-from common.accelerator import Accelerator, checkpointing
+from common.accelerator import Accelerator
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import DataLoaderConfiguration
 from common.processes import ranks
@@ -22,9 +22,14 @@ def seen(loader):
     return [number for (batch,) in loader for number in batch.tolist()]
 
 
+def new_accelerator(**config):
+    config = DataLoaderConfiguration(use_stateful_dataloader=True, **config)
+    return Accelerator(dataloader_config=config, cpu=True)
+
+
 def save_after_two_steps(folder, *loaders):
     """Save a checkpoint within an epoch of the first of `loaders`."""
-    accelerator = Accelerator(cpu=True)
+    accelerator = new_accelerator()
     first, *_ = [accelerator.prepare(loader) for loader in loaders]
     for step, _ in enumerate(first, 1):
         if step == 2:
@@ -53,7 +58,7 @@ def test_a_loader_of_other_data_starts_at_its_beginning_with_a_warning(kind, tmp
     training, evaluation = ANOTHER[kind]
     save_after_two_steps(tmp_path / "c", training())
     caplog.clear()
-    accelerator = Accelerator(cpu=True)
+    accelerator = new_accelerator()
     loader = accelerator.prepare(evaluation())
     with caplog.at_level(logging.WARNING):
         accelerator.load_state(tmp_path / "c")
@@ -87,7 +92,7 @@ def test_a_loader_of_the_same_data_goes_on_also_with_other_batches(kind, tmp_pat
     torch.manual_seed(1)
     save_after_two_steps(tmp_path / "c", training())
     caplog.clear()
-    accelerator = Accelerator(cpu=True)
+    accelerator = new_accelerator()
     loader = accelerator.prepare(resumed())
     accelerator.load_state(tmp_path / "c")
     assert not caplog.records
@@ -96,23 +101,9 @@ def test_a_loader_of_the_same_data_goes_on_also_with_other_batches(kind, tmp_pat
     assert len(seen(loader)) == whole - done
 
 
-def test_a_checkpoint_that_does_not_say_what_its_loaders_are_goes_on_as_before(tmp_path):
-    save_after_two_steps(tmp_path / "c", numbers(24))
-    path = tmp_path / "c/dl_state_dict.bin"
-    state = torch.load(path, weights_only=True)
-    del state[checkpointing.IDENTITY]
-    torch.save(state, path)
-    (tmp_path / "c/manifest.json").unlink()
-    checkpointing.write_manifest(tmp_path / "c")
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(numbers(24))
-    accelerator.load_state(tmp_path / "c")
-    assert seen(loader) == list(range(8, 24))
-
-
 def with_data_on_the_main_process_only(folder):
     """What is left of an epoch after a checkpoint, and a random number drawn after it, on processes without data."""
-    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True), cpu=True)
+    accelerator = new_accelerator(dispatch_batches=True)
 
     def prepared():
         return accelerator.prepare(numbers(16 if accelerator.is_main_process else 1, batch_size=2))
@@ -138,7 +129,7 @@ def test_the_main_process_says_whether_a_loader_is_the_same(tmp_path):
 
 
 def test_a_loader_prepared_after_the_checkpoint_starts_at_its_beginning(tmp_path):
-    accelerator = Accelerator(cpu=True)
+    accelerator = new_accelerator()
     training = accelerator.prepare(numbers(24))
     for step, _ in enumerate(training, 1):
         if step == 2:
@@ -159,7 +150,7 @@ def loaded(accelerator, model, folder):
 
 
 def test_what_cannot_be_loaded_is_found_before_a_weight_is_changed(tmp_path):
-    accelerator = Accelerator(cpu=True)
+    accelerator = new_accelerator()
     model = accelerator.prepare(torch.nn.Linear(1, 1))
     for step, _ in enumerate(accelerator.prepare(numbers(24)), 1):
         if step == 2:

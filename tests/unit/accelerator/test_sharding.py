@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
@@ -10,9 +11,10 @@ from common.accelerator.sampler import (
     BatchSamplerShard,
     DistributedEvalSampler,
     EvalBatches,
+    LookAhead,
     PartialStep,
-    PassStart,
     SeedableRandomSampler,
+    SkipBatchSampler,
 )
 
 # samples, batch size of one process, processes, split_batches, even_batches, drop_last: 5040 combinations
@@ -28,15 +30,21 @@ def shards(n, batch, world, split, even, drop_last):
     ]
 
 
-def visited(shard, start=0):
+def visited(shard):
     """For each step: the batch, how many of its samples are real, how many processes take part, whether it is last."""
     seen = []
-    shard.start_next_pass(PassStart(start))
-    for step, batch in enumerate(shard, start):
-        partial = shard.latest_pass.partial_steps.get(step, PartialStep(len(batch), len(batch), shard.num_processes))
-        assert partial.rows == len(batch)
-        seen.append((batch, partial.num_real, partial.num_ranks_present, step == shard.latest_pass.last_step))
+    reading = iter(LookAhead(shard))
+    for batch in reading:
+        drawn = reading.steps.popleft()
+        partial = drawn.partial or PartialStep(len(batch), len(batch), shard.num_processes)
+        assert type(batch) is list and partial.rows == len(batch)
+        seen.append((batch, partial.num_real, partial.num_ranks_present, drawn.is_last))
     return seen
+
+
+def drawn_steps(shard):
+    reading = iter(LookAhead(shard))
+    return [*(reading.steps.popleft() for _ in reading)]
 
 
 def test_every_sample_is_real_on_exactly_one_process_and_in_the_global_order():
@@ -82,7 +90,9 @@ def test_processes_agree_on_who_takes_part_in_a_step():
 def test_a_later_start_leaves_out_whole_steps_and_changes_nothing_else():
     for shape in GRID[::3]:
         for shard in shards(*shape):
-            assert visited(shard, start=2) == visited(shard)[2:], shape
+            rest = SkipBatchSampler(shard, 2)
+            rest.num_processes = shard.num_processes
+            assert visited(rest) == visited(shard)[2:], shape
 
 
 def test_indices_equal_those_of_accelerate():
@@ -144,9 +154,8 @@ def test_evaluation_without_padding_visits_each_sample_once_in_equally_many_step
         assert len(set(samples)) == len(samples)
     else:
         assert samples == list(range(n))
-    for step, shares in enumerate(zip(*seen, strict=True)):
-        if len({len(share[0]) for share in shares}) > 1:
-            assert all(step in shard.latest_pass.partial_steps for shard in every)
+    for shard in every:
+        assert all((step.partial is None) == (world == 1) for step in drawn_steps(shard))
 
 
 @pytest.mark.parametrize(("n", "seed", "epoch"), [(1, 0, 0), (10, 42, 3), (50, 2**40, 1)])
@@ -155,3 +164,19 @@ def test_the_order_is_randperm_of_seed_plus_epoch(n, seed, epoch):
     sampler.set_epoch(epoch)
     for e in (epoch, epoch + 1):  # a full pass moves on by itself
         assert list(sampler) == torch.randperm(n, generator=torch.Generator().manual_seed(seed + e)).tolist()
+
+
+@pytest.mark.parametrize("make", [tuple, torch.tensor, numpy.array], ids=["tuples", "tensors", "arrays"])
+@pytest.mark.parametrize("split", [True, False])
+def test_batches_need_not_be_lists(make, split):
+    """The short last batch is filled up. NumPy's + would have added the sample numbers."""
+
+    class Batches(list):
+        batch_size = 4
+
+    batches = Batches([make([0, 1, 2, 3]), make([4, 5, 6, 7]), make([8, 9])])
+    seen = [[[int(n) for n in batch] for batch in BatchSamplerShard(batches, 2, rank, split)] for rank in (0, 1)]
+    if split:
+        assert seen == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [0, 1]]]
+    else:
+        assert seen == [[[0, 1, 2, 3], [8, 9, 0, 1]], [[4, 5, 6, 7], [2, 3, 4, 5]]]

@@ -1,0 +1,222 @@
+"""The loader whose batches the main process alone reads and sends to the others."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from common.nested import map_nested
+
+from .operations import broadcast_object_list, concatenate, holds_tensors, is_list_of_entries
+from .sampler import PartialStep
+from .shard import DataLoaderShard, StepState
+from .state import PartialState
+
+
+class DispatchedStep(NamedTuple):
+    """What the main process sends to all: a step's batch, and whether it is the last."""
+
+    batch: Any
+    is_last: bool
+
+
+class DataLoaderDispatcher(DataLoaderShard):
+    """A loader whose samples the main process alone reads, whole steps at a time, and sends to the others.
+
+    It is for samples that the others cannot read, or that can be read only once. A step is `num_processes` batches of
+    the script's loader, joined, or one with `split_batches`. Every process gets an equal part of it. A last step that
+    cannot be divided is filled up with samples from the first one. What the main process raises is raised on all.
+
+    Without loader workers the other processes make an iterator too, as in the original, but ask it for no batch. So
+    `iter` of a stream is called on every process. It must succeed there, or the main process waits in vain: a file
+    that only the main process has is to be opened by a generator function, which runs when a sample is asked for.
+
+    The step after the one just yielded has been read already. On the main process a data set has drawn its random
+    numbers by then, so a checkpoint in the middle of an epoch is not exact for it.
+
+    Args:
+        dataset, skip_batches, kwargs: of DataLoaderShard.
+        split_batches: a step is one batch of the script's loader.
+        slice_fn: `slice_fn(batch, slice, process_index=…, num_processes=…)` is the part of a step's batch in `slice`;
+            by default `slice_rows`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        slice_fn: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.state = PartialState()
+        kwargs.setdefault("device", self.state.device)
+        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
+        self.split_batches = split_batches
+        self.slice_fn = slice_rows if slice_fn is None else slice_fn
+        self._has_drawn_for_workers = False
+
+    @property
+    def batches_per_step(self) -> int:  # type: ignore[override]  # a constant of the class for loaders that share
+        """Batches of the script's loader that make a step."""
+        return 1 if self.split_batches else self.state.num_processes
+
+    @property
+    def total_batch_size(self) -> int:
+        return super().total_batch_size * self.batches_per_step
+
+    @property
+    def _index_sampler(self) -> Any:
+        """Without a LookAhead: whole steps are read ahead instead, and of these the last one is known."""
+        if isinstance(self.dataset, IterableDataset):
+            return super()._index_sampler
+        return self._undrawn_batches
+
+    def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
+        return super()._arguments_of_copy(num_batches) | {
+            "split_batches": self.split_batches,
+            "slice_fn": self.slice_fn,
+        }
+
+    def __len__(self) -> int:
+        batches = DataLoader.__len__(self)
+        whole_steps, extra_batches = divmod(batches, self.batches_per_step)
+        steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
+        return max(0, steps - self.skip_batches)
+
+    def _start_reading(self) -> Any:
+        """On the main process torch's iterator; the others draw what making one draws there in the original.
+
+        That is the seed for the workers and, if there are workers, the order of the batches that they are asked for.
+        Without workers, torch's samplers draw the order when the first batch is asked for, on the main process alone. A
+        sampler that has no generator then draws from torch's, whose state differs between the main process and the
+        others from then on.
+        """
+        if self.state.is_main_process:
+            return super()._start_reading()
+        if self.num_workers == 0:
+            DataLoader.__iter__(self)
+            return None
+        if not (self.persistent_workers and self._has_drawn_for_workers):
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        self._has_drawn_for_workers = True
+        if not isinstance(self.dataset, IterableDataset):
+            for _ in islice(self._undrawn_batches, self.num_workers * (self.prefetch_factor or 0)):
+                pass
+        return None
+
+    def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
+        rank = self.state.process_index
+        processes = self.state.num_processes
+        steps_of_all = None if reading is None else self._read_steps(reading)
+        first_rows = None
+        is_last = False
+        while not is_last:
+            step = self._receive(steps_of_all)
+            if step is None:
+                return
+            is_last = step.is_last
+            if first_rows is None and not self._drop_last:
+                first_rows = self._slice(step.batch, 0, processes)
+            rows = count_rows(step.batch)
+            share = self._rows_per_process(rows, is_last)
+            batch = _fill_up(step.batch, first_rows, share * processes)
+            own = self._slice(batch, rank * share, (rank + 1) * share)
+            yield own, self._state_of_step(rows, share, is_last)
+
+    def _rows_per_process(self, rows: int, is_last: bool) -> int:
+        share, extra_rows = divmod(rows, self.state.num_processes)
+        if extra_rows == 0:
+            return share
+        if not is_last:
+            raise ValueError(
+                f"a step of {rows} samples cannot be divided by {self.state.num_processes} processes: with batches of "
+                "different sizes, dispatch_batches=False lets every process read its own"
+            )
+        return share if self._drop_last else share + 1
+
+    def _state_of_step(self, rows: int, share: int, is_last: bool) -> StepState:
+        """What is known of a step, for which the main process has read `rows` samples and each process gets `share`."""
+        partial = None
+        if rows != self.total_batch_size:
+            rows_from_here_on = max(rows - self.state.process_index * share, 0)
+            partial = PartialStep(
+                num_real=min(rows_from_here_on, share),
+                rows=share,
+                num_ranks_present=self.state.num_processes,
+                num_real_all_ranks=rows,
+            )
+        return StepState(is_last, rows if is_last else self.remainder, partial)
+
+    def _slice(self, batch: Any, begin: int, end: int) -> Any:
+        how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
+        return self.slice_fn(batch, slice(begin, end), **how)
+
+    def _read_steps(self, reading: Iterator[Any]) -> Iterator[DispatchedStep]:
+        """On the main process: the steps of all processes. One is read ahead, so that the last is known."""
+        batch = self._read_step(reading)
+        while batch is not None:
+            following = self._read_step(reading)
+            yield DispatchedStep(batch, following is None)
+            batch = following
+
+    def _read_step(self, reading: Iterator[Any]) -> Any:
+        """One batch for all processes, joined from those of the script's loader; None after the last one."""
+        parts = list(islice(reading, self.batches_per_step))
+        if not parts or (self._drop_last and len(parts) < self.batches_per_step):
+            return None
+        return parts[0] if len(parts) == 1 else _join_rows(parts)
+
+    def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
+        """The next step, or None after the last one; on all processes what the main process reads, or raises."""
+        failure = None
+        message: Any = None
+        if steps is not None:
+            try:
+                message = next(steps, None)
+            except Exception as error:
+                failure = error
+                message = f"rank 0: {type(error).__name__}: {error}"
+        message = broadcast_object_list([message])[0]
+        if isinstance(message, str):
+            raise failure or RuntimeError(message)
+        return message
+
+
+def count_rows(batch: Any) -> int:
+    """Samples in a batch: the rows of its first tensor or, where there is none, the entries of its first list."""
+    if isinstance(batch, Mapping):
+        return count_rows(next(iter(batch.values())))
+    if isinstance(batch, (list, tuple)) and holds_tensors(batch):
+        return count_rows(batch[0])
+    return len(batch)
+
+
+def _fill_up(batch: Any, first_rows: Any, rows: int) -> Any:
+    """`batch` with `first_rows` behind it, as often as it takes until it has `rows` samples or more."""
+    while count_rows(batch) < rows:
+        batch = _join_rows([batch, first_rows])
+    return batch
+
+
+def _join_rows(parts: Sequence[Any]) -> Any:
+    """`operations.concatenate`, for lists with an entry per sample too."""
+
+    def join(first: Any, *others: Any) -> Any:
+        if is_list_of_entries(first):
+            return type(first)(entry for part in (first, *others) for entry in part)
+        return concatenate([first, *others])
+
+    return map_nested(join, *parts, is_leaf=is_list_of_entries)
+
+
+def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:
+    """`operations.slice_tensors`, for lists with an entry per sample too. Single numbers and texts stay as they are."""
+
+    def slice_leaf(leaf: Any) -> Any:
+        has_rows = hasattr(leaf, "__len__") and not isinstance(leaf, str)
+        return leaf[rows] if has_rows else leaf
+
+    return map_nested(slice_leaf, batch, is_leaf=is_list_of_entries)

@@ -1,0 +1,350 @@
+"""The loader of one process: its share of the batches, on its device, and what is known of each of them."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from .operations import send_to_device
+from .sampler import (
+    BatchSamplerShard,
+    CountedSample,
+    LookAhead,
+    PartialStep,
+    SkipBatchSampler,
+    follows_from_epoch,
+    innermost_sampler,
+    replace_sampler,
+    sampler_chain,
+    shard_among,
+)
+from .state import GradientState, PartialState
+from .streams import CountedShard, shard_of
+from .utils.random import synchronize_rng_states
+
+logger = logging.getLogger(__name__)
+
+# How a loader loads, as arguments for another one. What it loads is not among them.
+LOADING_OPTIONS = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+class StepState(NamedTuple):
+    """What a loader knows of a step while the script works on its batch: see DataLoaderStateMixin."""
+
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    partial_step: PartialStep | None = None
+
+
+class DataLoaderStateMixin:
+    """What a loader tells the accumulation of gradients and `gather_for_metrics`.
+
+    Attributes:
+        end_of_dataloader: whether the batch just yielded is the last.
+        remainder: samples of all processes in the last step, or -1 where that is not known. If the last step is whole,
+            it is 0; only a DataLoaderDispatcher sets it, in that step, to the number of the step's samples.
+        partial_step: a PartialStep where some process lacks samples of its own in this step, else None.
+    """
+
+    end_of_dataloader = False
+    remainder = -1
+    partial_step: PartialStep | None = None
+
+    def reset(self) -> None:
+        """Forget where the last pass ended."""
+        self.end_of_dataloader, self.remainder, self.partial_step = StepState()
+
+    def begin(self: Any) -> None:
+        """Become the active loader."""
+        self.reset()
+        with suppress(Exception):  # as in the original: a data set without a length may raise anything
+            if not self._drop_last:
+                self.remainder = self.total_dataset_length % self.total_batch_size
+        self.gradient_state._add_dataloader(self)
+
+    def end(self: Any) -> None:
+        """Make the loader of the outer loop, if there is one, the active one again."""
+        self.gradient_state._remove_dataloader(self)
+        self.reset()
+
+
+class DataLoaderShard(DataLoader, DataLoaderStateMixin):
+    """A DataLoader for one process of several: on the right device, and aware of its end.
+
+    `iteration` is the number of the epoch that the next `for` visits. A pass that comes to its end moves on to the
+    next epoch; after a `break` the same epoch is visited again, by samplers and data sets that have `set_epoch`.
+
+    Args:
+        dataset, kwargs: of DataLoader.
+        device: where the batches go; None leaves them.
+        rng_types: generators that all processes take over from rank 0 at the start of every `for`: "torch", "cuda", or
+            "generator" for `synchronized_generator`.
+        synchronized_generator: the sampler's or the data set's.
+        skip_batches: steps to skip in every `for`, after they were read. Of a data set with a sampler, a
+            SkipBatchSampler leaves them out unread.
+        use_stateful_dataloader: whether checkpoints hold the position; a loader that does so is made by `resume.py`.
+        iteration: the epoch of the first `for`.
+        index_batches: what this loader draws sample numbers from, where `batch_sampler` must stay the script's own
+            object; by default it is `batch_sampler`.
+        rng_state_at_checkpoint: torch's generator as `load_state` left it, for a loader of the rest of an epoch.
+
+    Attributes:
+        rng_state_after_load: torch's generator as the last `load_state` left it; None before.
+    """
+
+    # Batches of the script's loader that make a step.
+    batches_per_step = 1
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | None = None,
+        rng_types: list[str] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        index_batches: Any = None,
+        rng_state_at_checkpoint: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, **kwargs)
+        self.device = device
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+        self.skip_batches = skip_batches
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self.iteration = iteration
+        self.gradient_state = GradientState()
+        self.rng_state_after_load: torch.Tensor | None = None
+        self._drop_last = _drop_last
+        self._non_blocking = _non_blocking
+        self._index_batches = index_batches
+        self._rng_state_at_checkpoint = rng_state_at_checkpoint
+        self._shown = StepState()
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
+        own = None
+        outer = self._shown  # of a loop over this very loader, if this pass is begun within one
+        self.begin()
+        try:
+            with self._generators_kept_at_checkpoint():
+                if self.rng_types:
+                    synchronize_rng_states(self.rng_types, self.synchronized_generator)
+                self.set_epoch(self.iteration)
+                reading = self._start_reading()
+            for number, (batch, own) in enumerate(self._steps(reading)):
+                if number < self.skip_batches:
+                    continue
+                self._show(own)
+                if self.device is not None:
+                    batch = send_to_device(batch, self.device, self._non_blocking)
+                yield batch
+        finally:
+            left_of_other_pass = outer if self._shown is own else self._shown
+            self.end()
+            self._show(left_of_other_pass)
+        if own is not None:  # as in the original, a pass without batches is no epoch
+            self.iteration += 1
+
+    def _start_reading(self) -> Any:
+        """Torch's iterator for one pass. Making it draws a seed for the workers."""
+        return DataLoader.__iter__(self)
+
+    def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
+        """The batches of a pass, and what is known of each before it is yielded."""
+        remainder = self.remainder
+        if not isinstance(self.dataset, IterableDataset):
+            for batch in reading:
+                # The sampler is at least one batch ahead, so it knows which one is the last. It is asked anew for each
+                # batch: where workers stay alive, torch's iterator begins again when another pass does.
+                drawn = reading._sampler_iter.steps.popleft()
+                yield batch, StepState(drawn.is_last, remainder, drawn.partial)
+            return
+        # A stream has no sample numbers. Its last batch is the one that none follows, so one batch is read ahead.
+        nothing = object()
+        batch = next(reading, nothing)
+        while batch is not nothing:
+            following = next(reading, nothing)
+            partial = None
+            if isinstance(batch, CountedSample):
+                batch, partial = batch
+            yield batch, StepState(following is nothing, remainder, partial)
+            batch = following
+
+    def _show(self, state: StepState) -> None:
+        """Let the attributes of DataLoaderStateMixin describe a step."""
+        self._shown = state
+        self.end_of_dataloader, self.remainder, self.partial_step = state
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch draws sample numbers from."""
+        if isinstance(self.dataset, IterableDataset):
+            return super()._index_sampler
+        return LookAhead(self._undrawn_batches)
+
+    @property
+    def _undrawn_batches(self) -> Any:
+        """This process's batches of sample numbers, or single numbers in a loader with `batch_size=None`."""
+        return batches_of(self) if self._index_batches is None else self._index_batches
+
+    @contextmanager
+    def _generators_kept_at_checkpoint(self) -> Iterator[None]:
+        """Put torch's generators back after the block, if this pass goes on in an epoch that a checkpoint interrupted.
+
+        What is drawn at the beginning of the epoch was drawn before the checkpoint already. In an order that nobody
+        can draw again a new epoch begins, in effect: then its draws stay, as in the original.
+        """
+        goes_on = self._begins_at_checkpoint()
+        if goes_on and not self._has_known_order():
+            goes_on = False
+            self._warn_that_the_order_is_lost()
+        with torch.random.fork_rng(self._cuda_devices, enabled=goes_on):
+            yield
+
+    @property
+    def _cuda_devices(self) -> list[torch.device]:
+        return [self.device] if self.device is not None and self.device.type == "cuda" else []
+
+    def _begins_at_checkpoint(self) -> bool:
+        """Whether this loader skips batches, and nothing was drawn since `load_state`."""
+        state = self._rng_state_at_checkpoint
+        return state is not None and torch.equal(state, torch.get_rng_state())
+
+    def _has_known_order(self) -> bool:
+        return isinstance(self.dataset, IterableDataset) or follows_from_epoch(batches_of(self))
+
+    def _warn_that_the_order_is_lost(self) -> None:
+        if PartialState().process_index == 0:
+            name = type(innermost_sampler(batches_of(self))).__name__
+            logger.warning(
+                "the order of the interrupted epoch is lost, because %s draws another one: in DataLoaderConfiguration, "
+                "use_seedable_sampler=True makes the order a function of the epoch, and use_stateful_dataloader=True "
+                "keeps it in the checkpoint",
+                name,
+            )
+
+    def skipping(self, num_batches: int) -> "DataLoaderShard":
+        """The loader that `skip_first_batches` makes of this one."""
+        return type(self)(self.dataset, **self._arguments_of_copy(num_batches))
+
+    def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
+        """The arguments for a loader like this one that leaves out `num_batches` steps more."""
+        arguments = {name: getattr(self, name) for name in LOADING_OPTIONS}
+        arguments |= {
+            "device": self.device,
+            "rng_types": self.rng_types,
+            "synchronized_generator": self.synchronized_generator,
+            "skip_batches": self.skip_batches,
+            "iteration": self.iteration,
+            "_drop_last": self._drop_last,
+            "_non_blocking": self._non_blocking,
+            "rng_state_at_checkpoint": self.rng_state_after_load if num_batches else None,
+        }
+        if isinstance(self.dataset, IterableDataset):
+            arguments["skip_batches"] += num_batches
+            arguments["batch_size"] = self.batch_size
+            arguments["drop_last"] = self.drop_last
+            return arguments
+        to_skip = num_batches * self.batches_per_step
+        rest = SkipBatchSampler(batches_of(self), to_skip)
+        if self.batch_sampler is None:
+            arguments["sampler"] = rest
+            arguments["batch_size"] = None
+        else:
+            arguments["batch_sampler"] = rest
+        if self._index_batches is not None:
+            arguments["index_batches"] = SkipBatchSampler(self._index_batches, to_skip)
+        return arguments
+
+    def get_sampler(self) -> Any:
+        """See the function `get_sampler`."""
+        return get_sampler(self)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Let `sampler` draw the sample numbers."""
+        replace_sampler(batches_of(self), sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `for` visit `epoch`."""
+        self.iteration = epoch
+        samplers = () if isinstance(self.dataset, IterableDataset) else sampler_chain(batches_of(self))
+        for part in (*samplers, self.dataset):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Batches in an epoch on this process, without those that are skipped."""
+        return max(0, super().__len__() - self.skip_batches)
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples of a whole step over all processes; batches, where the data come without a batch size."""
+        # If a stream or a batch sampler of the script's own has a `num_processes`, it may mean anything.
+        shard: Any = shard_of(self.dataset)
+        if not isinstance(self.dataset, IterableDataset):
+            shard = shard_among(batches_of(self))
+        size = getattr(batches_of(self) if shard is None else shard, "batch_size", None) or self.batch_size or 1
+        if shard is None or shard.split_batches:
+            return size
+        return size * shard.num_processes
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples in the whole data set."""
+        dataset: Any = self.dataset
+        shard = shard_of(dataset)
+        if isinstance(shard, CountedShard):
+            dataset = shard.dataset
+        return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = dict(vars(self))
+        kept["_iterator"] = None
+        del kept["gradient_state"]  # it belongs to the process
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.gradient_state = GradientState()
+
+
+class SkipDataLoader(DataLoaderShard):
+    """A loader of a stream that skips the first `skip_batches` batches; `skip_first_batches` makes it."""
+
+    def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
+        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Remember `epoch`. The data set was not prepared, and its epoch is the script's to choose."""
+        self.iteration = epoch
+
+
+def batches_of(dataloader: DataLoader) -> Any:
+    """What draws the batches: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
+    return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+
+
+def get_sampler(dataloader: DataLoader) -> Any:
+    """What draws the sample numbers for the batch sampler of `dataloader`; None where there is no such thing."""
+    batches = batches_of(dataloader)
+    if isinstance(batches, BatchSamplerShard):
+        batches = batches.batch_sampler
+    return getattr(batches, "sampler", None)
