@@ -2,10 +2,12 @@
 
 import argparse
 import contextlib
+import io
 import math
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -32,6 +34,8 @@ _OWN_FLAGS = {
 # How a launcher's configuration file arrives.
 _LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
 _LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+_SHARED_MEMORY = Path("/dev/shm")
+_PIXELS = 28 * 28
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
@@ -57,6 +61,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
         UserError: after one line on stderr.
     """
     path = Path(script).resolve()
+    _refuse_another_clone(path)
+    _escape_what_stdout_cannot_encode()
     level = path.parent.name
     name = level if path.stem == "train" else f"{level}/{path.stem}"
     parser = _make_parser(name, prog=f"{level}/{path.name}")
@@ -77,8 +83,9 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
         args.gradient_accumulation_steps = _accumulation_steps(args, parser)
     else:
         _refuse_what_the_launcher_asks_for(parser.prog)
-    _check_environment()
+    _check_environment(name)
     _check_world(args, name)
+    _check_shared_memory(args)
     _refuse_less_than_one_batch(args)
     _warn_of_slow_precision(args)
     return args
@@ -132,6 +139,23 @@ def _add_flags_of_long_training(parser: _Parser) -> None:
         metavar="STEPS or SECONDSs",
         help="optimizer steps between checkpoints, or seconds: 60s",
     )
+
+
+def _refuse_another_clone(script: Path) -> None:
+    """Whoever has two clones and installed one of them would run the other one's scripts with its modules."""
+    clone = script.parent.parent
+    ours = Path(__file__).resolve().parent.parent
+    if clone != ours and (clone / "common" / "args.py").exists():
+        fail(
+            f"{script} stands in another clone than the `common` that Python imports, which is that of {ours}: "
+            f"pip install -e {clone}, or set PYTHONPATH={clone}"
+        )
+
+
+def _escape_what_stdout_cannot_encode() -> None:
+    """As Python does on stderr: under PYTHONIOENCODING=ascii a plan line must not end the training."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _refuse_empty_values(parser: _Parser, args: argparse.Namespace) -> None:
@@ -313,11 +337,13 @@ def _replicas(args: argparse.Namespace) -> int:
     return args.replicas
 
 
-def _check_environment() -> None:
+def _check_environment(name: str) -> None:
     """Refuse an environment that is half set, or that makes no sense."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
+    if given and missing and name in _ONE_PROCESS:
+        fail(f"{name} is one process, but {', '.join(given)} is set: unset it")
     if given and missing:
         fail(f"{', '.join(given)} is set but {', '.join(missing)} is not: start the ranks with torchrun, or set all")
     for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
@@ -325,6 +351,21 @@ def _check_environment() -> None:
         total = os.environ.get(of, "1")
         if not _is_below(number, total):
             fail(f"{name}={number} does not fit {of}={total}: ranks are numbered from 0")
+
+
+def _check_shared_memory(args: argparse.Namespace) -> None:
+    """Loader workers hand their batches over in /dev/shm, of which a container has 64 MB."""
+    if args.num_workers == 0 or not _SHARED_MEMORY.is_dir():
+        return
+    # Each worker has two batches ready, and some more are in use. The ranks share the batch, so their sum is the same.
+    batch = args.batch_size * (_PIXELS * args.dtype.itemsize + torch.int64.itemsize)
+    needed = (2 * args.num_workers + 4) * batch
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    if free < needed:
+        fail(
+            f"--num-workers {args.num_workers} needs {needed / 2**20:.1f} MiB in {_SHARED_MEMORY}, which has "
+            f"{free / 2**20:.1f} MiB free: give it more (docker run --shm-size 1g), or leave --num-workers out"
+        )
 
 
 def _refuse_less_than_one_batch(args: argparse.Namespace) -> None:
@@ -345,7 +386,8 @@ def _check_world(args: argparse.Namespace, name: str) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if name in _ONE_PROCESS:
         if world_size > 1:
-            fail(f"{name} is one process, but WORLD_SIZE is {world_size}: start it with python, not torchrun")
+            advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
+            fail(f"{name} is one process, but WORLD_SIZE is {world_size}: {advice}")
         return
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
     parts = world_size * accumulation

@@ -1,10 +1,16 @@
 """The processes of a run as torch.distributed sees them, whether or not there is a process group."""
 
 import contextlib
+import ctypes
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
+
+PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 
 
 def is_distributed() -> bool:
@@ -37,6 +43,16 @@ def all_gather_object(value: Any) -> list:
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def end_with_launcher() -> None:
+    """Let this rank get SIGTERM when torchrun ends, on Linux, however that ends.
+
+    torchrun ends its ranks when it is told to end. Killed, for want of memory for instance, it cannot, and its ranks
+    would train on.
+    """
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -32,10 +32,22 @@ def cifar_resnet18():
     return model
 
 
-def load_cifar(args, train):
+def choose_dataset(args):
+    """The dataset of the flags; "auto" is CIFAR-10 where it is on disk, else the synthetic one, said loudly."""
+    if args.dataset != "auto":
+        return args.dataset
+    if Path(args.data_dir, CIFAR10.base_folder).is_dir():
+        return "cifar10"
+    logger.warning(
+        f"NOT CIFAR-10: it is not in {args.data_dir}. Training on coloured noise (--dataset cifar10 fetches it)"
+    )
+    return "synthetic"
+
+
+def load_cifar(args, dataset, train):
     """Images as bytes, (n, 3, 32, 32), and labels 0–9."""
-    if args.dataset == "cifar10" or (args.dataset == "auto" and Path(args.data_dir, CIFAR10.base_folder).is_dir()):
-        cifar = CIFAR10(args.data_dir, train=train, download=args.dataset == "cifar10")
+    if dataset == "cifar10":
+        cifar = CIFAR10(args.data_dir, train=train, download=True)
         images, labels = torch.from_numpy(cifar.data).permute(0, 3, 1, 2), torch.tensor(cifar.targets)
     else:  # each class is a pattern of its own under noise
         noise = torch.Generator().manual_seed(int(train))
@@ -59,9 +71,12 @@ def train(args):
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     set_seed(args.seed)
+    dataset = choose_dataset(args)
     with accelerator.main_process_first():  # one process downloads
-        train_set, test_set = load_cifar(args, train=True), load_cifar(args, train=False)
-    logger.info(f"{len(train_set)} training and {len(test_set)} test images, {accelerator.num_processes} processes")
+        train_set = load_cifar(args, dataset, train=True)
+        test_set = load_cifar(args, dataset, train=False)
+    sizes = f"{len(train_set)} training and {len(test_set)} test images"
+    logger.info(f"{dataset}: {sizes}, world size {accelerator.num_processes}")
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True, drop_last=True)
     test_loader = DataLoader(test_set, batch_size=16 * args.batch_size)
 

@@ -9,6 +9,7 @@ Published for this net: 98.87 % after 5 epochs with OneCycleLR. Well-known versi
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -104,7 +105,7 @@ def main():
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--mixed-precision", choices=["no", "fp16", "bf16"])
     parser.add_argument("--dataset", choices=["auto", "mnist", "synthetic"], default="auto")
-    parser.add_argument("--data-dir", default="data")
+    parser.add_argument("--data-dir", default=os.environ.get("MNIST_ROOT", "data"))
     parser.add_argument("--train-samples", type=int)
     parser.add_argument("--eval-samples", type=int)
     parser.add_argument("--max-steps", type=int)

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 MEAN, STD = 0.1307, 0.3081
 
@@ -66,7 +66,10 @@ class DigitImages(Dataset):
 
 def collate(batch: tuple[Tensor, Tensor] | list) -> tuple[Tensor, Tensor]:
     """Pass on a batch that the dataset has already collated; collate a list of samples as DataLoader would."""
-    if isinstance(batch, tuple):
-        return batch
-    images, labels = default_collate(batch)
+    images, labels = batch if isinstance(batch, tuple) else default_collate(batch)
+    if get_worker_info() is not None:
+        # In a loader worker, whose batches travel in shared memory. Where that is full, this raises in the training.
+        # Left to the worker's queue it would fail in a thread of the queue's, and the training would wait for ever.
+        images.share_memory_()
+        labels.share_memory_()
     return images, labels

@@ -32,7 +32,9 @@ def download(raw: Path) -> str | None:
 
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(10)
+    made: list[Path] = []
     try:
+        made = [folder for folder in (raw, *raw.parents) if not folder.exists()]
         raw.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=raw, prefix="download-") as folder:
             with contextlib.redirect_stdout(sys.stderr):
@@ -40,6 +42,9 @@ def download(raw: Path) -> str | None:
             for name in MNIST_FILES:
                 (raw_folder(folder) / name).replace(raw / name)
     except (OSError, RuntimeError) as error:
+        for empty in made:  # of a data folder that may be misspelt nothing is left
+            with contextlib.suppress(OSError):
+                empty.rmdir()
         one_line = " ".join(str(error).split())
         return one_line or type(error).__name__
     finally:

@@ -17,7 +17,7 @@ from common.allocator import keep_large_blocks, why_not
 from common.cores import available_cores
 from common.errors import fail
 from common.files import write_atomically
-from common.process_group import get_rank, get_world_size, is_distributed
+from common.process_group import end_with_launcher, get_rank, get_world_size, is_distributed
 from common.run.metrics import (
     EpochLoss,
     LossWatch,
@@ -137,9 +137,10 @@ class Run:
         return f"{size} = {' + '.join(sizes)}"
 
     def begin(self) -> None:
-        """Prepare this process for the training: its allocator, and the measuring of its GPUs' memory."""
+        """Prepare this process: its allocator, its end with torchrun's, the measuring of its GPUs' memory."""
         if self.keeps_blocks:
             keep_large_blocks()
+        end_with_launcher()
         reset_peak_memory(self.devices)
         self._last_line = time.monotonic()
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from torchvision.datasets import MNIST
 from common.data import load_data
 from common.data.mnist import MNIST_FILES
 from common.errors import UserError
-from tests.faults.jobs import ON_LINUX, job, run_to_end, torchrun
+from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, run_to_end, script, torchrun
 
 # Draws fewer digits, and leaves a file for every time that they are drawn.
 DRAWS = """
 import os, pathlib, sys, time
 from argparse import Namespace
+from pathlib import Path
 import torch
 from common.data import synthetic
 from common.data import load_data
@@ -52,6 +54,36 @@ def test_eight_ranks_draw_once_also_after_a_kill_in_the_middle_of_drawing(tmp_pa
     assert len(lines) == 8 and len(set(lines)) == 1 and lines[0].startswith("300 + 50: ")
     assert len(list(tmp_path.glob("drawn by *"))) == 2
     assert not half.exists()
+
+
+WORKERS = """
+import torch
+from torch.utils.data import DataLoader
+from common.data import DigitImages, collate
+digits = DigitImages("none", torch.zeros(6000, 28, 28, dtype=torch.uint8), torch.zeros(6000, dtype=torch.uint8))
+for images, _ in DataLoader(digits, 1500, num_workers=2, collate_fn=collate):
+    print(len(images), flush=True)
+"""
+
+
+@MOUNTED
+@pytest.mark.slow
+def test_loader_workers_without_shared_memory_end_the_training(tmp_path):
+    """Left to torch, which shares a batch in a thread of the worker's, it would stand still."""
+    program = tmp_path / "workers.py"
+    program.write_text(WORKERS)
+    done = run_to_end(on_tmpfs(Path("/dev/shm"), "size=2m", [sys.executable, str(program)]), 120)
+    assert done.returncode != 0
+    assert "No space left on device" in done.stderr
+
+
+@MOUNTED
+@pytest.mark.slow
+def test_a_level_whose_workers_lack_shared_memory_ends_in_one_line():
+    command = [sys.executable, script("00_single_gpu"), "--num-workers", "4", "--max-steps", "60"]
+    done = run_to_end(on_tmpfs(Path("/dev/shm"), "size=2m", command), 120)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "error: --num-workers 4 needs 2.3 MiB in /dev/shm, which has 2.0 MiB free: give it more" in done.stderr
 
 
 @pytest.mark.parametrize("missing", MNIST_FILES)

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from functools import cache
 from pathlib import Path
 
@@ -72,11 +73,24 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
         run.wait_for(lambda: newest_step(tmp_path) >= 40)
         os.kill(run.rank(rank), signal.SIGKILL)
         assert run.end() == 0, run.err
-        plans = [line for line in run.out.splitlines() if line.startswith(f"{ladder.level_of(level)}: 2 × gloo")]
+        plans = [line for line in run.out.splitlines() if line.startswith(f"{level}: 2 × gloo")]
         assert len(plans) == 2, "the second attempt is a start of its own"
         resumed = [int(step) for step in re.findall(r"[Rr]esumed at step (?:= )?(\d+)", run.out)]
         assert len(resumed) == 1 and 40 <= resumed[0] < 200 and resumed[0] % 20 == 0, run.out
     assert_same_bits(torch.load(weights, weights_only=True), undisturbed(level))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["02_ddp_raw", ladder.FULL])
+def test_ranks_end_with_a_torchrun_that_is_killed(level, tmp_path):
+    """It cannot tell them to end. With a folder for checkpoints they save first, as at any SIGTERM."""
+    saving = checkpointing(tmp_path) if level == ladder.FULL else []
+    with job(torchrun(script(level), *TRAINING, "--epochs", "1000", *saving)) as run:
+        run.wait_for(lambda: newest_step(tmp_path) >= 20 if saving else "2 × gloo" in run.out)
+        time.sleep(2)  # the plan comes a moment before the training
+        run.process.kill()
+        assert run.end(60) == -signal.SIGKILL
+        assert ("stopped at step" in run.out) == bool(saving)
 
 
 @pytest.mark.long
@@ -97,7 +111,7 @@ def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(t
         with job(command, **renewed) as second:
             assert first.end() == 0, first.err + "SECOND" + second.out + second.err
             assert second.end() == 0, second.err
-        assert "03_accelerate: 2 × gloo" in first.out + second.out
+        assert f"{ladder.FULL}: 2 × gloo" in first.out + second.out
         assert "resumed at step" in first.out + second.out
     done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))
     assert done.returncode == 0, done.stderr
@@ -135,7 +149,7 @@ def test_without_restarts_the_job_ends_soon_and_says_which_rank_and_why(level, s
     """Soon: `run_to_end` waits three minutes, and 90 epochs take longer."""
     done = faulty_jobs[level, start, fault]
     assert done.returncode != 0
-    assert f"{ladder.level_of(level)}: 2 × gloo" in done.stdout
+    assert f"{level}: 2 × gloo" in done.stdout
     assert f"{ladder.level_of(level)}: synthetic accuracy" not in done.stdout
     if fault == "raises":
         assert "[rank1]: ArithmeticError: the reason" in done.stderr

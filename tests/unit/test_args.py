@@ -1,6 +1,9 @@
 """Flags: defaults, and every wrong one answered by a single line."""
 
+import io
 import os
+from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -176,6 +179,48 @@ def test_one_process_levels_refuse_a_world(capsys, monkeypatch):
     for name, value in RANKED.items():
         monkeypatch.setenv(name, value)
     assert "00_single_gpu is one process, but WORLD_SIZE is 3" in refusal(capsys, "00_single_gpu")
+
+
+def test_one_process_levels_say_what_to_unset_where_no_launcher_is_at_work(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = refusal(capsys, "00_single_gpu")
+    assert said == "error: 00_single_gpu is one process, but WORLD_SIZE is set: unset it\n"
+    for name, value in RANKED.items():
+        monkeypatch.setenv(name, value)
+    assert refusal(capsys, "01_data_parallel").endswith("but WORLD_SIZE is 3: unset it\n")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert refusal(capsys, "01_data_parallel").endswith("but WORLD_SIZE is 3: start it with python, not torchrun\n")
+
+
+def test_the_script_of_one_clone_is_not_run_with_the_modules_of_another(tmp_path, capsys):
+    other = tmp_path / "other"
+    (other / "common").mkdir(parents=True)
+    (other / "common" / "args.py").touch()
+    with pytest.raises(UserError):
+        parse_args(str(other / "00_single_gpu" / "train.py"), [])
+    said = capsys.readouterr().err
+    ours = Path(__file__).resolve().parents[2]
+    assert said.count("\n") == 1 and f"{other}/00_single_gpu/train.py" in said
+    assert f"is that of {ours}: pip install -e {other}, or set PYTHONPATH={other}" in said
+
+
+def test_what_stdout_cannot_encode_is_escaped(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    parse("00_single_gpu")
+    print("64 = 2 × 32", file=out, flush=True)
+    assert out.buffer.getvalue() == b"64 = 2 \\xd7 32\n"
+
+
+def test_too_little_shared_memory_for_the_workers_is_one_line(capsys, monkeypatch):
+    usage = SimpleNamespace(free=2 * 2**20)
+    monkeypatch.setattr("common.args.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("common.args._SHARED_MEMORY", Path("/"))
+    said = refusal(capsys, "02_ddp_raw", "--num-workers", "4")
+    assert "--num-workers 4 needs 2.3 MiB in /, which has 2.0 MiB free: give it more" in said
+    assert parse("02_ddp_raw", "--num-workers", "2").num_workers == 2
+    usage.free = 0
+    assert parse("02_ddp_raw").num_workers == 0
 
 
 @pytest.mark.parametrize("missing", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"])

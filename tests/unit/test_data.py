@@ -177,7 +177,7 @@ def test_without_mnist_and_network_mnist_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(MNIST, "mirrors", NO_MIRROR)
     with pytest.raises(UserError, match="cannot be downloaded: "):
         load_data(flags(dataset="mnist", data_dir=tmp_path / "empty"))
-    assert not list((tmp_path / "empty" / "MNIST" / "raw").iterdir())
+    assert not (tmp_path / "empty").exists()  # its name may be misspelt
 
 
 def test_a_data_folder_that_cannot_be_made_is_an_error(tmp_path):
