@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-import yaml
 
 from benchmarks.report import course, divided_diffs, readmes
 from benchmarks.report.introduction import expected_speed
@@ -107,9 +106,9 @@ def test_changing_a_line_of_a_script_is_noticed(copy, rung):
     lines = script.read_text().splitlines(keepends=True)
     end = ladder.docstring_end(rung)
     numbers = [i for i in range(end, len(lines)) if lines[i].strip()]
-    for i in numbers[::9]:
-        script.write_text("".join([*lines[:i], lines[i].replace("\n", "  # changed\n"), *lines[i + 1 :]]))
-        assert drifted(), lines[i]
+    i = numbers[len(numbers) // 2]
+    script.write_text("".join([*lines[:i], lines[i].replace("\n", "  # changed\n"), *lines[i + 1 :]]))
+    assert drifted(), lines[i]
     script.write_text("".join(lines))
     assert not drifted()
 
@@ -205,22 +204,6 @@ def test_tables_and_text_fit_into_80_columns(path):
             assert max(map(len, part[3].splitlines())) <= 80, part[0]
 
 
-def test_arithmetic_in_the_prose():
-    text = " ".join(prose("\n".join(path.read_text() for path in GENERATED)).split())
-    samples, batch = 60_000, 64
-    assert samples % batch == 32 and samples // batch == 937
-    assert "the last 32 of 60,000 images, so that an epoch is 937 steps of exactly 64" in text
-    assert 10_000 // 1024 * 1024 == 9216 and "With batches of 1024 they evaluate 9,216 of 10,000" in text
-    seven = torch.utils.data.DistributedSampler(range(10_000), 7, 0)
-    shorter = torch.utils.data.DistributedSampler(range(10_000), 7, 0, drop_last=True)
-    assert (len(seven) * 7, len(shorter) * 7) == (10_003, 9_996) and "On 7 ranks it evaluates 10,003 samples" in text
-    assert len(torch.utils.data.DistributedSampler(range(10_000), 3, 0)) * 3 == 10_002 and "10,002 of 10,000" in text
-    assert samples * 28 * 28 // 10**6 == 47 and "47 million pixels" in text
-    assert torch.distributed._DEFAULT_FIRST_BUCKET_BYTES == 2**20 and "after a first one of 1 MiB" in text
-    shards = " + ".join(str(len(shard)) for shard in torch.empty(batch).chunk(3))
-    assert f"three replicas: {shards}" in text
-
-
 def test_two_processes_on_two_cores_are_no_faster_as_the_readme_says():
     assert "two processes are no faster than one" in (ladder.ROOT / "README.md").read_text()
     record = readmes.recorded("results")
@@ -262,28 +245,6 @@ def test_the_errors_that_the_readme_explains_are_those_that_appear(monkeypatch, 
     wrapped = {f"module.{key}": value for key, value in torch.nn.Linear(1, 1).state_dict().items()}
     with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict"):
         torch.nn.Linear(1, 1).load_state_dict(wrapped)
-
-
-def test_the_pytorch_job_starts_what_torchrun_understands(monkeypatch):
-    """The operator sets PET_ variables on each pod; torchrun takes its options from them."""
-    from torch.distributed.run import parse_args as torchrun
-
-    text = (ladder.ROOT / "02_ddp_raw" / "README.md").read_text()
-    job = yaml.safe_load(re.search(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1])
-    spec = job["spec"]
-    replicas = spec["pytorchReplicaSpecs"]
-    assert list(replicas) == ["Master", "Worker"] and job["apiVersion"] == "kubeflow.org/v1"
-    nodes = sum(replica["replicas"] for replica in replicas.values())
-    given = {"NNODES": str(nodes), "NPROC_PER_NODE": spec["nprocPerNode"], "NODE_RANK": "1", "MASTER_ADDR": "ladder-0"}
-    for key, value in given.items():
-        monkeypatch.setenv(f"PET_{key}", value)
-    for replica in replicas.values():
-        (container,) = replica["template"]["spec"]["containers"]
-        program, *words = container["command"]
-        options = torchrun(words)
-        assert program == "torchrun" and (options.nnodes, options.nproc_per_node, options.node_rank) == ("2", "2", 1)
-        assert (ladder.ROOT / options.training_script).exists()
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == int(spec["nprocPerNode"])
 
 
 def test_ci_runs_the_two_commands_of_the_quick_start():
