@@ -7,7 +7,7 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 import math
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -574,15 +574,16 @@ class Trainer:
             progress.load_state_dict(saved, accelerator)
             counts_alike = progress.counts_like(saved)
             if not counts_alike:
-                # The saved position of the loader has no meaning for this run: `load_state` is to leave it alone.
-                accelerator._dataloaders.clear()
+                # The saved position has no meaning for this run.
+                accelerator.forget_loader(self.train_dataloader)
 
-        with self._keep_registered_loaders(), accelerator.register_load_state_pre_hook(load_trainer_state):
+        with accelerator.register_load_state_pre_hook(load_trainer_state):
             accelerator.load_state(folder)
         accelerator.step = 0  # of the checkpoint; this Trainer counts the micro-batches itself
 
         is_prepared = loading.is_prepared(self.train_dataloader)
         if not counts_alike:
+            self.train_dataloader = accelerator.prepare(self.train_dataloader)  # remembered again
             progress.recount(self.state.global_step)
         elif progress.is_within_step:
             progress.go_back_to_whole_step()
@@ -766,20 +767,12 @@ class Trainer:
         self.accelerator.forget_loader(prepared)
         return prepared
 
-    @contextmanager
-    def _keep_registered_loaders(self) -> Iterator[None]:
-        """After the block the accelerator saves and loads the positions of the same loaders as before it."""
-        registered = self.accelerator._dataloaders
-        before = list(registered)
-        try:
-            yield
-        finally:
-            registered[:] = before
-
     def _dealt_out(self, loader: Any) -> Any:
         """The loader that an override returned or, where all ranks would read the whole of it, this rank's part."""
         if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
             return self._prepare_eval_loader(loader)
+        if loader is not self.train_dataloader:
+            self.accelerator.forget_loader(loader)  # the override may have prepared it
         return loader
 
     def prediction_step(

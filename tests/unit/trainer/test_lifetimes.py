@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from common.trainer import Trainer
+from tests.toys import Points
 from tests.unit.trainer.toy import make_trainer
 
 
@@ -53,3 +56,14 @@ def test_a_batch_size_that_is_changed_between_two_trainings_is_obeyed(tmp_path):
     trainer.args.per_device_train_batch_size = 4
     assert trainer.train().global_step == 6
     assert trainer.state.train_batch_size == 4
+
+
+def test_evaluation_loaders_that_an_override_prepares_do_not_pile_up_in_checkpoints(tmp_path):
+    class Prepares(Trainer):
+        def get_eval_dataloader(self, eval_dataset=None):
+            return self.accelerator.prepare(DataLoader(Points(8), 4))
+
+    saving = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(tmp_path, trainer_class=Prepares, evaluate=8, **saving).train()
+    first, last = ({path.name for path in (tmp_path / f"checkpoint-{step}").iterdir()} for step in (1, 5))
+    assert first == last

@@ -1,4 +1,4 @@
-"""The package keeps its promises: it has no mixin, and its README names tests that exist."""
+"""The page of differences names tests that exist, and no class of the package is cut into mixins."""
 
 import ast
 import re
@@ -15,8 +15,12 @@ def test_no_class_has_two_parents():
             assert not isinstance(node, ast.ClassDef) or len(node.bases) <= 1, node.name
 
 
-def test_the_readme_names_tests_that_exist():
-    named = re.findall(r"`(test_\w+\.py)(?:::(\w+)|` \((\w+)\))", (PACKAGE / "README.md").read_text())
-    assert len(named) > 15
-    for file, test, check in named:
-        assert f"def {test or 'check_' + check}(" in (Path(__file__).parent / file).read_text(), (file, test, check)
+def test_every_deliberate_difference_names_its_kind_and_a_test_that_exists():
+    lines = (PACKAGE / "DIFFERENCES.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| A script …")]
+    tests = "\n".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for row in rows:
+        assert "**" in row, f"of which kind is it? {row}"
+        named = re.findall(r"`((?:test|check)_\w+)`", row)
+        assert named and all(f"def {name}(" in tests for name in named), row
+    assert len(rows) > 25
