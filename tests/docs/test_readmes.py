@@ -238,7 +238,7 @@ def test_the_errors_that_the_readme_explains_are_those_that_appear(monkeypatch, 
 
     world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"), "0") | {"LOCAL_WORLD_SIZE": "2"}
     assert f"`{said('02_ddp_raw', WORLD_SIZE='3', **world)}`" in readme
-    refused = said("00_single_gpu", WORLD_SIZE="2", **world).partition(": start")[0]
+    refused = said("00_single_gpu", WORLD_SIZE="2", **world).partition(": unset")[0]
     assert f"`{refused}`" in readme
     assert said("03_accelerate", RANK="0").endswith("is not: start the ranks with torchrun, or set all")
     assert "is not: start the ranks with torchrun, or set all`" in readme
