@@ -8,7 +8,8 @@ source defines and the core does not, the alias makes a stand-in of the same kin
 - a function whose name begins with `is_` or `has_` answers False, and any other raises NotImplementedError;
 - a constant has its value.
 
-Only `accelerate.test_utils`, which is no part of what a script uses, comes from the installed wheel.
+What is no part of what a script uses comes from the installed wheel: `accelerate.test_utils`, and those of the
+original's commands that are out of scope here.
 
     python -m tests.alias SCRIPT.py [ARGUMENTS]        run a script with the alias
     python -m tests.alias -m MODULE [ARGUMENTS]        run a module
@@ -29,7 +30,14 @@ from typing import Any
 
 ORIGINAL = "accelerate"
 CORE = "common.accelerator"
-FROM_THE_WHEEL = "accelerate.test_utils"
+FROM_THE_WHEEL = (
+    "accelerate.commands.estimate",
+    "accelerate.commands.menu",
+    "accelerate.commands.merge",
+    "accelerate.commands.to_fsdp2",
+    "accelerate.commands.tpu",
+    "accelerate.test_utils",
+)
 
 
 class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -40,7 +48,7 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path=None, target=None) -> importlib.machinery.ModuleSpec | None:
         """The module that stands for `fullname`; None for other libraries' modules."""
-        if _is_within(fullname, FROM_THE_WHEEL):
+        if any(_is_within(fullname, package) for package in FROM_THE_WHEEL):
             folder = self.wheel.joinpath(*fullname.split(".")[1:-1])
             return importlib.machinery.PathFinder.find_spec(fullname, [str(folder)])
         if not _is_within(fullname, ORIGINAL):

@@ -719,11 +719,14 @@ class Accelerator:
         Raises:
             ValueError: if an object lacks one of the two; it names all such objects.
         """
-        invalid = [obj for obj in objects if not _has_a_state(obj)]
+        invalid = []
+        for index, obj in enumerate(objects):
+            if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
+                invalid.append(f"Item at index {index}: {obj}")
         if invalid:
             raise ValueError(
                 "All `objects` must include a `state_dict` and `load_state_dict` function to be stored. The following"
-                f" inputs are invalid: {invalid}"
+                f" inputs are invalid: {'; '.join(invalid)}"
             )
         self._custom_objects.extend(objects)
 
@@ -1075,7 +1078,3 @@ def _innermost(model: Any) -> torch.nn.Module:
 
 def _as_list(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-
-
-def _has_a_state(obj: Any) -> bool:
-    return hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")

@@ -7,6 +7,7 @@ environment, signal handlers, process and precision as they were.
 import contextlib
 import functools
 import multiprocessing
+import os
 import signal
 import threading
 import uuid
@@ -18,6 +19,7 @@ import torch
 
 from .state import AcceleratorState, GradientState, PartialState, parse_flag_from_env
 from .utils.environment import patch_environment
+from .utils.launch import RANKS
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PRECISIONS = ("no", "fp16", "bf16")
@@ -102,9 +104,21 @@ def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes
 
     with patch_environment(ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="no"):
         try:
-            _fork(function, args, num_processes, port="0", supervision=_Supervision())
+            # As in the original, a single process belongs to no group.
+            launched = function if num_processes > 1 else _without_ranks(function)
+            _fork(launched, args, num_processes, port="0", supervision=_Supervision())
         except ChildFailedError as failed:
             raise _as_spawn_error(failed) from failed
+
+
+def _without_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any) -> None:
+        for name in RANKS:
+            os.environ.pop(name, None)
+        function(*args)
+
+    return run
 
 
 def _as_spawn_error(failed: Any) -> Exception:

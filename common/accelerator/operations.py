@@ -94,8 +94,8 @@ def recursively_apply(
             return func(leaf, *args, **kwargs)
         if error_on_other_type:
             raise TypeError(
-                f"Unsupported types ({type(leaf)}) passed to `{func.__name__}`: it takes nested lists, tuples and "
-                f"dicts of objects that are valid for `{test_type.__name__}`."
+                f"Unsupported types ({type(leaf)}) passed to `{func.__name__}`. Only nested list/tuple/dicts of "
+                f"objects that are valid for `{test_type.__name__}` should be passed."
             )
         return leaf
 

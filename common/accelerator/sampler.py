@@ -130,7 +130,10 @@ class BatchSamplerShard(BatchSampler):
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         size = self.batch_size
         if split_batches and (size is None or size % num_processes):
-            raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
+            raise ValueError(
+                f"split_batches needs a batch size that {num_processes} processes can split, not {size}: "
+                "a round multiple of their number"
+            )
 
     @property
     def batch_size(self) -> Any:

@@ -295,6 +295,11 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         return max(0, super().__len__() - self.skip_batches)
 
     @property
+    def base_dataloader(self) -> DataLoader:
+        """This loader itself. The original puts a loader around another one, which has this name there."""
+        return self
+
+    @property
     def total_batch_size(self) -> int:
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
         # If a stream or a batch sampler of the script's own has a `num_processes`, it may mean anything.

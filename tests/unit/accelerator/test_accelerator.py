@@ -4,6 +4,7 @@ import copy
 import importlib
 import itertools
 import pickle
+import re
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from common.accelerator.utils import (
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
-from tests.states import THEIRS, forget_states
+from tests.states import OURS, THEIRS, forget_states
 from tests.toys import Stream
 
 
@@ -534,3 +535,17 @@ def test_a_second_accelerator_may_ask_for_another_compiler():
         assert type(second.prepare(torch.nn.Linear(2, 2))).__name__ == "OptimizedModule"
     third = Accelerator(cpu=True)  # asks for none
     assert third.state.dynamo_plugin.backend == "EAGER"
+
+
+def test_objects_that_cannot_be_registered_are_named_with_their_places():
+    def places(library, *objects):
+        accelerator = importlib.import_module(library).Accelerator(cpu=True)
+        with pytest.raises(ValueError) as error:
+            accelerator.register_for_checkpointing(*objects)
+        return re.findall(r"Item at index (\d)", str(error.value))
+
+    wrong = torch.ones(1)
+    valid = torch.nn.Linear(1, 1)
+    assert places(OURS, wrong, wrong, valid) == places(THEIRS, wrong, wrong, valid) == ["0", "1"]
+    assert places(OURS, valid, wrong) == ["1"]
+    assert places(THEIRS, valid, wrong) == ["0"]  # its place among the wrong ones

@@ -286,3 +286,8 @@ def test_what_the_notebook_prepared_follows_the_accelerator_of_the_function():
 
     notebook_launcher(train, num_processes=1)
     assert flags == [False, True, False, True, True]
+
+
+def test_a_single_process_of_the_debug_launcher_belongs_to_no_group(tmp_path):
+    debug_launcher(lambda: note(tmp_path, Accelerator().distributed_type), num_processes=1)
+    assert notes(tmp_path) == {"alone": "DistributedType.NO"}
