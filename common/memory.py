@@ -76,13 +76,7 @@ class Ledger:
     def peaks(self) -> dict[int, dict[str, int]]:
         """Per device the bytes in each of CATEGORIES at the moment when their sum was largest."""
         with self._lock:
-            result = {}
-            for device in sorted(self._peak):
-                split = dict.fromkeys(CATEGORIES, 0)
-                for serial, size in self._at_peak[device].items():
-                    split[self._category.get(serial, UNNAMED)] += size
-                result[device] = split
-            return result
+            return {device: self._by_category(self._at_peak[device]) for device in sorted(self._peak)}
 
     def at_peak(self, device: int = 0) -> list[Held]:
         """What `device` held at its peak, the largest first; the sizes' sum is the peak."""
@@ -96,6 +90,17 @@ class Ledger:
     def current(self, device: int = 0) -> int:
         """The bytes that `device` holds now."""
         return self._total.get(device, 0)
+
+    def now(self, device: int = 0) -> dict[str, int]:
+        """The bytes in each of CATEGORIES that `device` holds now."""
+        with self._lock:
+            return self._by_category(self._held.get(device, {}))
+
+    def _by_category(self, held: dict[int, int]) -> dict[str, int]:
+        split = dict.fromkeys(CATEGORIES, 0)
+        for serial, size in held.items():
+            split[self._category.get(serial, UNNAMED)] += size
+        return split
 
     def device_of(self, tensor: Tensor) -> int | None:
         """The device that `tensor` is charged to; None for the host."""

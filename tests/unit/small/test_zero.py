@@ -1,0 +1,174 @@
+"""What ZeRO leaves in the memory of each rank, and how the parts behave."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from common.memory import Ledger, accounting, follow_size, name_category
+from common.process_group import process_group
+from common.processes import ranks
+from common.small.zero import ZeRO1, ZeRO2, ZeRO3
+from common.small.zero.shard import Shard
+from tests.levels import farthest
+
+OURS = [ZeRO1, ZeRO2, ZeRO3]
+WIDTH = 256
+LAYERS = 8
+LAYER = (WIDTH * WIDTH + WIDTH) * 4  # bytes
+PARAMETERS = LAYERS * LAYER
+BLOCK = 512  # bytes: the least that an allocation takes
+
+
+class Held(NamedTuple):
+    """The bytes of a rank by category after the second backward, and the most in all at any time."""
+
+    after_forward: dict[str, int]
+    after_backward: dict[str, int]
+    peak: int
+
+
+def without_zero(module: nn.Module, optimizer_class: type, **settings) -> torch.optim.Optimizer:
+    """Each rank has everything, as under DDP."""
+    return optimizer_class(module.parameters(), **settings)
+
+
+def shards_of(optimizer) -> list[Shard]:
+    if isinstance(optimizer, ZeRO3):
+        return list(optimizer.shards.values())
+    return getattr(optimizer, "shards", [])
+
+
+def held(kind: Callable) -> Held:
+    with process_group(), accounting() as ledger:
+        network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to("cpu")
+        optimizer = kind(network, torch.optim.AdamW, foreach=False)
+        shards = shards_of(optimizer)
+        for shard in shards:
+            follow_size(shard.flat)
+        for _ in range(2):
+            loss = network(torch.ones(1, WIDTH)).sum()
+            after_forward = by_category(ledger, network, shards)
+            loss.backward()
+            del loss
+            after_backward = by_category(ledger, network, shards)
+            optimizer.step()
+            optimizer.zero_grad()
+        peak = sum(ledger.peaks()[0].values())
+        return Held(after_forward, after_backward, peak)
+
+
+def by_category(ledger: Ledger, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
+    parts = [shard.part for shard in shards]
+    for parameter in [*network.parameters(), *parts]:
+        name_category(parameter, "parameters")
+        if parameter.grad is not None:
+            name_category(parameter.grad, "gradients")
+    ledger.look_at_sizes()
+    return ledger.now()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_what_is_cut_shrinks_to_one_part(world_size):
+    part = PARAMETERS / world_size
+    expected = {  # parameters, gradients, optimizer state
+        without_zero: (PARAMETERS, PARAMETERS, 2 * PARAMETERS),
+        ZeRO1: (PARAMETERS, PARAMETERS, 2 * part),
+        ZeRO2: (PARAMETERS, part, 2 * part),
+        ZeRO3: (part, part, 2 * part),
+    }
+    # AdamW counts its steps in a tensor for each parameter, and blocks are rounded up.
+    slack = 4 * LAYERS * BLOCK
+    peaks = []
+    for kind, sizes in expected.items():
+        of_ranks = ranks(world_size).run(held, kind)
+        for rank in of_ranks:
+            found = [rank.after_backward[name] for name in ("parameters", "gradients", "optimizer state")]
+            assert found == pytest.approx(sizes, abs=slack), kind
+            assert sum(rank.after_backward.values()) == pytest.approx(sum(sizes), abs=slack), kind
+            assert rank.after_forward["parameters"] == rank.after_backward["parameters"], kind
+        peaks.append(max(rank.peak for rank in of_ranks))
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 4
+    # On top of its parts: one layer, its gradient, and what the collectives need for that gradient.
+    assert peaks[3] <= 4 * part + 4 * LAYER + slack
+
+
+def cut(numbers: int) -> tuple[Tensor, Tensor]:
+    """This rank's part of a parameter, and the whole after each rank has added its number to its part."""
+    with process_group():
+        shard = Shard(nn.Parameter(torch.arange(float(numbers))))
+        part = shard.part.detach().clone()
+        shard.part.data += 100 * dist.get_rank()
+        shard.gather()
+        return part, shard.parameter.detach().clone()
+
+
+def test_ten_numbers_on_four_ranks_are_cut_as_the_docstring_says():
+    of_ranks = ranks(4).run(cut, 10)
+    cells = [cells.split() for cells in Shard.__doc__.split("rank 3\n")[1].split("\n\n")[0].split("    ") if cells]
+    shown = [[0.0 if number == "-" else float(number) for number in cell] for cell in cells if cell]
+    assert [part.tolist() for part, _ in of_ranks] == shown == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 0]]
+    for _, whole in of_ranks:
+        assert whole.tolist() == [0, 1, 2, 103, 104, 105, 206, 207, 208, 309]
+
+
+class Tied(nn.Module):
+    """One weight that two layers share, a layer whose weight is frozen, and a bias of a width that does not divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.frozen = nn.Linear(5, 5)
+        self.frozen.weight.requires_grad = False
+        self.last = nn.Linear(5, 5, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.frozen(torch.tanh(self.first(values)))))
+
+
+def trained(kind: Callable) -> tuple[Tensor, dict]:
+    """A weight of this rank as it was made, and all weights after steps of two micro-batches each."""
+    with process_group():
+        torch.manual_seed(dist.get_rank())
+        network = Tied().double()
+        before = network.first.weight.detach().clone()
+        optimizer = kind(network, torch.optim.AdamW, lr=0.1)
+        for _ in range(3):
+            for _ in range(2):
+                network(torch.randn(4, 5, dtype=torch.float64)).square().mean().backward()
+            if kind is averaged:
+                average_gradients(network)
+            optimizer.step()
+            optimizer.zero_grad()
+        if kind is ZeRO3:
+            assert network.first.weight.untyped_storage().size() == 0
+            with optimizer.gathered():
+                return before, {name: weight.clone() for name, weight in network.state_dict().items()}
+        return before, network.state_dict()
+
+
+def averaged(module: nn.Module, optimizer_class: type, **settings) -> torch.optim.Optimizer:
+    """DDP by hand, to compare with."""
+    for tensor in module.state_dict().values():
+        dist.broadcast(tensor, src=0)
+    return optimizer_class(module.parameters(), **settings)
+
+
+def average_gradients(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_shared_and_frozen_weights_and_several_micro_batches_are_trained_as_without_zero(kind):
+    (_, expected), _ = ranks(2).run(trained, averaged)
+    (first, weights), (second, others) = ranks(2).run(trained, kind)
+    assert not torch.equal(first, second)  # before rank 0's were taken over
+    assert farthest(weights, others) == 0
+    assert farthest(weights, expected) <= 1e-12
