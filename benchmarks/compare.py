@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.harness import page_faults, proof, records
+from benchmarks.harness.load import busy_cores
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
 from benchmarks.report.introduction import introduction
@@ -80,6 +81,7 @@ class Comparison:
             "failures": [],
             "machine": records.machine(),
             "began": records.circumstances(),
+            "busy_cores": {},
             "world_size": options.world_size,
             "global_batch_size": options.batch_sizes[0],
             "steps": options.steps,
@@ -193,13 +195,13 @@ class Comparison:
 
     def overhead(self) -> None:
         """In a process of its own: the peers that it imports stay out of this one."""
-        path = self.folder / "overhead.json"
-        rounds = "20" if self.options.full else "8"
-        command = [sys.executable, "-m", "benchmarks.suites.overhead", "--rounds", rounds, "--json", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        suite = ["benchmarks/suites/test_overhead.py", "--record", str(self.folder)]
+        rounds = ["--rounds", "20" if self.options.full else "8"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite, *rounds]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, cwd=ladder.ROOT)
         if done.returncode:
-            raise subprocess.SubprocessError(f"{done.stderr[-4000:]}ended with exit code {done.returncode}")
-        self.report["overhead"] = json.loads(path.read_text())["groups"]
+            raise subprocess.SubprocessError(f"{done.stdout[-4000:]}ended with exit code {done.returncode}")
+        self.report["overhead"] = json.loads((self.folder / "overhead.json").read_text())["groups"]
 
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
         """A job of `benchmarks.harness.proof` on the processes of this level, which share the cores."""
@@ -227,11 +229,14 @@ class Comparison:
 
 def main() -> None:
     options = parse_options()
-    options.out.mkdir(parents=True, exist_ok=True)
+    if reason := records.why_not_writable(options.out):
+        sys.exit(f"error: --out: {reason}")
     comparison = Comparison(options)
-    print(f"{introduction(comparison.report)}\n", flush=True)
     try:
+        comparison.report["busy_cores"]["before"] = busy_cores()
+        print(f"{introduction(comparison.report)}\n", flush=True)
         comparison.run()
+        comparison.report["busy_cores"]["after"] = busy_cores()
     except KeyboardInterrupt:
         comparison.report["interrupted"] = True
     comparison.write()

@@ -14,6 +14,8 @@ import pytest
 from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group, ReplayClock, info, read_recorded, seconds_per_step
 from benchmarks.harness.threads import single_thread
+from benchmarks.report.pictures import DRAWN
+from benchmarks.suites import memory
 from common.allocator import keep_large_blocks
 from common.data import mnist_on_disk
 
@@ -25,13 +27,17 @@ LITTLE = "--quick: a few short rounds show that everything runs; these numbers s
 
 
 class Kept(NamedTuple):
-    """What is left of the session: of each suite the records of its groups, and parts of the memory's rows.
+    """What is left of the session.
 
-    Each of them says by "began" and "ended" under which circumstances it was measured.
+    Attributes:
+        groups: of each suite the records of its groups, which say by "began" and "ended" how they were measured.
+        memory: parts of the memory's rows; each says the same.
+        written: the files that --record has left.
     """
 
     groups: dict[str, list[dict]]
     memory: list[dict]
+    written: list[str]
 
 
 KEPT = pytest.StashKey[Kept]()
@@ -41,7 +47,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("ladder", "the ladder's benchmarks")
     group.addoption("--quick", action="store_true", help="a few short rounds: to see that everything runs")
     group.addoption("--rounds", type=int, metavar="N", help=f"how often the rows of a group take turns ({FULL_ROUNDS})")
-    group.addoption("--record", type=Path, metavar="FOLDER", help="write the records there, one file for each suite")
+    group.addoption("--record", type=Path, metavar="FOLDER", help="write a record of each suite there, and pictures")
     group.addoption(
         "--replay", type=Path, metavar="FOLDER", help="measure nothing: show what --record has written there"
     )
@@ -49,14 +55,22 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    config.stash[KEPT] = Kept(groups={}, memory=[])
+    config.stash[KEPT] = Kept(groups={}, memory=[], written=[])
     # Before the first tensor, so that what a group measures in this process does not depend on the groups before it.
     keep_large_blocks()
     rounds = config.getoption("--rounds", None)
     if rounds is not None and rounds < 1:
         raise pytest.UsageError("--rounds must be at least 1")
-    if config.getoption("--replay", None) and config.getoption("--record", None):
+    replayed = config.getoption("--replay", None)
+    recorded = config.getoption("--record", None)
+    if replayed and recorded:
         raise pytest.UsageError("--replay measures nothing that --record could write")
+    if replayed and not replayed.is_dir():
+        raise pytest.UsageError(f"--replay: there is no folder {replayed}")
+    # An hour of measuring should not end in an error that was there before.
+    if recorded and (reason := records.why_not_writable(recorded)):
+        raise pytest.UsageError(f"--record: {reason}")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its begin and its end
     if config.getoption("--quick", False):
         # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -94,13 +108,20 @@ def pytest_terminal_summary(terminalreporter, config):
 
 def _write_summary(terminalreporter, config) -> None:
     missing: dict[str, None] = {}
-    for groups in config.stash[KEPT].groups.values():
+    kept = config.stash[KEPT]
+    for groups in kept.groups.values():
         for group in groups:
             terminalreporter.write_line("")
             terminalreporter.write_line(records.table(group))
             missing |= dict.fromkeys(group.get("skipped", []))
+    rows = [row for part in kept.memory for row in part["rows"]]
+    if rows:
+        terminalreporter.write_line("")
+        terminalreporter.write_line(memory.table(rows))
     for note in missing:
         terminalreporter.write_line(f"not measured: {note}")
+    if kept.written:
+        terminalreporter.write_line(f"written to {config.getoption('--record')}: {', '.join(kept.written)}")
     if config.getoption("--quick", False):
         terminalreporter.write_line(LITTLE)
 
@@ -110,14 +131,18 @@ def pytest_sessionfinish(session):
     if not folder:
         return
     kept = session.config.stash[KEPT]
-    folder.mkdir(parents=True, exist_ok=True)
     for suite, groups in kept.groups.items():
         began, ended = _times(groups)
         records.write(folder / f"{suite}.json", suite, began, ended, groups=groups)
+        kept.written.append(f"{suite}.json")
     if kept.memory:
         began, ended = _times(kept.memory)
         rows = [row for part in kept.memory for row in part["rows"]]
         records.write(folder / "memory.json", "memory", began, ended, groups=[], memory=rows)
+        kept.written.append("memory.json")
+    for suite, draw in DRAWN.items():
+        if suite in kept.groups:
+            kept.written.extend(draw(kept.groups[suite], records.machine(), folder))
 
 
 def _times(measured: list[dict]) -> tuple[dict, dict]:
@@ -153,7 +178,9 @@ def measured(request, extent):
         if replayed:
             return _recorded(replayed / f"{suite}.json", group.title)
         began = records.circumstances()
-        record = group.measure(_selected_rows(request.session.items, group), extent)
+        keys = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+        selected = {params["row"] for params in keys if params.get("group_key") == group.key}
+        record = group.measure(tuple(row for row in group.rows if row in selected), extent)
         return record | {"began": began, "ended": records.circumstances()}
 
     def once(suite: str, group: Group) -> dict:
@@ -168,13 +195,6 @@ def measured(request, extent):
         return known[group.key]
 
     return once
-
-
-def _selected_rows(items: list[pytest.Item], group: Group) -> tuple[str, ...]:
-    """The rows of the group whose tests are to run."""
-    keys = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    selected = {params["row"] for params in keys if params.get("group_key") == group.key}
-    return tuple(row for row in group.rows if row in selected)
 
 
 def _recorded(path: Path, title: str) -> dict:

@@ -4,8 +4,8 @@
 
 It checks the machine first, because a number from a busy machine says little: how many GPUs there are, whether other
 programs compute, whether MNIST and the peers are there. Then it trains and times every level, proves that all of them
-train the same weights, runs every suite, and records the timeline of a step. That takes some 40 minutes. `--quick`
-takes a few, to see that all works; its numbers are not worth contributing.
+train the same weights, and runs every suite. That takes some 40 minutes. `--quick` takes a few, to see that all works;
+its numbers are not worth contributing.
 """
 
 import argparse
@@ -20,28 +20,28 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.harness.load import busy_cores, is_busy
+from benchmarks.harness.records import why_not_writable
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.ladder import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("accelerate", "transformers", "lightning")
-# Of the cores, busy with something else before we begin.
-MOST_LOAD = 0.2
 
 
 @dataclass(frozen=True)
-class Machine:
+class Conditions:
     """What a record's numbers will depend on.
 
     Attributes:
-        load: the mean number of processes that wanted a core in the last minute; None where the system does not say.
+        busy: how many of the cores compute something else; None where the system does not say.
         missing_peers: the libraries that the suites compare with and that are not installed.
     """
 
     gpus: int
     cores: int
-    load: float | None
+    busy: float | None
     mnist: bool
     missing_peers: tuple[str, ...]
 
@@ -51,26 +51,26 @@ class Machine:
         return max(2, self.gpus)
 
 
-def look() -> Machine:
-    """This machine, now."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+def conditions() -> Conditions:
+    """Those of this machine, now."""
     data_dir = os.environ.get("MNIST_ROOT", "data")
     missing = tuple(name for name in PEERS if find_spec(name) is None)
-    return Machine(torch.cuda.device_count(), available_cores(), load, mnist_on_disk(data_dir), missing)
+    return Conditions(torch.cuda.device_count(), available_cores(), busy_cores(), mnist_on_disk(data_dir), missing)
 
 
-def remarks(machine: Machine) -> list[str]:
+def remarks(found: Conditions) -> list[str]:
     """What the owner of the machine should know, or mend, before the numbers are taken."""
-    found = []
-    if machine.gpus < 2:
-        found.append(f"{machine.gpus} GPUs: {machine.processes} processes share what there is, as in the CPU's record")
-    if machine.load is not None and machine.load > MOST_LOAD * machine.cores:
-        found.append(f"the machine is busy (load {machine.load:.1f}): stop other programs, or the rows will be noisy")
-    if not machine.mnist:
-        found.append("MNIST is not on disk: it is downloaded, or the synthetic digits are taken")
-    if machine.missing_peers:
-        found.append(f"not installed, so not compared with: {', '.join(machine.missing_peers)}")
-    return found
+    lines = []
+    if found.gpus < 2:
+        lines.append(f"{found.gpus} GPUs: {found.processes} processes share what there is, as in the CPU's record")
+    if is_busy(found.busy, found.cores):
+        busy = f"others use {found.busy:.1f} of {found.cores} cores"
+        lines.append(f"the machine is busy ({busy}): stop other programs, or the rows will be noisy")
+    if not found.mnist:
+        lines.append("MNIST is not on disk: it is downloaded, or the synthetic digits are taken")
+    if found.missing_peers:
+        lines.append(f"not installed, so not compared with: {', '.join(found.missing_peers)}")
+    return lines
 
 
 def folder_of(name: str) -> Path:
@@ -86,52 +86,53 @@ def folder_of(name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Part:
+class Stage:
     """One command of the recording."""
 
     title: str
     command: list[str]
 
 
-def parts(machine: Machine, folder: Path, quick: bool) -> list[Part]:
-    """What is run, in order. Each part writes into `folder`."""
-    compare = ["-m", "benchmarks.compare", "--out", str(folder), "--world-size", str(machine.processes)]
+def stages(processes: int, folder: Path, quick: bool) -> list[Stage]:
+    """What is run, in order. Each stage writes into `folder`."""
+    compare = ["-m", "benchmarks.compare", "--out", str(folder), "--world-size", str(processes)]
     suites = ["-m", "pytest", "-q", "benchmarks", "--record", str(folder)]
-    timeline = ["-m", "benchmarks.timeline", "--out", str(folder)]
     if quick:
-        timeline.append("--quick")
-        suites += ["--quick", "-k", "evaluation or memory"]
+        suites += ["--quick", "-k", "evaluation or memory or timeline"]
     else:
         compare.append("--full")
     return [
-        Part("all levels: training, proof, speed and memory", [sys.executable, *compare]),
-        Part("the suites", [sys.executable, *suites]),
-        Part("the timeline of a step", [sys.executable, *timeline]),
+        Stage("all levels: training, proof, speed and memory", [sys.executable, *compare]),
+        Stage("the suites", [sys.executable, *suites]),
     ]
 
 
-def run_part(part: Part) -> int:
+def run_stage(stage: Stage) -> int:
     """Run it in the repository's folder, with its output on ours. Returns its exit code."""
-    return subprocess.run(part.command, cwd=ROOT).returncode
+    return subprocess.run(stage.command, cwd=ROOT).returncode
 
 
-def record(machine: Machine, folder: Path, quick: bool, run: Callable[[Part], int] = run_part) -> list[str]:
-    """Run every part, also after one that failed. Returns the titles of those that failed."""
-    folder.mkdir(parents=True, exist_ok=True)
+def record(processes: int, folder: Path, quick: bool, run: Callable[[Stage], int] = run_stage) -> list[str]:
+    """Run every stage, also after one that failed. Returns the titles of those that failed."""
     failed = []
-    for part in parts(machine, folder, quick):
-        print(f"\n== {part.title}", flush=True)
-        if run(part) != 0:
-            failed.append(part.title)
-    # Megabytes that `benchmarks.report.publish` and `benchmarks.report.timeline_plot` draw again from the results.
-    for path in (folder / "report.html", *folder.glob("timeline-*.trace.json")):
-        path.unlink(missing_ok=True)
+    for stage in stages(processes, folder, quick):
+        print(f"\n== {stage.title}", flush=True)
+        if run(stage) != 0:
+            failed.append(stage.title)
     return failed
 
 
-def how_to_contribute(name: str, folder: Path) -> str:
-    """The last words: where the record is, and what to do with it."""
+def last_words(name: str, folder: Path, gpus: int, quick: bool) -> str:
+    """Where the record is, and what to do with it."""
     place = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
+    if quick:
+        return (
+            f"\nEverything runs here. The numbers in {place} say little. To record {name}:\n"
+            f'    python -m benchmarks.record --name "{name}" --again'
+        )
+    asked = "Say in it whether anything else ran on the machine"
+    if gpus > 1:
+        asked += ", and how the GPUs are linked (nvidia-smi topo -m)"
     return "\n".join(
         [
             "",
@@ -139,8 +140,7 @@ def how_to_contribute(name: str, folder: Path) -> str:
             f"    git switch -c record-{folder.name}",
             f"    git add {place}",
             f'    git commit -m "Record {name}"',
-            "and open a pull request. Say in it how the GPUs are linked (nvidia-smi topo -m), and whether anything",
-            "else ran on the machine.",
+            f"and open a pull request. {asked}.",
         ]
     )
 
@@ -157,15 +157,17 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     if folder.exists() and not options.again:
         parser.error(f"there is a record of this name in {folder}: name another, or --again replaces it")
-    machine = look()
-    print(f"{options.name}: {machine.gpus} GPUs, {machine.cores} CPU cores, {machine.processes} processes")
-    for remark in remarks(machine):
+    if reason := why_not_writable(folder):
+        parser.error(reason)
+    found = conditions()
+    print(f"{options.name}: {found.gpus} GPUs, {found.cores} CPU cores, {found.processes} processes")
+    for remark in remarks(found):
         print(f"  note: {remark}")
-    failed = record(machine, folder, options.quick)
+    failed = record(found.processes, folder, options.quick)
     if failed:
         print(f"\nFAILED: {'; '.join(failed)}. What was recorded is in {folder}.")
         sys.exit(1)
-    print(how_to_contribute(options.name, folder))
+    print(last_words(options.name, folder, found.gpus, options.quick))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -49,6 +50,8 @@ from common.cores import available_cores
 from common.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
+# How Linux chooses the frequency of the first core.
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 DIGITS = 5  # significant ones: more would be noise
 WIDTH = 80  # columns of a terminal
 
@@ -135,24 +138,22 @@ def table(record: dict) -> str:
     rows = record["rows"]
     lines = [record["group"]]
     if rows:
-        lines.append(_heading(record))
+        rounds = f"medians of {record['rounds']} rounds" if record["rounds"] > 1 else "a single round"
+        unit = f"{record['unit']}, {rounds}"
+        lines.append(f"  {unit:<40}{'median':>10}{'quartiles':>17}{'spread':>8}")
     for name, row in rows.items():
         lines.append(_row_line(name, row, several_rounds=record["rounds"] > 1))
     for pair in record["pairs"]:
         lines.append(_pair_line(pair))
     if record["pairs"] and record["rounds"] < paired.FEWEST_ROUNDS:
-        lines.append(_few_rounds_line(record["rounds"]))
+        claimed = f"{paired.confidence(record['rounds']):.1%} confidence at most"
+        counted = "1 round" if record["rounds"] == 1 else f"{record['rounds']} rounds"
+        lines.append(f"  intervals of {counted}: {claimed}; {paired.CONFIDENCE:.0%} need {paired.FEWEST_ROUNDS}")
     if any(row["noisy"] for row in rows.values()):
         lines.append("  * noisy: a spread over 15 %")
     for note in record["notes"]:
         lines += textwrap.wrap(note, WIDTH, break_on_hyphens=False)
     return "\n".join(lines)
-
-
-def _heading(record: dict) -> str:
-    rounds = f"medians of {record['rounds']} rounds" if record["rounds"] > 1 else "a single round"
-    unit = f"{record['unit']}, {rounds}"
-    return f"  {unit:<40}{'median':>10}{'quartiles':>17}{'spread':>8}"
 
 
 def _row_line(name: str, row: dict, several_rounds: bool) -> str:
@@ -174,12 +175,6 @@ def _pair_line(pair: dict) -> str:
     right = f"{pair['median']:{form}} ({low:{form}} to {high:{form}})"
     room = max(0, WIDTH - 1 - len(left))
     return f"{left} {right:>{room}}"
-
-
-def _few_rounds_line(rounds: int) -> str:
-    counted = "1 round" if rounds == 1 else f"{rounds} rounds"
-    least = f"{paired.CONFIDENCE:.0%} need {paired.FEWEST_ROUNDS}"
-    return f"  intervals of {counted}: {paired.confidence(rounds):.1%} confidence at most; {least}"
 
 
 def number(value: float) -> str:
@@ -207,6 +202,16 @@ def write_json(path: Path, content: dict) -> None:
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
+def why_not_writable(folder: Path) -> str | None:
+    """Why no file can be written into `folder`, which is made if it is not there, or None if one can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"nothing can be written to {folder}: {error.strerror}"
+
+
 def machine() -> dict:
     """The hardware and the versions that the numbers belong to."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -220,7 +225,7 @@ def machine() -> dict:
         "onednn": torch.backends.mkldnn.is_available(),
         "omp": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "KMP_", "MKL_"))},
         "cpu_flags": _cpu_flags(),
-        "frequency_governor": _governor(),
+        "frequency_governor": GOVERNOR.read_text().strip() if GOVERNOR.exists() else None,
     } | _gpu_software()
 
 
@@ -254,12 +259,11 @@ def _command() -> str:
     started_as = sys.modules["__main__"].__spec__
     if started_as:
         program = ["python", "-m", started_as.name.removesuffix(".__main__")]
-    return shlex.join([*program, *map(_without_folder, sys.argv[1:])])
-
-
-def _without_folder(argument: str) -> str:
-    path = Path(argument)
-    return path.name if path.is_absolute() else argument
+    arguments = []
+    for argument in sys.argv[1:]:
+        path = Path(argument)
+        arguments.append(path.name if path.is_absolute() else argument)
+    return shlex.join([*program, *arguments])
 
 
 def _output(*command: str) -> str | None:
@@ -279,12 +283,6 @@ def _cpu_flags() -> list[str]:
     flags = re.search(r"^(?:flags|Features)\s*: *(.*)$", cpuinfo.read_text(), re.MULTILINE)
     known = set(flags[1].split()) if flags else set()
     return sorted(flag for flag in known if flag.startswith(("avx", "amx", "fma", "sve", "asimd", "bf16")))
-
-
-def _governor() -> str | None:
-    """How Linux chooses the frequency of the first core; None where it does not say."""
-    path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    return path.read_text().strip() if path.exists() else None
 
 
 def _gpu_software() -> dict:

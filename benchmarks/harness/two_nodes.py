@@ -3,9 +3,9 @@
 Needs root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf; `why_not` says what is missing.
 """
 
-import argparse
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 
 from common import ladder
 
@@ -29,6 +28,8 @@ SMALLEST_BURST = 16 * 1024  # bytes
 LARGEST_BURST = 256 * 1024  # bytes
 # More than TCP keeps under way: nothing is dropped, so what is timed is the rate and not TCP's recovery from losses.
 QUEUE_BYTES = 32 * 1024 * 1024
+
+NAME = re.compile(r"ladder-(?P<owner>\d+)-\d+-[01]")  # the owner is the process that made it
 
 _numbers = itertools.count()
 
@@ -106,6 +107,7 @@ def two_nodes() -> Iterator[Nodes]:
     Raises:
         RuntimeError: with the words of `ip` where this machine does not allow it.
     """
+    sweep()
     unique = f"ladder-{os.getpid()}-{next(_numbers)}"
     names = (f"{unique}-0", f"{unique}-1")
     nodes = Nodes(names)
@@ -127,6 +129,27 @@ def two_nodes() -> Iterator[Nodes]:
             _run("ip", "netns", "delete", name)
 
 
+def sweep() -> None:
+    """Delete the nodes, and end the processes on them, of a process that was killed before it could do so."""
+    listed = _run("ip", "netns", "list").split()
+    for name in listed:
+        ours = NAME.fullmatch(name)
+        if ours and not _is_alive(int(ours["owner"])):
+            with suppress(RuntimeError):  # another process sweeps too, and was faster
+                Nodes((name, name)).kill(0)
+                _run("ip", "netns", "delete", name)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is somebody else's
+    return True
+
+
 @cache
 def why_not() -> str | None:
     """Why there can be no two nodes here, or None if there can."""
@@ -143,28 +166,6 @@ def why_not() -> str | None:
     except (RuntimeError, OSError) as error:
         return f"no network namespaces here: {error}"
     return None
-
-
-def options_of_suite(parser: argparse.ArgumentParser, rounds: int, quick_rounds: int) -> argparse.Namespace:
-    """The flags `--json`, `--rounds` and `--quick`; the program ends with one line where there can be no two nodes.
-
-    Args:
-        parser: of a suite that measures on two nodes.
-        rounds, quick_rounds: how often the contestants take turns where `--rounds` does not say it.
-    """
-    flag = parser.add_argument
-    flag("--json", type=Path, metavar="PATH", help="write the record there")
-    flag("--rounds", type=int, metavar="N", help=f"how often the rows take turns ({rounds}; --quick: {quick_rounds})")
-    flag("--quick", action="store_true", help="a few of the rows, a few short rounds")
-    options = parser.parse_args()
-    if options.rounds is None:
-        options.rounds = quick_rounds if options.quick else rounds
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    reason = why_not()
-    if reason:
-        sys.exit(f"error: {reason}")
-    return options
 
 
 def _run(*command: str) -> str:

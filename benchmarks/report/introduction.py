@@ -1,5 +1,6 @@
 """What is about to be compared, and what to expect of it on this machine."""
 
+from benchmarks.harness.load import what_is_slowed
 from benchmarks.report.wrapping import wrapped
 
 
@@ -11,7 +12,18 @@ def introduction(report: dict) -> str:
         f"torch {machine['torch']}, {machine['cores']} CPU cores, {hardware}. "
         f"Every level: global batch {report['global_batch_size']}, {report['steps']} steps, seed 42."
     )
-    return f"{wrapped(what)}\n{wrapped(expected_speed(report))}"
+    lines = [what, expected_speed(report)]
+    slowed = busy(report)
+    if slowed:
+        lines.append(slowed)
+    return "\n".join(map(wrapped, lines))
+
+
+def busy(report: dict) -> str | None:
+    """What other programs did to the comparison, if they computed before or after it, and what helps."""
+    machine = report["machine"]
+    # Records of before do not say it.
+    return what_is_slowed(report.get("busy_cores", {}), machine["cores"], machine.get("omp", {}))
 
 
 def expected_speed(report: dict) -> str:

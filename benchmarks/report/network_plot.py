@@ -1,12 +1,8 @@
-"""The plots of `benchmarks.suites.network`, drawn from its record alone: measured and predicted are kept apart.
-
-python -m benchmarks.report.network_plot network.json
-"""
+"""The plots of `benchmarks.suites.network`, drawn from its record alone: measured and predicted are kept apart."""
 
 from pathlib import Path
 
 from benchmarks.report.plots import BLUE, GREEN, ORANGE, SOFT, STYLE, VERMILION, save, subplots
-from benchmarks.report.recorded import read_record
 from benchmarks.suites.network import Calibration, rows_of_links
 
 COLOURS, MARKERS = (BLUE, VERMILION, GREEN, ORANGE), ("o", "s", "^", "D")
@@ -14,16 +10,16 @@ HEIGHT = 4.6  # inches
 NODES = [2**power for power in range(13)]
 
 
-def draw(result: dict, machine: dict, folder: Path) -> list[str]:
+def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
     """Write network.png and network_prediction.png into `folder`, in place of older ones; returns their names.
 
     Args:
-        result: of `benchmarks.suites.network.record`. KeyError is raised if something in it is missing.
+        groups: one, of `benchmarks.suites.network.record`. KeyError is raised if something in it is missing.
         machine: of `benchmarks.harness.records.machine`.
     """
     import matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
+    (result,) = groups
     names = ["network.png", "network_prediction.png"]
     for name in names:
         (folder / name).unlink(missing_ok=True)
@@ -88,19 +84,3 @@ def _predicted(result: dict, models: dict[int, Calibration], machine: dict, path
 
 def _logarithmic(low: float, high: float, points: int = 200) -> list[float]:
     return [low * (high / low) ** (i / (points - 1)) for i in range(points)]
-
-
-def main(argv: list[str] | None = None) -> None:
-    record = read_record(
-        "benchmarks.report.network_plot",
-        __doc__.splitlines()[0],
-        "record of the network",
-        "a network.json of benchmarks.suites.network or pytest benchmarks --record",
-        argv,
-    )
-    group = record.content["groups"][0]
-    print(f"Written to {record.folder}:", *draw(group, record.content["machine"], record.folder))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,10 @@
-"""The plot of `benchmarks.suites.overlap`, drawn from its record alone.
+"""The plot of `benchmarks.suites.overlap`, drawn from its record alone, and whether the timeline has seen the same."""
 
-python -m benchmarks.report.overlap_plot overlap.json
-
-Where `benchmarks.timeline` has left its record in the same folder, it says whether the two measured the same step.
-"""
-
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.gradient_averaging import BATCH, baseline
 from benchmarks.report.plots import BLUE, CLEAR, GREY, INK, ORANGE, STYLE, save, subplots
-from benchmarks.report.recorded import read_record
 from benchmarks.suites.overlap import added
 
 NAME = "overlap.png"
@@ -28,7 +21,6 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
     """
     import matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / NAME).unlink(missing_ok=True)
     with matplotlib.rc_context(STYLE):
         _picture(groups, machine, folder / NAME)
@@ -148,23 +140,3 @@ def _legend(figure) -> None:
     entries = {"computing": GREY, "averaging adds": BLUE, "in a smaller format": ORANGE}
     handles = [Patch(color=colour) for colour in entries.values()]
     figure.legend(handles, list(entries), loc="upper center", ncols=len(entries), handlelength=1.1)
-
-
-def main(argv: list[str] | None = None) -> None:
-    record = read_record(
-        "benchmarks.report.overlap_plot",
-        __doc__.splitlines()[0],
-        "record of the overlap",
-        "an overlap.json of benchmarks.suites.overlap or pytest benchmarks --record",
-        argv,
-    )
-    groups = record.content["groups"]
-    print(f"Written to {record.folder}:", *draw(groups, record.content["machine"], record.folder))
-    timeline = record.path.with_name("timeline.json")
-    if timeline.exists():
-        for agreement in agreements(json.loads(timeline.read_text())["groups"], groups):
-            print(agreement)
-
-
-if __name__ == "__main__":
-    main()

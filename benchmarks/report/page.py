@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.predict import page as prediction
+from benchmarks.report.introduction import busy
 from benchmarks.report.plots import place
 from benchmarks.report.verdicts import listed, memory_source, verdicts
 from benchmarks.suites.memory import cells
@@ -19,7 +20,7 @@ ALT = {
     "memory.png": "Peak memory of each device under DataParallel and DDP on 2, 4 and 8 devices, by category",
     "overhead.png": "Microseconds that each abstraction adds to a step, with quartiles",
 }
-# Drawn by programs of their own, from records of their own: shown where they lie beside the comparison's.
+# Drawn from records of other suites: shown where they lie beside the comparison's.
 LANES = {
     "timeline-threads.png": "Lanes of DataParallel's threads during one step",
     "timeline-1-gbit.png": "Lanes of two ranks during one step over 1 Gbit/s, for five ways to average gradients",
@@ -118,6 +119,8 @@ def _header(report: dict) -> str:
     state = ""
     if report["interrupted"]:
         state = '<p class="warning">Incomplete: the run was interrupted. What is missing was not run.</p>'
+    if slowed := busy(report):
+        state += f'<p class="warning">{html.escape(slowed)}</p>'
     for failure in report["failures"]:
         part = html.escape(failure["part"])
         message = html.escape(failure["message"])
@@ -177,7 +180,7 @@ def _figure(path: Path, alt: str) -> str:
 
 
 def _lanes(folder: Path) -> list[_Section]:
-    """The section on what happens in one step, where `benchmarks.timeline` or the suite `overlap` left pictures."""
+    """The section on what happens in one step, where the suites `timeline` or `overlap` left pictures."""
     figures = [_figure(folder / name, alt) for name, alt in LANES.items() if (folder / name).exists()]
     if not figures:
         return []

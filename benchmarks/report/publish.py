@@ -1,15 +1,9 @@
-"""Everything that a comparison leaves for its readers: the table in the terminal, plots, and a page.
-
-It is drawn again from the results alone:
-
-    python -m benchmarks.report.publish results/results.json
-"""
+"""Everything that a comparison leaves for its readers: the table in the terminal, plots, and a page."""
 
 from pathlib import Path
 
 from benchmarks.report import page, plots
 from benchmarks.report.introduction import expected_speed
-from benchmarks.report.recorded import read_record
 from benchmarks.report.table import cells, notes, table
 from benchmarks.report.verdicts import verdicts
 from benchmarks.report.wrapping import wrapped
@@ -47,17 +41,3 @@ def exit_code(report: dict) -> int:
         return 130
     all_kept = all(verdict.kept for verdict in verdicts(report))
     return 1 if report["failures"] or not all_kept else 0
-
-
-def main() -> None:
-    record = read_record(
-        "benchmarks.report.publish",
-        __doc__.splitlines()[0],
-        "results of a comparison",
-        "a results.json of benchmarks.compare",
-    )
-    print(publish(record.content, record.folder))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,6 @@
 """A comparison in the terminal: the table of the levels, what its columns mean, and the verdicts."""
 
+from benchmarks.report.introduction import busy
 from benchmarks.report.verdicts import memory_source, peaks, verdicts
 from benchmarks.report.wrapping import wrapped
 from common import ladder
@@ -87,8 +88,10 @@ def notes(report: dict) -> str:
 
 
 def troubles(report: dict) -> list[str]:
-    """A line for each part that failed, and one if the user stopped it."""
+    """A line for each part that failed, one if the user stopped it, and one if others used the machine."""
     lines = [f"FAILED: {failure['part']}" for failure in report["failures"]]
+    if slowed := busy(report):
+        lines.append(slowed)
     if report["interrupted"]:
         lines.append("INTERRUPTED: what is missing was not run.")
     return lines

@@ -1,7 +1,4 @@
-"""The lanes of `benchmarks.timeline` as pictures and as traces, drawn from its record alone.
-
-python -m benchmarks.report.timeline_plot timeline.json
-"""
+"""The lanes of `benchmarks.suites.timeline` as pictures and as traces, drawn from its record alone."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +18,6 @@ from benchmarks.harness.spans import (
     hidden_share,
 )
 from benchmarks.report.plots import BLUE, GREEN, GREY, INK, ORANGE, SKY, STYLE, VERMILION, save, subplots
-from benchmarks.report.recorded import read_record
 
 COLOURS = {
     FORWARD: SKY,
@@ -58,7 +54,7 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
     """Write a picture and a trace for each group into `folder`; returns their names.
 
     Args:
-        groups: of `benchmarks.timeline.record_all`. KeyError is raised if something in one is missing.
+        groups: of `benchmarks.suites.timeline`. KeyError is raised if something in one is missing.
         machine: of `benchmarks.harness.records.machine`.
     """
     import matplotlib
@@ -213,19 +209,3 @@ def _legend(figure, lanes: dict[str, OfRanks]) -> None:
         handlelength=1.1,
         labelcolor=INK,
     )
-
-
-def main(argv: list[str] | None = None) -> None:
-    record = read_record(
-        "benchmarks.report.timeline_plot",
-        __doc__.splitlines()[0],
-        "record of a timeline",
-        "a timeline.json of benchmarks.timeline",
-        argv,
-    )
-    drawn = draw(record.content["groups"], record.content["machine"], record.folder)
-    print(f"Written to {record.folder}:", *drawn)
-
-
-if __name__ == "__main__":
-    main()

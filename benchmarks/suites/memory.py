@@ -3,12 +3,8 @@
 Three steps of AdamW at the same global batch, with the wrappers that levels 01 and 02 use. Every tensor is charged to
 its device by `common.memory`; DDP's ranks are real processes, each accounted for by itself. Where the machine has
 so many GPUs, the same steps run on them too, and CUDA's allocator says what it gave out at most.
-
-    python -m benchmarks.suites.memory
-    python -m benchmarks.suites.memory --networks basic_net --devices 2 4
 """
 
-import argparse
 import gc
 import os
 from collections.abc import Callable
@@ -22,9 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
-from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure, read_recorded
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
@@ -219,9 +213,7 @@ def on_ranks(function: Callable, names: list[str], wrapper: str, world_size: int
     return [list(results) for results in zip(*by_rank, strict=True)]
 
 
-def measure(
-    names: list[str], counts: list[int], bar: tqdm | None = None, wrappers: tuple[str, ...] = WRAPPERS
-) -> list[dict]:
+def measure(names: list[str], counts: list[int], wrappers: tuple[str, ...] = WRAPPERS) -> list[dict]:
     """A row for each network, wrapper and number of devices.
 
     `peaks` has the bytes of each category on each device, simulated; `allocated` what CUDA's allocator gave out on each
@@ -247,8 +239,6 @@ def measure(
                     "source": "measured" if measured else "simulated",
                 }
                 rows.append(row)
-            if bar is not None:
-                bar.update()
     return rows
 
 
@@ -308,7 +298,7 @@ def in_category(split: dict[str, int], name: str) -> int:
 
 
 def table(rows: list[dict]) -> str:
-    """The rows' `cells` in 80 columns."""
+    """The rows' `cells` in 80 columns, what they mean, and the largest tensors on the largest number of devices."""
     form = "{:<14} {:<4} {:>1}" + " {:>5}" * 6 + " {:>5} {:>5} {:>4}"
     lines = [
         form.format("", "", "", "para-", "grad-", "", "acti-", "com-", "temp-", "dev.", "", ""),
@@ -316,6 +306,16 @@ def table(rows: list[dict]) -> str:
     ]
     for row in rows:
         lines.append(form.format(row["title"], SHORT[row["wrapper"]], row["devices"], *cells(row)))
+    lines += [
+        "each: AdamW's foreach implementation; view: gradient_as_bucket_view; both with",
+        "DDP. MiB at the peak of three steps of AdamW; the split is simulated, every",
+        "tensor charged to its device. Not counted: workspaces of cuBLAS and cuDNN,",
+        "NCCL's buffers, the CUDA context, fragmentation.",
+    ]
+    most = max(row["devices"] for row in rows)
+    for row in rows:
+        if row["devices"] == most:
+            lines += tensors_table(row)
     return "\n".join(lines)
 
 
@@ -329,29 +329,5 @@ def cells(row: dict) -> list[str]:
     return [*mib, f"{spread(sizes):.2f}"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.memory", description=__doc__.splitlines()[0])
-    flag = parser.add_argument
-    names = list(NETWORKS)
-    flag("--networks", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    flag("--devices", nargs="+", type=int, default=[1, 2, 4, 8], metavar="N", help="1 2 4 8")
-    flag("--json", type=Path, metavar="PATH", help="write the rows there")
-    options = parser.parse_args()
-    if min(options.devices) < 1:
-        parser.error("--devices must be at least 1")
-    began = records.circumstances()
-    with tqdm(total=len(options.devices) * len(ALL_WRAPPERS), leave=False, disable=None) as bar:
-        rows = measure(options.networks, options.devices, bar, ALL_WRAPPERS)
-    print(table(rows))
-    print("each: AdamW's foreach implementation; view: gradient_as_bucket_view; both with DDP.")
-    print("MiB at the peak of three steps of AdamW; the split is simulated, every tensor charged to its device.")
-    print("Not counted: workspaces of cuBLAS and cuDNN, NCCL's buffers, the CUDA context, fragmentation.")
-    for row in rows:
-        if row["devices"] == max(options.devices):
-            print(*tensors_table(row), sep="\n")
-    if options.json:
-        records.write(options.json, "memory", began, memory=rows)
-
-
 if __name__ == "__main__":
-    main()
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k memory")

@@ -7,12 +7,8 @@ compared with them:
     step     = compute + exposed(large bucket) + small bucket
     bucket   = 2 (n − 1) / n · bytes / bandwidth + 2 (n − 1) · latency
     exposed  = max(0, large bucket − what is left of backward when it starts)
-
-    python -m benchmarks.suites.network --json network.json
-    python -m benchmarks.report.network_plot network.json
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -27,13 +23,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure, Group
 from benchmarks.harness.groups import Extent as SessionExtent
 from benchmarks.harness.paired import Samples, measure, summarise
-from benchmarks.harness.two_nodes import Nodes, options_of_suite, two_nodes, why_not
+from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
 from benchmarks.predict.all_reduce import RING, Cluster, Link, all_reduce
 from common.model import BasicNet
 
@@ -311,19 +305,5 @@ def notes(result: dict) -> list[str]:
     return [*lines, f"Buckets of {sizes}, {1e6 * model['latency']:.0f} µs a message"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.network", description=__doc__.splitlines()[0])
-    options = options_of_suite(parser, FULL.rounds, QUICK.rounds)
-    extent = QUICK if options.quick else FULL
-    began = records.circumstances()
-    with network() as net:
-        turns = tqdm(range(options.rounds), leave=False, disable=None)
-        samples = measure(contestants(net, extent.batches, extent.steps), turns)
-        result = record(net, samples, extent.batches)
-    print(records.table(result))
-    if options.json:
-        records.write(options.json, "network", began, groups=[result])
-
-
 if __name__ == "__main__":
-    main()
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k network")

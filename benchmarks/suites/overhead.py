@@ -5,11 +5,8 @@ that what is left is the loop's own cost. Each round runs every contestant once 
 is drawn anew. What counts is the difference to a raw loop of the same round that does the same work. The Trainers' raw
 loop also measures the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by
 clipping to no limit, which leaves the gradients as they are. Nobody logs or saves.
-
-    python -m benchmarks.suites.overhead
 """
 
-import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -20,19 +17,16 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from tqdm import tqdm
 
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import Samples, measure
 from benchmarks.harness.process_facts import process_facts
 from benchmarks.harness.threads import single_thread
-from common.allocator import keep_large_blocks
 
 STEPS = 400
 WARM_UP = 100
@@ -254,23 +248,5 @@ def skipped() -> list[str]:
     return [f"Without {', '.join(peers)}: not installed (pip install -e '.[peers]')."] if peers else []
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.overhead", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="how often the loops take turns (20)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the record there")
-    options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    began = records.circumstances()
-    keep_large_blocks()
-    torch.set_num_threads(1)
-    turns = tqdm(range(options.rounds), leave=False, disable=None)
-    samples = measure(contestants(), turns)
-    record = summary(samples, skipped())
-    print(records.table(record))
-    if options.json:
-        records.write(options.json, "overhead", began, groups=[record])
-
-
 if __name__ == "__main__":
-    main()
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k overhead")

@@ -3,19 +3,14 @@
 Two nodes (see `benchmarks.harness.two_nodes`), a rank on each, one core and one thread each, over 1 Gbit/s and
 100 Mbit/s. The ways of `benchmarks.harness.gradient_averaging` take turns. Beside the time stand the bytes that a rank
 sent, counted at its network interface, and how far the weights drift where the gradients are compressed.
-
-    python -m benchmarks.suites.overlap --json overlap.json
-    python -m benchmarks.report.overlap_plot overlap.json
 """
 
-import argparse
 import statistics
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import NamedTuple
 
 import numpy
-from tqdm import tqdm
 
 from benchmarks.harness import records
 from benchmarks.harness.gradient_averaging import ALONE, ALONE_TWICE, BATCH, NAIVE, NO_SYNC, TORCH, WAYS, baseline
@@ -23,7 +18,7 @@ from benchmarks.harness.groups import CannotMeasure, Group
 from benchmarks.harness.groups import Extent as SessionExtent
 from benchmarks.harness.overlap_rank import train
 from benchmarks.harness.paired import Samples, measure
-from benchmarks.harness.two_nodes import options_of_suite, why_not
+from benchmarks.harness.two_nodes import why_not
 from benchmarks.suites.network import Network, network
 from common.processes import ranks
 
@@ -112,7 +107,7 @@ def measured_over(net: Network, name: str, extent: Extent) -> dict:
     """The record of one link, with the drift of the ways that compress."""
     drift = drifts(extent.ways, extent.training_steps)
     link = Link(net, name, extent.steps)
-    samples = measure(link.contestants(extent.ways), tqdm(range(extent.rounds), leave=False, disable=None))
+    samples = measure(link.contestants(extent.ways), extent.rounds)
     return record(link, samples, drift, extent.training_steps)
 
 
@@ -186,19 +181,5 @@ def notes(group: dict) -> list[str]:
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.overlap", description=__doc__.splitlines()[0])
-    options = options_of_suite(parser, FULL.rounds, QUICK.rounds)
-    extent = QUICK if options.quick else FULL
-    began = records.circumstances()
-    recorded = []
-    with network() as net:
-        for name in LINKS:
-            recorded.append(measured_over(net, name, extent._replace(rounds=options.rounds)))
-            print(records.table(recorded[-1]))
-    if options.json:
-        records.write(options.json, "overlap", began, groups=recorded)
-
-
 if __name__ == "__main__":
-    main()
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k overlap")

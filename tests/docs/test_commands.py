@@ -157,7 +157,7 @@ def test_the_commands_of_the_levels_train_and_evaluate(text, tmp_path, monkeypat
 def test_there_are_commands():
     assert len(level_commands()) > 20
     modules = {words[2] for path in PAGES for words in commands(path) if words[1] == "-m"}
-    assert {"common.ladder", "benchmarks.compare", "benchmarks.suites.overhead", "benchmarks.report.readmes"} <= modules
+    assert {"common.ladder", "benchmarks.compare", "benchmarks.report", "benchmarks.report.readmes"} <= modules
 
 
 def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
@@ -165,6 +165,6 @@ def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
     page.write_text("    python 00_single_gpu/train.py --replicas 4\n")
     with pytest.raises(SystemExit):
         test_commands_start_what_exists_with_flags_that_it_takes(page, monkeypatch)
-    page.write_text("    python -m benchmarks.suites.overhead --no-such-flag\n")
+    page.write_text("    python -m benchmarks.compare --no-such-flag\n")
     with pytest.raises(AssertionError):
         test_commands_start_what_exists_with_flags_that_it_takes(page, monkeypatch)

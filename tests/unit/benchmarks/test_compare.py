@@ -14,6 +14,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
+from benchmarks import compare
 from benchmarks.compare import Comparison, parse_options
 from benchmarks.harness import proof
 from benchmarks.harness.proof import checksum, farthest
@@ -27,7 +28,9 @@ QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
 def _start(out: Path, root: Path = ladder.ROOT) -> subprocess.Popen:
     command = [sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(out)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
+    # pytest-benchmark, which measures the overhead, measures nothing in a worker of pytest-xdist.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment = inherited | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
     # Whoever starts the tests in the background may have SIGINT ignored, which processes inherit.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, preexec_fn=listen, **pipes)
@@ -166,3 +169,10 @@ def test_equal_weights_have_equal_checksums_and_no_distance():
         assert farthest(broken, weights) == float("inf")
     with pytest.raises(ValueError, match="only one of two networks has module"):
         farthest(weights | {"module.a": weights["a"]}, weights)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare", "--out", "/proc/x"])
+    monkeypatch.setattr(Comparison, "run", lambda _: pytest.fail("it was measured"))
+    with pytest.raises(SystemExit, match="nothing can be written to /proc/x"):
+        compare.main()

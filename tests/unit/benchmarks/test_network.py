@@ -12,6 +12,7 @@ from benchmarks.harness.two_nodes import ADDRESSES, burst_bytes, two_nodes, why_
 from benchmarks.report import network_plot
 from benchmarks.suites import network
 from benchmarks.suites.network import Calibration, buckets
+from common import ladder
 
 # 100 ms of compute, 40 of them left when the large bucket of 4 MB starts; 1 ms a message. One node alone takes 80 ms.
 MODEL = Calibration(compute=0.1, window=0.4, latency=0.001, large=4_000_000, small=100_000, alone=0.08)
@@ -93,15 +94,13 @@ def test_plots_are_drawn_from_the_record_alone_and_not_without_it(tmp_path, coar
     rows[network.one_node(64)] = {"median": 800.0, "low": 790.0, "high": 810.0, "batch_per_process": 64}
     record = {"rows": rows, "rounds": 2, "calibration": {"64": asdict(MODEL)}}
     machine = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
-    file, folder = tmp_path / "network.json", tmp_path / "plots"
-    file.write_text(json.dumps({"machine": machine, "groups": [record]}))
-    network_plot.main([str(file), "--out", str(folder)])
+    network_plot.draw(json.loads(json.dumps([record])), machine, tmp_path)
     for name in ("network.png", "network_prediction.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     for missing in ("calibration", "rows"):
         with pytest.raises(KeyError):
-            network_plot.draw({key: value for key, value in record.items() if key != missing}, machine, folder)
-        assert not list(folder.iterdir()), "an old plot can be taken for new"
+            network_plot.draw([{key: value for key, value in record.items() if key != missing}], machine, tmp_path)
+        assert not list(tmp_path.iterdir()), "an old plot can be taken for new"
 
 
 @pytest.mark.slow
@@ -116,6 +115,21 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
         raise ZeroDivisionError
     assert sleeper.wait(10) == -9
     assert not set(nodes.names) & _namespaces()
+
+
+@pytest.mark.slow
+@TWO_NODES
+def test_the_nodes_of_a_killed_process_are_swept_by_the_next_that_makes_some():
+    program = "import time; from benchmarks.harness.two_nodes import two_nodes\nwith two_nodes() as nodes:"
+    program += "\n  nodes.start(0, ['sleep', '1000']); print(*nodes.names, flush=True); time.sleep(1000)"
+    killed = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ladder.ROOT)
+    left = set(killed.stdout.readline().split())
+    killed.kill()
+    killed.wait(10)
+    assert left <= _namespaces()
+    with two_nodes() as nodes:
+        assert not left & _namespaces()
+        assert set(nodes.names) <= _namespaces()
 
 
 def _namespaces() -> set[str]:

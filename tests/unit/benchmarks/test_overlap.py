@@ -128,10 +128,8 @@ def test_the_lanes_and_the_suite_measured_one_step_if_they_differ_by_no_more_tha
 
 
 def test_the_plot_is_drawn_from_the_record_alone_and_not_without_it(tmp_path, coarse):
-    file = tmp_path / "overlap.json"
     groups = [_group(name) for name in overlap.LINKS]
-    file.write_text(json.dumps({"machine": MACHINE, "groups": groups}))
-    overlap_plot.main([str(file)])
+    overlap_plot.draw(json.loads(json.dumps(groups)), MACHINE, tmp_path)
     assert (tmp_path / "overlap.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(KeyError):
         overlap_plot.draw([{"rows": groups[0]["rows"]}], MACHINE, tmp_path)

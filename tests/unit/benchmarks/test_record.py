@@ -9,7 +9,7 @@ import pytest
 from benchmarks import record
 from common import ladder
 
-QUIET = record.Machine(gpus=2, cores=16, load=0.1, mnist=True, missing_peers=())
+QUIET = record.Conditions(gpus=2, cores=16, busy=0.1, mnist=True, missing_peers=())
 
 
 @pytest.mark.parametrize(
@@ -33,27 +33,31 @@ def test_a_record_is_not_replaced_by_accident(capsys):
 
 def test_what_would_spoil_the_numbers_is_said_before():
     assert record.remarks(QUIET) == []
-    spoiled = record.Machine(gpus=0, cores=2, load=1.5, mnist=False, missing_peers=("lightning",))
+    spoiled = record.Conditions(gpus=0, cores=2, busy=1.5, mnist=False, missing_peers=("lightning",))
     said = " | ".join(record.remarks(spoiled))
-    for word in ("0 GPUs", "busy (load 1.5)", "MNIST is not on disk", "lightning"):
+    for word in ("0 GPUs", "others use 1.5 of 2 cores", "MNIST is not on disk", "lightning"):
         assert word in said
 
 
-def test_every_gpu_gets_a_process_and_a_part_that_fails_does_not_end_the_others(tmp_path, capsys):
+def test_every_gpu_gets_a_process_and_a_stage_that_fails_does_not_end_the_others(tmp_path):
     asked = []
 
-    def run(part):
-        asked.append(part.command)
-        (tmp_path / "new" / "timeline-loopback.trace.json").touch()
+    def run(stage):
+        asked.append(stage.command)
         return 1 if len(asked) == 1 else 0
 
-    machine = record.Machine(gpus=8, cores=64, load=0.0, mnist=True, missing_peers=())
-    failed = record.record(machine, tmp_path / "new", quick=False, run=run)
+    failed = record.record(8, tmp_path, quick=False, run=run)
     assert failed == ["all levels: training, proof, speed and memory"]
     assert asked[0][-3:] == ["--world-size", "8", "--full"]
-    assert asked[1][-2:] == ["--record", str(tmp_path / "new")]
-    assert asked[2][-4:] == ["-m", "benchmarks.timeline", "--out", str(tmp_path / "new")]
-    assert not list((tmp_path / "new").iterdir()), "traces of megabytes are part of the contribution"
+    assert asked[1][-2:] == ["--record", str(tmp_path)]
+
+
+def test_only_a_whole_record_is_asked_for_and_links_only_where_there_are_some():
+    folder = record.RESULTS / "a-laptop"
+    assert "pull request" not in record.last_words("A laptop", folder, gpus=0, quick=True)
+    assert "nvidia-smi" not in record.last_words("A laptop", folder, gpus=1, quick=False)
+    asked = record.last_words("A server", folder, gpus=2, quick=False)
+    assert "git add benchmarks/results/a-laptop" in asked and "nvidia-smi topo -m" in asked
 
 
 @pytest.mark.long
@@ -67,10 +71,9 @@ def test_a_quick_record_on_cpu_processes_holds_levels_and_suites(tmp_path):
         [sys.executable, "-c", program, str(tmp_path)], cwd=ladder.ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "To contribute it" in done.stdout
+    assert "Everything runs here" in done.stdout
     results = json.loads((tmp_path / "a-laptop" / "results.json").read_text())
     assert results["complete"]
     assert set(results["levels"]) == set(ladder.levels())
     assert json.loads((tmp_path / "a-laptop" / "evaluation.json").read_text())["suite"] == "evaluation"
     assert json.loads((tmp_path / "a-laptop" / "timeline.json").read_text())["suite"] == "timeline"
-    assert not (tmp_path / "a-laptop" / "report.html").exists()

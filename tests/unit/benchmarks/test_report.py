@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -60,6 +59,14 @@ def test_what_to_expect_depends_on_the_machine_and_says_why(report, gpus, words)
     assert "share the core that one has alone" in expected_speed(report | {"machine": one_core})
 
 
+def test_a_busy_machine_is_named_wherever_the_numbers_are(report, tmp_path, coarse):
+    assert "BUSY" not in introduction(report) + notes(report)
+    report["busy_cores"] = {"before": 0.0, "after": 1.7}
+    publish(report, tmp_path)
+    for text in (introduction(report), notes(report), (tmp_path / "report.html").read_text()):
+        assert "BUSY: others used 1.7 of 2 cores after the comparison." in " ".join(text.split())
+
+
 def test_the_page_has_everything_and_loads_nothing(report, tmp_path, coarse):
     printed = publish(report, tmp_path)
     page = (tmp_path / "report.html").read_text()
@@ -103,18 +110,6 @@ def test_a_failure_is_shown_with_its_message(report, tmp_path, coarse):
     page = (tmp_path / "report.html").read_text()
     assert "FAILED: training 03_accelerate" in printed and "rank 1: KeyError: <'x'>" in printed
     assert "Failed: training 03_accelerate" in page and html.escape(failure["message"]) in page
-
-
-@pytest.mark.slow
-def test_the_report_is_drawn_again_from_the_results_alone(report, tmp_path):
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps(report))
-    command = [sys.executable, "-m", "benchmarks.report.publish", str(path), "--out", str(tmp_path / "again")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ladder.ROOT)
-    assert done.returncode == 0, done.stderr
-    assert table(report) in done.stdout
-    names = sorted(path.name for path in (tmp_path / "again").iterdir())
-    assert names == ["four_devices.png", "memory.png", "overhead.png", "report.html", "throughput.png"]
 
 
 # A page in a frame of the wanted width: a headless window is never narrower than 500 pixels.

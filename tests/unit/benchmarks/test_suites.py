@@ -2,15 +2,16 @@
 
 import importlib.util
 import json
-import sys
+import runpy
+import shutil
 
 import pytest
 import torch
 
 from benchmarks.harness.groups import CannotMeasure, Extent
-from benchmarks.report import network_plot
-from benchmarks.report import publish as report
-from benchmarks.suites import evaluation, interpreter_lock, loading, memory, network, overhead
+from benchmarks.report import __main__ as command
+from benchmarks.report import readmes
+from benchmarks.suites import evaluation, interpreter_lock, loading, network, overhead
 from common import ladder
 from common.processes import ranks
 from tests.nested_pytest import run_pytest
@@ -52,22 +53,37 @@ def test_plain_pytest_does_not_run_the_benchmarks(pytestconfig):
     assert pytestconfig.getini("testpaths") == ["tests"]
 
 
-@pytest.mark.parametrize(
-    "program, flags, said",
-    [
-        (overhead, ["--rounds", "0"], "--rounds must be at least 1"),
-        (network, ["--quick", "--rounds", "0"], "--rounds must be at least 1"),
-        (memory, ["--devices", "2", "0"], "--devices must be at least 1"),
-        (report, ["no/such.json"], "no results of a comparison in no/such.json"),
-        (report, [str(ladder.ROOT / "README.md")], "no results of a comparison in"),
-        (network_plot, ["no/such.json"], "no record of the network in no/such.json"),
-    ],
-)
-def test_a_wrong_value_is_an_error_before_anything_is_measured_or_drawn(program, flags, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [program.__name__, *flags])
-    with pytest.raises(SystemExit) as ended:
-        program.main()
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+FILES = ladder.ROOT.glob("benchmarks/suites/*.py")
+SUITES = sorted(path for path in FILES if not path.name.startswith(("test_", "__")))
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_a_suite_that_is_started_as_a_program_says_in_a_line_how_it_is_run(path):
+    with pytest.raises(SystemExit, match=f"^error: a suite is run by: pytest benchmarks -k {path.stem}$"):
+        runpy.run_path(str(path), run_name="__main__")
+    assert path.with_name(f"test_{path.name}").exists()
+
+
+def test_everything_is_drawn_again_from_a_folder_of_records(tmp_path, monkeypatch, capsys, coarse, report):
+    with pytest.raises(SystemExit):
+        command.main([str(tmp_path)])
+    assert f"nothing to draw from in {tmp_path}" in capsys.readouterr().err
+    (tmp_path / "network.json").write_text("{")
+    with pytest.raises(SystemExit):
+        command.main([str(tmp_path)])
+    assert "network.json: " in capsys.readouterr().err
+    (tmp_path / "network.json").unlink()
+    (tmp_path / "results.json").write_text(json.dumps(report))
+    with pytest.raises(SystemExit):
+        command.main([str(tmp_path), "--out", "/proc/x"])
+    assert "nothing can be written to /proc/x" in capsys.readouterr().err
+    for name in ("overlap", "timeline"):
+        shutil.copy(readmes.RESULTS / f"{name}.json", tmp_path)
+    command.main([str(tmp_path), "--out", str(tmp_path / "again")])
+    shown = capsys.readouterr().out
+    assert "in the lanes" in shown and "IN STEP" in shown
+    drawn = {path.name for path in (tmp_path / "again").iterdir()}
+    assert {"report.html", "memory.png", "overlap.png", "timeline-1-gbit.png", "timeline-1-gbit.trace.json"} <= drawn
 
 
 def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):

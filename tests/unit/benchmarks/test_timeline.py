@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import timeline
 from benchmarks.harness.gradient_averaging import BUCKETED, NAIVE, NO_SYNC, OVERLAPPED, TORCH
+from benchmarks.harness.groups import Extent
 from benchmarks.harness.lanes import MAIN, RecordedStep, record_replicas, steps_of
 from benchmarks.harness.spans import (
     ALL_REDUCE,
@@ -24,9 +24,11 @@ from benchmarks.harness.spans import (
 )
 from benchmarks.harness.two_nodes import why_not
 from benchmarks.report import readmes, timeline_plot
+from benchmarks.suites import timeline
 from benchmarks.suites.network import network
 
 TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
+EXTENT = Extent(rounds=1, seconds=0.1, data_flags=(), quick=True)
 MACHINE = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
 
 # Backward from 1 to 4; messages from 2 to 3 and, on two threads, from 3 to 7.
@@ -132,9 +134,7 @@ def test_pictures_and_traces_are_drawn_from_the_record_alone(tmp_path, coarse):
         {"link": "1 Gbit/s", "rows": rows, "lanes": {way: [STEP, STEP] for way in rows}},
         {"link": "threads", "rows": {"DP": rows[NAIVE]}, "lanes": {"DP": [replicas]}},
     ]
-    file = tmp_path / "timeline.json"
-    file.write_text(json.dumps({"machine": MACHINE, "groups": groups}))
-    timeline_plot.main([str(file)])
+    timeline_plot.draw(json.loads(json.dumps(groups)), MACHINE, tmp_path)
     for link in ("1-gbit", "threads"):
         assert (tmp_path / f"timeline-{link}.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((tmp_path / "timeline-1-gbit.trace.json").read_text())["traceEvents"]
@@ -142,12 +142,6 @@ def test_pictures_and_traces_are_drawn_from_the_record_alone(tmp_path, coarse):
     assert titles == ["naive, rank 0", "naive, rank 1", "overlapped, rank 0", "overlapped, rank 1"]
     # STEP is in milliseconds here.
     assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == 8000
-
-
-def test_without_a_record_nothing_is_drawn(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        timeline_plot.main([str(tmp_path / "none.json")])
-    assert "no record of a timeline in" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -204,7 +198,7 @@ def test_on_a_narrow_link_backward_and_all_reduce_overlap_unless_naive():
     ways = (NAIVE, OVERLAPPED, BUCKETED)
     with network() as net:
         net.limit("100 Mbit/s")
-        recordings = timeline.record_ways(timeline.over_the_cable(net), timeline.Extent(rounds=1, steps=1), ways)
+        recordings = timeline.record_ways(timeline.over_the_cable(net), EXTENT, ways)
     lanes = {way: timeline.typical_step(recording) for way, recording in recordings.items()}
     check_naive_and_others(lanes, (OVERLAPPED, BUCKETED))
     for way in (OVERLAPPED, BUCKETED):
@@ -215,7 +209,7 @@ def test_on_a_narrow_link_backward_and_all_reduce_overlap_unless_naive():
 
 @pytest.mark.slow
 def test_over_loopback_the_lanes_are_recorded_without_root():
-    group = timeline.record_link("loopback", timeline.over_loopback, timeline.Extent(rounds=1, steps=1))
+    group = timeline.measured(timeline.LOOPBACK, timeline.WAYS, EXTENT)
     check_naive_and_others(group["lanes"], (OVERLAPPED, BUCKETED, TORCH))
     check_messages(group["lanes"])
     assert set(group["rows"]) == set(group["lanes"]) == set(timeline.WAYS)

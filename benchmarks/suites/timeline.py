@@ -1,32 +1,21 @@
 """What every thread does during one step: DataParallel's replicas, and two ranks that average their gradients.
 
-    python -m benchmarks.timeline
-
 Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 100 Mbit/s between two network namespaces
-(root and iproute2), and over loopback, which needs neither. It writes into results/
-
-    timeline.json           every recorded span, and the steps' times
-    timeline-….png          the lanes of each link
-    timeline-….trace.json   the same for https://ui.perfetto.dev
-
-The pictures and traces are drawn again from the JSON file alone: python -m benchmarks.report.timeline_plot PATH.
+(root and iproute2), and over loopback, which needs neither. Beside the steps' times a group holds the "lanes" of one
+typical step, from which `benchmarks.report` draws pictures, and traces for https://ui.perfetto.dev.
 """
 
-import argparse
-import os
 import statistics
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
 
 from benchmarks.harness import records
 from benchmarks.harness.gradient_averaging import BATCH, BUCKETED, NAIVE, NO_SYNC, OVERLAPPED, TORCH
+from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.lanes import RecordedStep, record_rank, record_replicas
 from benchmarks.harness.paired import order
 from benchmarks.harness.spans import ALL_REDUCE, Span, hidden_share
 from benchmarks.harness.two_nodes import why_not
-from benchmarks.report import timeline_plot
 from benchmarks.suites.network import Network, network
 from common.processes import ranks
 
@@ -34,6 +23,8 @@ WAYS = (NAIVE, OVERLAPPED, BUCKETED, TORCH, NO_SYNC)
 LINKS = ("1 Gbit/s", "100 Mbit/s")
 LOOPBACK = "loopback"
 REPLICAS = 2
+DATA_PARALLEL = f"DataParallel, {REPLICAS} replicas"
+THREADS_TITLE = f"one step of DataParallel's emulation, {BATCH} images a replica"
 TIMEOUT = 300  # seconds, for any one recording
 
 # Of each rank, the steps that were recorded of one way.
@@ -41,15 +32,38 @@ Recording = list[list[RecordedStep]]
 Recorder = Callable[[str, int], Recording]
 
 
-class Extent(NamedTuple):
-    """How much is recorded: in each round, some steps of every way."""
+def groups() -> list[Group]:
+    """DataParallel's threads, and each link; whether there can be two nodes here shows when it is measured."""
+    threads = Group("threads", THREADS_TITLE, (DATA_PARALLEL,), measured_threads)
+    return [threads, *[Group(link, title(link), WAYS, partial(measured, link)) for link in (*LINKS, LOOPBACK)]]
 
-    rounds: int
-    steps: int
+
+def title(link: str) -> str:
+    return f"one step of two ranks over {link}, {BATCH} images a backward"
 
 
-FULL = Extent(rounds=10, steps=2)
-QUICK = Extent(rounds=1, steps=1)
+def measured_threads(rows: tuple[str, ...], extent: Extent) -> dict:
+    """The record of DataParallel's emulation, in one process with all cores."""
+    recording: Recording = [[]]
+    for _ in range(extent.rounds):
+        recording[0] += ranks(1).run(record_replicas, REPLICAS, _steps_of_a_round(extent), timeout=TIMEOUT)[0]
+    return _group(THREADS_TITLE, "threads", dict.fromkeys(rows, recording), extent)
+
+
+def measured(link: str, rows: tuple[str, ...], extent: Extent) -> dict:
+    """The record of these ways over one link: milliseconds a step, and the lanes of a typical one."""
+    if link == LOOPBACK:
+        return _group(title(link), link, record_ways(over_loopback, extent, rows), extent)
+    reason = why_not()
+    if reason:
+        raise CannotMeasure(f"no two nodes: {reason}")
+    with network() as net:
+        net.limit(link)
+        return _group(title(link), link, record_ways(over_the_cable(net), extent, rows), extent)
+
+
+def _steps_of_a_round(extent: Extent) -> int:
+    return 1 if extent.quick else 2
 
 
 def over_loopback(way: str, steps: int) -> Recording:
@@ -74,35 +88,20 @@ def _steps(answer: list) -> list[RecordedStep]:
     return steps
 
 
-def record_link(link: str, record: Recorder, extent: Extent) -> dict:
-    """The group of `benchmarks.harness.records` for one link: milliseconds a step, and the lanes of a typical one."""
-    title = f"one step of two ranks over {link}, {BATCH} images a backward"
-    return _group(title, link, record_ways(record, extent, WAYS), extent.steps)
-
-
 def record_ways(record: Recorder, extent: Extent, ways: tuple[str, ...]) -> dict[str, Recording]:
     """The steps of each way, which take turns round by round, in an order that is drawn for each round."""
     recordings: dict[str, Recording] = {way: [[], []] for way in ways}
     for turn in range(extent.rounds):
         for way in order(list(ways), turn):
-            for rank, steps in enumerate(record(way, extent.steps)):
+            for rank, steps in enumerate(record(way, _steps_of_a_round(extent))):
                 recordings[way][rank] += steps
     return recordings
 
 
-def record_data_parallel(extent: Extent) -> dict:
-    """The group of DataParallel's emulation, in one process with all cores."""
-    way = f"DataParallel, {REPLICAS} replicas"
-    recording: Recording = [[]]
-    for _ in range(extent.rounds):
-        recording[0] += ranks(1).run(record_replicas, REPLICAS, extent.steps, timeout=TIMEOUT)[0]
-    title = f"one step of DataParallel's emulation, {BATCH} images a replica"
-    return _group(title, "threads", {way: recording}, extent.steps)
-
-
-def _group(title: str, link: str, recordings: dict[str, Recording], steps_of_a_round: int) -> dict:
-    samples = {way: _milliseconds_by_round(recording, steps_of_a_round) for way, recording in recordings.items()}
-    group = records.group(title, "ms", samples)
+def _group(name: str, link: str, recordings: dict[str, Recording], extent: Extent) -> dict:
+    steps = _steps_of_a_round(extent)
+    samples = {way: _milliseconds_by_round(recording, steps) for way, recording in recordings.items()}
+    group = records.group(name, "ms", samples)
     group["link"] = link
     group["lanes"] = {way: typical_step(recording) for way, recording in recordings.items()}
     group["notes"] = notes(group["lanes"])
@@ -153,42 +152,5 @@ def _in_milliseconds(span: Span, shift: float) -> Span:
     return Span(span.name, span.lane, start, end)
 
 
-def record_all(links: list[str], extent: Extent) -> list[dict]:
-    """A group for DataParallel, and one for each link. Those that are not loopback need `why_not()` to be None."""
-    groups = [record_data_parallel(extent)]
-    narrow = [link for link in links if link != LOOPBACK]
-    if narrow:
-        with network() as net:
-            for link in narrow:
-                net.limit(link)
-                groups.append(record_link(link, over_the_cable(net), extent))
-    if LOOPBACK in links:
-        groups.append(record_link(LOOPBACK, over_loopback, extent))
-    return groups
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.timeline", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, metavar="PATH", default=Path("results"), help="folder (default: results)")
-    parser.add_argument("--loopback", action="store_true", help="over loopback only, which needs no root")
-    parser.add_argument("--quick", action="store_true", help="a single step of each")
-    options = parser.parse_args(argv)
-    links = [*LINKS, LOOPBACK]
-    reason = None if options.loopback else why_not()
-    if options.loopback or reason:
-        links = [LOOPBACK]
-    if reason:
-        print(f"over loopback only: {reason}", file=sys.stderr)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports its begin and its end
-    began = records.circumstances()
-    groups = record_all(links, QUICK if options.quick else FULL)
-    path = options.out / "timeline.json"
-    options.out.mkdir(parents=True, exist_ok=True)
-    records.write(path, "timeline", began, groups=groups)
-    for group in groups:
-        print(records.table(group))
-    timeline_plot.main([str(path)])
-
-
 if __name__ == "__main__":
-    main()
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k timeline")

@@ -1,0 +1,68 @@
+"""What others compute on this machine's cores while we sleep: a number from a busy machine says little."""
+
+import os
+import time
+from pathlib import Path
+
+STAT = Path("/proc/stat")
+# Of the cores; with more, rows become noisy.
+MOST = 0.2
+
+
+def busy_cores(seconds: float = 1.0) -> float | None:
+    """How many of the cores that this process may use were busy, on average, for so long; None where nobody counts.
+
+    This process sleeps meanwhile. Its ranks, if it has any, must have nothing to do either.
+    """
+    before = _ticks()
+    time.sleep(seconds)
+    after = _ticks()
+    busy = 0.0
+    for core, (worked, passed) in after.items():
+        worked_before, passed_before = before[core]
+        if passed > passed_before:
+            busy += (worked - worked_before) / (passed - passed_before)
+    return busy if after else None
+
+
+def _ticks() -> dict[int, tuple[int, int]]:
+    """Of each of our cores since the machine has started: the clock ticks in which it worked, and all that passed."""
+    if not STAT.exists() or not hasattr(os, "sched_getaffinity"):
+        return {}
+    ours = os.sched_getaffinity(0)
+    found = {}
+    for line in STAT.read_text().splitlines():
+        name, *counts = line.split()
+        core = name.removeprefix("cpu")
+        if core.isdecimal() and int(core) in ours:
+            # Linux: user, nice, system, idle, iowait, irq, softirq, steal. What guests use is in user already.
+            user, nice, system, idle, iowait, irq, softirq, steal = map(int, counts[:8])
+            worked = user + nice + system + irq + softirq + steal
+            found[int(core)] = (worked, worked + idle + iowait)
+    return found
+
+
+def is_busy(cores: float | None, of: int) -> bool:
+    """Whether `cores` busy cores `of` all make timings noisy."""
+    return cores is not None and cores > MOST * of
+
+
+def what_is_slowed(busy: dict[str, float | None], cores: int, omp: dict[str, str]) -> str | None:
+    """What a machine that others use does to a comparison of the levels, and what helps; None for a quiet one.
+
+    Args:
+        busy: the `busy_cores` "before" and "after" it.
+        cores: that the comparison may use.
+        omp: the environment's settings of OpenMP.
+    """
+    moments = {when: count for when, count in busy.items() if is_busy(count, cores)}
+    if not moments:
+        return None
+    counts = " and ".join(f"{count:.1f} of {cores} cores {when}" for when, count in moments.items())
+    told = f"BUSY: others used {counts} the comparison. All speeds are too low."
+    if omp.get("OMP_WAIT_POLICY", "").lower() == "passive":
+        return f"{told} Stop the other programs and compare again."
+    return (
+        f"{told} A process with several threads, as at levels 00 and 01, is slowed most: its threads spin while they "
+        "wait for one that has no core. Stop the other programs, or set OMP_WAIT_POLICY=passive, and compare again."
+    )

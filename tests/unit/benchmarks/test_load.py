@@ -1,0 +1,46 @@
+"""What others compute meanwhile: counted on our cores only, and said with what it slows and what helps."""
+
+import os
+
+import pytest
+
+from benchmarks.harness import load
+from benchmarks.harness.load import busy_cores, what_is_slowed
+
+# user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice
+BEFORE = """cpu  9 9 9 9 9 9 9 9 9 9
+cpu0 100 0 0 500 0 0 0 0 0 0
+cpu1 100 0 0 500 0 0 0 0 50 0
+cpu2 100 0 0 500 0 0 0 0 0 0
+intr 1 2 3
+"""
+# In 100 ticks core 0 worked half of the time, core 1 waited for a disk, and core 2, which is not ours, worked.
+AFTER = """cpu  9 9 9 9 9 9 9 9 9 9
+cpu0 110 10 10 550 0 0 0 20 0 0
+cpu1 100 0 0 500 100 0 0 0 50 0
+cpu2 200 0 0 500 0 0 0 0 0 0
+intr 1 2 3
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not say which cores are ours")
+def test_the_work_of_others_on_our_cores_is_counted(monkeypatch, tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text(BEFORE)
+    monkeypatch.setattr(load, "STAT", stat)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(load.time, "sleep", lambda _: stat.write_text(AFTER))
+    assert busy_cores() == 0.5
+    monkeypatch.setattr(load, "STAT", tmp_path / "none")
+    assert busy_cores() is None
+
+
+def test_a_busy_machine_is_told_what_is_slowed_and_what_helps():
+    assert what_is_slowed({"before": 0.3, "after": None}, cores=2, omp={}) is None
+    assert what_is_slowed({}, cores=2, omp={}) is None
+    said = what_is_slowed({"before": 1.6, "after": 0.1}, cores=2, omp={})
+    for words in ("1.6 of 2 cores before", "levels 00 and 01", "OMP_WAIT_POLICY=passive"):
+        assert words in said
+    assert "after" not in said
+    set_already = what_is_slowed({"before": 1.6}, cores=2, omp={"OMP_WAIT_POLICY": "PASSIVE"})
+    assert "OMP_WAIT_POLICY" not in set_already and "Stop the other programs" in set_already
