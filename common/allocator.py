@@ -33,7 +33,7 @@ ENVIRONMENT = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA
 
 @dataclass(frozen=True)
 class Allocator:
-    """What allocates this process's memory on the host, and what it was asked to do.
+    """The allocator of this process's memory on the host, and its settings.
 
     Attributes:
         name: such as "glibc 2.36".
@@ -60,7 +60,8 @@ def keep_large_blocks() -> Allocator:
     Nothing is changed where another allocator is at work, or where the environment has set glibc's. Call it before the
     first tensor: blocks that are already mapped are unmapped when they are freed.
     """
-    name = _name()
+    library, version = platform.libc_ver()
+    name = f"{library} {version}".strip() or platform.system()
     reason = why_not()
     if reason:
         return Allocator(name, note=reason)
@@ -95,7 +96,7 @@ def set_parameter(parameter: int, value: int) -> bool:
 
 
 def why_not() -> str | None:
-    """Why the allocator is left as it is, or None."""
+    """The reason for which the allocator is left as it is, or None."""
     if platform.libc_ver()[0] != "glibc":
         return "not glibc"
     if "malloc" in os.environ.get("LD_PRELOAD", ""):
@@ -107,13 +108,8 @@ def why_not() -> str | None:
     return None
 
 
-def _name() -> str:
-    library, version = platform.libc_ver()
-    return f"{library} {version}".strip() or platform.system()
-
-
 def minor_faults() -> int | None:
-    """How many pages the kernel has given to this process so far; None where the system does not count."""
+    """Pages that the kernel has given to this process so far; None where the system does not count."""
     try:
         import resource
     except ImportError:  # Windows

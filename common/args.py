@@ -40,7 +40,7 @@ _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class CheckpointInterval(NamedTuple):
-    """How often to save: every so many optimizer steps, or after so many seconds; the other one is never."""
+    """Time between two checkpoints: so many optimizer steps, or so many seconds; the other one is never."""
 
     steps: int = sys.maxsize
     seconds: float = math.inf
@@ -84,9 +84,9 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     else:
         _refuse_what_the_launcher_asks_for(parser.prog)
     _check_environment(name)
-    _check_world(args, name)
+    _check_world(name)
+    _check_batch_size(args)
     _check_shared_memory(args)
-    _refuse_less_than_one_batch(args)
     _warn_of_slow_precision(args)
     return args
 
@@ -175,7 +175,7 @@ def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> Non
 
 
 def _accumulation_steps(args: argparse.Namespace, parser: _Parser) -> int:
-    """What the flag says, or the launcher. Against the launcher's word an Accelerator would not obey the flag."""
+    """The flag's number, or the launcher's. Against the launcher's word an Accelerator would not obey the flag."""
     flag = args.gradient_accumulation_steps
     text = os.environ.get(_LAUNCHER_ACCUMULATION)
     if text is None:
@@ -220,7 +220,7 @@ def _warn_of_slow_precision(args: argparse.Namespace) -> None:
 
 
 def _cpu_has_bf16_instructions() -> bool:
-    """Whether this CPU computes in bf16 by itself. True where that is not known, as on ARM."""
+    """True if this CPU computes in bf16 by itself. Also true where that is not known, as on ARM."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
     # torch.cpu.get_capabilities(), which is public, is newer than the oldest torch that this project runs with.
@@ -337,19 +337,20 @@ def _replicas(args: argparse.Namespace) -> int:
     return args.replicas
 
 
-def _check_environment(name: str) -> None:
+def _check_environment(script: str) -> None:
     """Refuse an environment that is half set, or that makes no sense."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
-    if given and missing and name in _ONE_PROCESS:
-        fail(f"{name} is one process, but {', '.join(given)} is set: unset it")
+    if given and missing and script in _ONE_PROCESS:
+        fail(f"{script} is one process, but {', '.join(given)} is set: unset it")
     if given and missing:
         fail(f"{', '.join(given)} is set but {', '.join(missing)} is not: start the ranks with torchrun, or set all")
     for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         number = os.environ.get(name, "0")
         total = os.environ.get(of, "1")
-        if not _is_below(number, total):
+        fits = number.isdecimal() and total.isdecimal() and int(number) < int(total)
+        if not fits:
             fail(f"{name}={number} does not fit {of}={total}: ranks are numbered from 0")
 
 
@@ -368,27 +369,17 @@ def _check_shared_memory(args: argparse.Namespace) -> None:
         )
 
 
-def _refuse_less_than_one_batch(args: argparse.Namespace) -> None:
-    """Training drops what does not fill a batch: there must be a whole one."""
-    samples = min(args.train_samples or TRAINING_DIGITS, TRAINING_DIGITS)
-    if samples < args.batch_size:
-        fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")
-
-
-def _is_below(number: str, total: str) -> bool:
-    if not number.isdecimal() or not total.isdecimal():
-        return False
-    return int(number) < int(total)
-
-
-def _check_world(args: argparse.Namespace, name: str) -> None:
-    """Refuse processes that a script cannot use, and a global batch that they cannot share evenly."""
+def _check_world(script: str) -> None:
+    """Refuse processes that a script cannot use."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if name in _ONE_PROCESS:
-        if world_size > 1:
-            advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
-            fail(f"{name} is one process, but WORLD_SIZE is {world_size}: {advice}")
-        return
+    if script in _ONE_PROCESS and world_size > 1:
+        advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
+        fail(f"{script} is one process, but WORLD_SIZE is {world_size}: {advice}")
+
+
+def _check_batch_size(args: argparse.Namespace) -> None:
+    """Refuse a global batch that the processes cannot share evenly, or that the training set cannot fill."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
     parts = world_size * accumulation
     if args.batch_size % parts:
@@ -397,3 +388,6 @@ def _check_world(args: argparse.Namespace, name: str) -> None:
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
         processes = f"{world_size} process{'es' if world_size > 1 else ''}"
         fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")
+    samples = min(args.train_samples or TRAINING_DIGITS, TRAINING_DIGITS)
+    if samples < args.batch_size:
+        fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 class UserError(SystemExit):
-    """What the user asked for cannot be had. The line is on stderr already; uncaught, the process exits with 2."""
+    """A wish of the user's that cannot be fulfilled. The line is on stderr already. Uncaught, it exits with 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(2)

@@ -79,7 +79,7 @@ class Ledger:
             return {device: self._by_category(self._at_peak[device]) for device in sorted(self._peak)}
 
     def at_peak(self, device: int = 0) -> list[Held]:
-        """What `device` held at its peak, the largest first; the sizes' sum is the peak."""
+        """The tensors that `device` held at its peak, the largest first; the sizes' sum is the peak."""
         with self._lock:
             found = []
             for serial, size in self._at_peak.get(device, {}).items():
@@ -126,7 +126,7 @@ class Ledger:
             self._resize(allocation, size)
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether the storage of `tensor` has been entered."""
+        """True if the storage of `tensor` has been entered."""
         return tensor.untyped_storage()._cdata in self._alive
 
     def leave_out(self, tensor: Tensor) -> None:
@@ -147,7 +147,7 @@ class Ledger:
                         self._names[allocation.serial] = SEVERAL
 
     def name_of(self, tensor: Tensor) -> str:
-        """What `label` has called the storage of `tensor`, or ""."""
+        """The name that `label` has given to the storage of `tensor`, or ""."""
         allocation = self._alive.get(_plain(tensor).untyped_storage()._cdata)
         return self._names.get(allocation.serial, "") if allocation else ""
 
@@ -189,7 +189,7 @@ class Ledger:
 
 
 class _Placement(threading.local):
-    """Where this thread's explicit copies go."""
+    """The destination of this thread's explicit copies."""
 
     target: int | None = None
 
@@ -234,7 +234,7 @@ class _Operations(TorchDispatchMode):
         return results
 
     def _device(self, inputs: list[Tensor]) -> int | None:
-        """Where an operation on these tensors takes place: on the first device that holds one, else on the host."""
+        """The place of an operation on these tensors: the first device that holds one, else the host."""
         for tensor in inputs:
             device = self.ledger.device_of(tensor)
             if device is not None:
@@ -279,7 +279,7 @@ def _tensors(nested) -> list[Tensor]:
 
 
 def _is_on_a_gpu(tensor: Tensor) -> bool:
-    """Whether the tensor lies where it is charged to; tensors of the CPU are charged to where they would be."""
+    """True if the tensor lies where it is charged to; tensors of the CPU are charged to where they would be."""
     return tensor.device.type not in ("cpu", "meta")
 
 

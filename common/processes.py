@@ -36,7 +36,7 @@ class RankFailed(RuntimeError):
 
 
 class Job(NamedTuple):
-    """What one rank is asked to do."""
+    """A function call for one rank."""
 
     function: Callable[..., Any]
     args: tuple
@@ -45,7 +45,7 @@ class Job(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a job on one rank: what the function returned, or why it did not."""
+    """The outcome of a job on one rank: what the function returned, or why it did not."""
 
     result: Any = None
     failure: str | None = None
@@ -99,8 +99,15 @@ class Ranks:
             self._workers = [_started(rank) for rank in range(self.world_size)]
         port = free_port()
         for worker in self._workers:
-            asked = self._environment(worker.rank, port) | (environment or {})
-            worker.pipe.send(Job(function, args, kwargs, asked))
+            of_torchrun = {
+                "RANK": str(worker.rank),
+                "LOCAL_RANK": str(worker.rank),
+                "WORLD_SIZE": str(self.world_size),
+                "LOCAL_WORLD_SIZE": str(self.world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            worker.pipe.send(Job(function, args, kwargs, of_torchrun | (environment or {})))
         try:
             answers = self._answers(timeout)
         except BaseException:  # Ctrl-C: their answers to this job must not be taken for those to the next one
@@ -128,18 +135,8 @@ class Ranks:
             worker.pipe.close()
         self._workers = []
 
-    def _environment(self, rank: int, port: int) -> dict[str, str]:
-        return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-
     def _answers(self, timeout: float) -> list[Answer]:
-        """What became of the job, in rank order."""
+        """The outcomes of the job, in rank order."""
         answers: dict[int, Answer] = {}
         waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self._workers}
         deadline = time.monotonic() + timeout
@@ -169,7 +166,7 @@ def _started(rank: int) -> Worker:
 
 
 def _answer(worker: Worker) -> Answer:
-    """What a rank has sent, or what became of it if it ended instead."""
+    """The outcome that a rank has sent, or that it ended instead."""
     try:
         return worker.pipe.recv()
     except (EOFError, ConnectionError):

@@ -16,18 +16,15 @@ from common.errors import fail
 def cache_dir() -> Path:
     """A folder of the user's that can be written to, whatever becomes of `--data-dir`."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for folder in (base / "parallelism-ladder", _temporary_folder()):
+    # All users of a Unix share one folder for temporary files; on Windows, which has no getuid, each has his own.
+    user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
+    temporary = Path(tempfile.gettempdir()) / f"parallelism-ladder{user}"
+    for folder in (base / "parallelism-ladder", temporary):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
                 return folder
     fail(f"neither {base} nor the folder for temporary files can be written to; set XDG_CACHE_HOME")
-
-
-def _temporary_folder() -> Path:
-    # All users of a Unix share one folder for temporary files; on Windows, which has no getuid, each has his own.
-    user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
-    return Path(tempfile.gettempdir()) / f"parallelism-ladder{user}"
 
 
 class FailureNote:
@@ -66,7 +63,7 @@ def one_process_at_a_time(purpose: str, resource: str) -> Iterator[FailureNote]:
 
 
 def _job() -> str:
-    """What the ranks of one launch on this machine have in common, and nobody else has."""
+    """A text that the ranks of one launch on this machine have in common, and nobody else has."""
     port = os.environ.get("MASTER_PORT")
     if port:
         return f"{os.environ.get('TORCHELASTIC_RUN_ID')}:{port}"

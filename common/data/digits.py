@@ -28,7 +28,7 @@ class DigitImages(Dataset):
 
     @property
     def device(self) -> torch.device:
-        """Where the images are, and the batches that are made of them."""
+        """The device of the images, and of the batches that are made of them."""
         return self.images.device
 
     def move_to(self, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class DigitImages(Dataset):
 
     @property
     def description(self) -> str:
-        """What tells this set from another: its name and its size."""
+        """The set's name and its size, which tell it from another."""
         return f"{self.name} ({len(self)} samples)"
 
     def keep_first(self, count: int | None) -> None:
@@ -66,7 +66,9 @@ class DigitImages(Dataset):
 
 def collate(batch: tuple[Tensor, Tensor] | list) -> tuple[Tensor, Tensor]:
     """Pass on a batch that the dataset has already collated; collate a list of samples as DataLoader would."""
-    images, labels = batch if isinstance(batch, tuple) else default_collate(batch)
+    if not isinstance(batch, tuple):
+        batch = default_collate(batch)
+    images, labels = batch
     if get_worker_info() is not None:
         # In a loader worker, whose batches travel in shared memory. Where that is full, this raises in the training.
         # Left to the worker's queue it would fail in a thread of the queue's, and the training would wait for ever.

@@ -1,4 +1,4 @@
-"""What surrounds the training that a train.py shows: plan, progress, checkpoints, an orderly end, the result."""
+"""The surroundings of the training that a train.py shows: plan, progress, checkpoints, an orderly end, the result."""
 
 from common.run.run import Run
 

@@ -1,4 +1,4 @@
-"""When a run saves, and what has to hold around it: the lock, the signals, and one line for a full disk.
+"""The moments at which a run saves, and what has to hold around them: a lock, signals, one line for a full disk.
 
 At every step all ranks must decide alike whether to save. The number of the step is the same on all ranks; a signal or
 a clock is not. So the ranks ask each other every few steps, by an all-reduce of two numbers. The steps in between cost
@@ -56,7 +56,7 @@ class Checkpointing:
         self._answer_in_flight: DeferredRead | None = None
 
     def can_resume(self, prefix: str, subfolder: str = "") -> bool:
-        """Whether rank 0 finds a checkpoint, whole or damaged. A collective: all processes must call it.
+        """True on all ranks if rank 0 finds a checkpoint, whole or damaged. A collective: all processes must call it.
 
         Rank 0 decides for all: a process on another machine may not see its disk, and a rank that begins anew beside
         one that resumes would leave it waiting.
@@ -107,7 +107,7 @@ class Checkpointing:
             self._interval_began = time.monotonic()
 
     def is_due(self, step: int, total_steps: int) -> bool:
-        """Whether to save a checkpoint after `step` of `total_steps`: the same on all ranks."""
+        """True on all ranks if they are to save a checkpoint after `step` of `total_steps`."""
         if self.folder is None:
             return False
         is_last = step == total_steps
@@ -115,7 +115,7 @@ class Checkpointing:
 
     @property
     def is_preempted(self) -> bool:
-        """Whether all ranks stop after the next checkpoint."""
+        """True on all ranks if they stop after the next checkpoint."""
         return self.preemption.agreed > 0
 
     def report_saved(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What a run measures: steps and seconds, memory, the mean of an epoch's losses, and what of it is not finite.
+"""Measurements of a run: steps and seconds, memory, the mean of an epoch's losses; and an end where one is NaN.
 
 Nothing here makes the CPU wait for the GPU at every step.
 """

@@ -99,33 +99,30 @@ class Run:
 
     @property
     def plan(self) -> str:
-        """What is about to happen: the line to print before the training."""
+        """The line to print before the training: on what it computes, on which data, in which batches and steps."""
         where = f"1 process on {self.device.type}"
         if self.backend:
             where = f"{self.world_size} × {self.backend} on {self.device.type}"
-        where += f", {count(self._threads(), 'thread')}"
-        if self.world_size > 1:
-            where += " each"
-        where += f", {self._precision()}"
-        if self.keeps_blocks:
-            where += ", allocator keeps blocks"
-        samples = f"{self.dataset} {self.train_samples} + {self.test_samples}"
-        return f"{self.args.script}: {where} | {samples} | batch {self._shares()} | {count(self.total_steps, 'step')}"
 
-    def _threads(self) -> int:
-        """The threads of each worker. Replicas that are emulated in one process share its cores."""
+        threads = torch.get_num_threads()
         if self.device.type == "cpu" and self.world_size > get_world_size():
-            return max(1, available_cores() // self.world_size)
-        return torch.get_num_threads()
+            threads = max(1, available_cores() // self.world_size)  # emulated replicas share the cores of one process
+        each = " each" if self.world_size > 1 else ""
 
-    def _precision(self) -> str:
+        precision = str(self.args.dtype).removeprefix("torch.")
         mixed = getattr(self.args, "mixed_precision", "no")
         if mixed != "no":
-            return f"{mixed} mixed precision"
-        return str(self.args.dtype).removeprefix("torch.")
+            precision = f"{mixed} mixed precision"
+
+        how = f"{quantity(threads, 'thread')}{each}, {precision}"
+        if self.keeps_blocks:
+            how += ", allocator keeps blocks"
+        samples = f"{self.dataset} {self.train_samples} + {self.test_samples}"
+        steps = quantity(self.total_steps, "step")
+        return f"{self.args.script}: {where}, {how} | {samples} | batch {self._shares()} | {steps}"
 
     def _shares(self) -> str:
-        """How the global batch is shared: '64 = 32 + 32', '64 = 22 + 22 + 20', '48 = 2 × 12 × 2 micro-batches'."""
+        """The global batch and its shares: '64 = 32 + 32', '64 = 22 + 22 + 20', '48 = 2 × 12 × 2 micro-batches'."""
         size = self.args.batch_size
         if self.world_size * self.accumulation == 1:
             return f"{size}"
@@ -229,7 +226,7 @@ class Run:
         self._epoch_loss.average_over_ranks()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the run is, and what it was asked to do."""
+        """The progress of the run, and its identity."""
         return {
             "epoch": self.epoch,
             "steps": self.steps,
@@ -255,7 +252,7 @@ class Run:
         self._epoch_loss.total.fill_(state["loss_total"] * per_micro_batch)
 
     def identity(self) -> dict[str, Any]:
-        """What must not change between a checkpoint and its resumption."""
+        """All that must not change between a checkpoint and its resumption."""
         return {
             "level": self.args.level,
             "dataset": self.dataset,
@@ -334,11 +331,11 @@ def result_line(result: dict[str, Any]) -> str:
     return (
         f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']} | "
         f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f} | "
-        f"{speed} | {count(result['steps'], 'step')} in {result['seconds']:.1f} s"
+        f"{speed} | {quantity(result['steps'], 'step')} in {result['seconds']:.1f} s"
     )
 
 
-def count(number: int, noun: str) -> str:
+def quantity(number: int, noun: str) -> str:
     """'1 step', '2 steps'."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

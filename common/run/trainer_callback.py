@@ -35,7 +35,7 @@ class LadderCallback(TrainerCallback):
         self._loss_hook: RemovableHandle | None = None
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What a checkpoint keeps of this callback: how far the run is, and what it was asked to do."""
+        """The part of this callback that a checkpoint keeps: the progress of the run, and its identity."""
         return {"args": {}, "attributes": {"run": self.run.state_dict()}}
 
     def load_state(self, attributes: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -115,6 +116,36 @@ def test_the_loss_is_the_mean_of_the_last_epoch():
         for batch in run.batches([1.0, 3.0]):
             run.count(torch.tensor(batch + 10 * epoch))
         assert run.mean_loss().item() == 2.0 + 10 * epoch and run.mean_loss().dtype == torch.float64
+
+
+@pytest.mark.parametrize("is_terminal, lines", [(False, 2), (True, 0)])
+def test_a_log_file_gets_a_line_a_minute(is_terminal, lines, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("common.run.run.time", SimpleNamespace(monotonic=lambda: now[0]))
+    run = a_run(["--epochs", "2"])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    for epoch in run.epochs():
+        for _ in run.batches(range(100)):
+            now[0] += 7
+            run.count(torch.tensor(1.0 + epoch))
+    said = capsys.readouterr().err.splitlines()
+    said = [line for line in said if " of 20" in line]
+    assert (
+        said[:2]
+        == [
+            "00_single_gpu: step 9 of 20, loss 1.0000 in epoch 1 of 2",
+            "00_single_gpu: step 18 of 20, loss 2.0000 in epoch 2 of 2",
+        ][:lines]
+    )
+
+
+def test_an_evaluation_has_a_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert list(a_run().eval_batches([1, 2, 3])) == [1, 2, 3]
+    assert "evaluation:" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert list(a_run().eval_batches([1, 2, 3])) == [1, 2, 3]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_training_set_smaller_than_a_batch_is_an_error():

@@ -1,11 +1,13 @@
 """The examples of level 03: a few steps of each, on this core and on the real library."""
 
+import argparse
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -34,6 +36,32 @@ def _run(path: str, arguments: list[str]) -> dict:
         sys.argv = argv
         forget_states()
     return results[0]
+
+
+def _flags(path: str, arguments: list[str]) -> argparse.Namespace:
+    """The flags of the example, as its `main` hands them to `train`."""
+    with mock.patch.object(sys, "argv", [path, *arguments]):
+        spec = importlib.util.spec_from_file_location("example", path)
+        example = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(example)
+        example.train = mock.Mock()
+        example.main()
+        return example.train.call_args.args[0]
+
+
+def test_wide_net_looks_for_mnist_where_the_levels_do(monkeypatch):
+    monkeypatch.setenv("MNIST_ROOT", "/elsewhere")
+    assert _flags(str(EXAMPLES / "wide_net.py"), []).data_dir == "/elsewhere"
+    assert _flags(str(EXAMPLES / "wide_net.py"), ["--data-dir", "here"]).data_dir == "here"
+
+
+@pytest.mark.slow
+def test_cifar_says_that_it_trains_on_noise_unless_it_is_asked_to(tmp_path, caplog):
+    for dataset, times in (("auto", 1), ("synthetic", 0)):
+        caplog.clear()
+        where = ["--data-dir", str(tmp_path / "none"), "--output-dir", str(tmp_path)]
+        _run(str(EXAMPLES / "cifar_resnet18.py"), [*CIFAR, "--dataset", dataset, *where])
+        assert caplog.text.count(f"NOT CIFAR-10: it is not in {tmp_path}/none. Training on coloured noise") == times
 
 
 def weights(path: Path) -> dict:
