@@ -52,6 +52,8 @@ CALLS = (
     Call("all-gather", "03_accelerate/train.py", "gather_object([train_set"),
     Call("all-gather", "03_accelerate/train.py", "gather_object([run"),
     Call("all-gather", "03_accelerate/train.py", "gather_for_metrics("),
+    Call("all-gather", "common/small/zero/shard.py", "dist.all_gather_into"),
+    Call("reduce-scatter", "common/small/zero/shard.py", "dist.reduce_scatter"),
     Call("barrier", "02_ddp_raw/one_step.py", "dist.barrier()  # the next rank's turn"),
 )
 

@@ -4,7 +4,7 @@ python -m common.ladder
 python -m common.ladder diff 01 02
 python -m common.ladder diff 01 02 --html
 python -m common.ladder run 03 --small
-python -m common.ladder run 03 --small --processes 2 --epochs 2
+python -m common.ladder run 03 --small --processes 2
 python -m common.ladder check
 python -m common.ladder check average_gradients path/to/solution.py
 """
