@@ -7,7 +7,7 @@ import contextlib
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -26,7 +26,7 @@ from .optimizer import AcceleratedOptimizer, LossScaler
 from .sampler import BatchSamplerShard, shard_among
 from .scheduler import AcceleratedScheduler
 from .shard import batches_of
-from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env
+from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env, refuse_plugins
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers  # noqa: F401
 from .utils.dataclasses import (
     AutocastKwargs,
@@ -123,7 +123,7 @@ class Accelerator:
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
-        _refuse_what_is_out_of_scope(
+        refuse_plugins(
             deepspeed_plugin=deepspeed_plugin,
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
@@ -131,8 +131,13 @@ class Accelerator:
             deepspeed_plugins=deepspeed_plugins,
             parallelism_config=parallelism_config,
         )
+        for flag in _OUT_OF_SCOPE_FLAGS:
+            if parse_flag_from_env(flag):
+                raise NotImplementedError(f"{flag} is out of scope: this core trains with data parallelism")
         if gradient_accumulation_plugin is None:
-            gradient_accumulation_plugin = _accumulation_plugin(gradient_accumulation_steps)
+            # What the launcher says wins over what the script says.
+            num_steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", gradient_accumulation_steps)
+            gradient_accumulation_plugin = GradientAccumulationPlugin(num_steps=int(num_steps))
         elif gradient_accumulation_steps != 1:
             raise ValueError(
                 "You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`."
@@ -144,7 +149,9 @@ class Accelerator:
         self.init_handler = handlers.get(InitProcessGroupKwargs)
         self.profile_handler = handlers.get(ProfileKwargs)
 
-        _forget_a_run_that_has_ended()
+        if PartialState._shared_state.get("ended"):
+            PartialState._reset_state()
+            GradientState._reset_state()
         group_settings = {} if self.init_handler is None else self.init_handler.to_kwargs()
         self.state = AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **group_settings)
         # Kept here too: where the shared state is reset, the next Accelerator may choose another precision.
@@ -165,7 +172,10 @@ class Accelerator:
         self.trackers: list[GeneralTracker] = []
 
         self.native_amp = self.mixed_precision != "no"
-        self.scaler = self._new_scaler() if self.mixed_precision == "fp16" else None
+        self.scaler: LossScaler | None = None
+        if self.mixed_precision == "fp16":
+            scaler_settings = {} if self.scaler_handler is None else self.scaler_handler.to_kwargs()
+            self.scaler = LossScaler(self.device.type, **scaler_settings)
         # Micro-batches that `accumulate` has counted since the end of a loader last closed a window.
         self.step = 0
         self.flag_tensor: torch.Tensor | None = None
@@ -186,10 +196,6 @@ class Accelerator:
         self._compiler = plugin or earlier or TorchDynamoPlugin()
         self.state.dynamo_plugin = self._compiler
 
-    def _new_scaler(self) -> LossScaler:
-        settings = {} if self.scaler_handler is None else self.scaler_handler.to_kwargs()
-        return LossScaler(self.device.type, **settings)
-
     # Preparing
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -201,15 +207,18 @@ class Accelerator:
         Raises:
             ValueError: if `device_placement` is not as long as `args`.
         """
-        if device_placement is None:
-            device_placement = [None] * len(args)
-        elif len(device_placement) != len(args):
+        placements: Sequence[bool | None] = [None] * len(args)
+        if device_placement is not None:
+            placements = device_placement
+        if len(placements) != len(args):
             raise ValueError(
                 f"`device_placement` should be a list with {len(args)} elements (the number of objects passed)."
             )
-        prepared = [self._prepare_one(obj, placed) for obj, placed in zip(args, device_placement, strict=True)]
+        prepared = [self._prepare_one(obj, placed) for obj, placed in zip(args, placements, strict=True)]
         # Schedulers come last: each looks for its optimizer among the prepared ones.
-        prepared = [self._prepare_if_scheduler(obj) for obj in prepared]
+        for index, obj in enumerate(prepared):
+            if isinstance(obj, LRScheduler):
+                prepared[index] = self.prepare_scheduler(obj)
         return tuple(prepared) if len(prepared) > 1 else prepared[0]
 
     def _prepare_one(self, obj: Any, device_placement: bool | None) -> Any:
@@ -220,9 +229,6 @@ class Accelerator:
         if isinstance(obj, torch.optim.Optimizer):
             return self.prepare_optimizer(obj, device_placement)
         return obj
-
-    def _prepare_if_scheduler(self, obj: Any) -> Any:
-        return self.prepare_scheduler(obj) if isinstance(obj, LRScheduler) else obj
 
     def prepare_data_loader(
         self,
@@ -263,14 +269,23 @@ class Accelerator:
             ValueError: on several processes, for a model that is spread over several devices.
         """
         if _is_prepared(model):
-            self._remember_model(model)
+            # Checkpoints hold the model inside, once, compiled or not.
+            if not self.has_prepared(model):
+                self._models.append(_innermost(model))
             return model
         self._models.append(model)
-        if self.distributed_type != DistributedType.NO:
-            self._refuse_a_spread_model(model)
+        is_spread = self.verify_device_map(model)
+        may_be_spread = self.distributed_type == DistributedType.NO or parse_flag_from_env(
+            "ACCELERATE_BYPASS_DEVICE_MAP"
+        )
+        if is_spread and not may_be_spread:
+            raise ValueError(
+                "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode."
+                " Please rerun your script specifying `--num_processes=1` or by launching with `python myscript.py`."
+            )
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
-        if self._is_placed(device_placement) and not self.verify_device_map(model):
+        if self._is_placed(device_placement) and not is_spread:
             model = model.to(self.device)
         # On the CPU a group of one process is wrapped in DDP too, as in the original.
         uses_ddp = self.multi_device or self.distributed_type == DistributedType.MULTI_CPU
@@ -283,13 +298,8 @@ class Accelerator:
         return model
 
     def has_prepared(self, model: torch.nn.Module) -> bool:
-        """Whether this Accelerator, and not another one, has prepared `model` or the model inside it."""
+        """True if this Accelerator, and not another one, has prepared `model` or the model inside it."""
         return any(_innermost(known) is _innermost(model) for known in self._models)
-
-    def _remember_model(self, prepared: torch.nn.Module) -> None:
-        """Let checkpoints hold the model inside `prepared`, unless they do so already, compiled or not."""
-        if not self.has_prepared(prepared):
-            self._models.append(_innermost(prepared))
 
     def undo_preparation(self, model: torch.nn.Module) -> None:
         """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
@@ -320,16 +330,9 @@ class Accelerator:
         return model
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Whether `model` was loaded with a `device_map` that spreads it over several devices."""
+        """True if `model` was loaded with a `device_map` that spreads it over several devices."""
         device_maps = [getattr(module, "hf_device_map", ()) for module in model.modules()]
         return any(len(device_map) > 1 for device_map in device_maps)
-
-    def _refuse_a_spread_model(self, model: torch.nn.Module) -> None:
-        if self.verify_device_map(model) and not parse_flag_from_env("ACCELERATE_BYPASS_DEVICE_MAP"):
-            raise ValueError(
-                "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode."
-                " Please rerun your script specifying `--num_processes=1` or by launching with `python myscript.py`."
-            )
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
@@ -482,12 +485,15 @@ class Accelerator:
             )
             yield
             return
-        shards = [] if even_batches is None else self._shards_of_map_style_loaders()
-        are_even = self.even_batches if even_batches is None else even_batches
+        are_even = self.even_batches
+        shards: list[BatchSamplerShard] = []
+        if even_batches is not None:
+            are_even = even_batches
+            shards = self._shards_of_map_style_loaders()
         before = [shard.even_batches for shard in shards]
         try:
             for shard in shards:
-                shard.even_batches = even_batches
+                shard.even_batches = are_even
             with Join(joinables, enable=not are_even, throw_on_early_termination=False):
                 yield
         finally:
@@ -519,7 +525,8 @@ class Accelerator:
             The norm before clipping, without the scale of the loss.
         """
         parameters = _as_list(parameters)
-        if self._keeps_scaled_gradients():
+        if self.scaler is not None and not self.sync_gradients:
+            # More micro-batches will add scaled gradients to these.
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             return torch.nn.utils.get_total_norm(gradients, norm_type) / self.scaler.get_scale()
         self._unscale_gradients_of(parameters)
@@ -528,42 +535,36 @@ class Accelerator:
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Cut the gradients to [-clip_value, clip_value]; under fp16 only where a window ends."""
         parameters = _as_list(parameters)
-        if not self._keeps_scaled_gradients():
+        if self.scaler is None or self.sync_gradients:
             self._unscale_gradients_of(parameters)
             torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer] | None = None) -> None:
         """Under fp16, divide the gradients of `optimizer` by the scale of the loss; by default those of all."""
-        optimizers: Any
+        if self.scaler is None:
+            return
+        optimizers: Sequence[torch.optim.Optimizer]
         if optimizer is None:
             optimizers = self._optimizers
         elif isinstance(optimizer, (list, tuple)):
             optimizers = optimizer
         else:
             optimizers = [optimizer]
-        if self.scaler is not None:
-            for each in optimizers:
-                self._unscale(each)
+        for each in optimizers:
+            prepared = self._prepared_form_of(each)
+            if prepared is None:
+                # The script steps with it through the scaler by itself.
+                self.scaler.unscale_(each)
+            else:
+                prepared.unscale()
 
-    def _unscale(self, optimizer: Any) -> None:
-        prepared = self._prepared_form_of(optimizer)
-        if prepared is None:
-            # The script steps with it through the scaler by itself.
-            self.scaler.unscale_(optimizer)
-        else:
-            prepared.unscale()
-
-    def _prepared_form_of(self, optimizer: Any) -> AcceleratedOptimizer | None:
+    def _prepared_form_of(self, optimizer: torch.optim.Optimizer) -> AcceleratedOptimizer | None:
         if isinstance(optimizer, AcceleratedOptimizer):
             return optimizer
         for prepared in self._optimizers:
             if optimizer is prepared.optimizer:
                 return prepared
         return None
-
-    def _keeps_scaled_gradients(self) -> bool:
-        # More micro-batches will add scaled gradients to these.
-        return self.scaler is not None and not self.sync_gradients
 
     def _unscale_gradients_of(self, parameters: list[torch.Tensor]) -> None:
         if self.scaler is None:
@@ -575,7 +576,7 @@ class Accelerator:
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether a gradient that is not finite made an optimizer skip its last step (fp16)."""
+        """True if a gradient that is not finite made an optimizer skip its last step (fp16)."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
     # Mixed precision, models and profiling
@@ -646,7 +647,7 @@ class Accelerator:
         return operations.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """What all processes computed for the batch at hand, each real sample once: `operations.gather_for_metrics`."""
+        """All processes' results for the batch at hand, each real sample once: `operations.gather_for_metrics`."""
         return operations.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
@@ -666,7 +667,7 @@ class Accelerator:
         self.flag_tensor = torch.tensor(1, device=self.device)
 
     def check_trigger(self) -> bool:
-        """Whether any process raised its flag; if so, all flags are taken down. A collective."""
+        """True if any process raised its flag; all flags are then taken down. A collective."""
         if self.flag_tensor is None:
             self.flag_tensor = torch.tensor(0, device=self.device)
         flags_raised = self.reduce(self.flag_tensor)
@@ -798,7 +799,7 @@ class Accelerator:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether this micro-batch ends its window."""
+        """True if this micro-batch ends its window."""
         return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
@@ -828,12 +829,12 @@ class Accelerator:
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there are several processes."""
+        """True if there are several processes."""
         return self.state.use_distributed
 
     @property
     def multi_device(self) -> bool:
-        """Whether there are several processes on GPUs."""
+        """True if there are several processes on GPUs."""
         return self.use_distributed and self.distributed_type == DistributedType.MULTI_GPU
 
     @property
@@ -1016,21 +1017,6 @@ class Accelerator:
         return self
 
 
-def _refuse_what_is_out_of_scope(**plugins: Any) -> None:
-    for name, plugin in plugins.items():
-        if plugin:
-            raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
-    for flag in _OUT_OF_SCOPE_FLAGS:
-        if parse_flag_from_env(flag):
-            raise NotImplementedError(f"{flag} is out of scope: this core trains with data parallelism")
-
-
-def _accumulation_plugin(steps: int) -> GradientAccumulationPlugin:
-    """Windows of `steps` micro-batches, unless the launcher has set another number."""
-    num_steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
-    return GradientAccumulationPlugin(num_steps=int(num_steps))
-
-
 def _handlers_by_kind(handlers: list[KwargsHandler]) -> dict[type, Any]:
     found: dict[type, Any] = {}
     for handler in handlers:
@@ -1045,12 +1031,6 @@ def _handlers_by_kind(handlers: list[KwargsHandler]) -> dict[type, Any]:
             raise ValueError(f"You can only pass one {kind} in `kwargs_handlers`.")
         found[kind] = handler
     return found
-
-
-def _forget_a_run_that_has_ended() -> None:
-    if PartialState._shared_state.get("ended"):
-        PartialState._reset_state()
-        GradientState._reset_state()
 
 
 def _is_prepared(obj: Any) -> bool:

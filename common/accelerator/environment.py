@@ -1,4 +1,4 @@
-"""What the environment variables say: truth values, numbers, and who this process is among the others."""
+"""Environment variables: truth values, numbers, and the rank of this process among the others."""
 
 import os
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 
 @dataclass
 class CPUInformation:
-    """Who this process is: `rank` of `world_size` among all, `local_rank` of `local_world_size` on its machine."""
+    """The place of a process: `rank` of `world_size` among all, `local_rank` of `local_world_size` on its machine."""
 
     rank: int = 0
     world_size: int = 1
@@ -58,7 +58,7 @@ class CPUInformation:
 
 
 def get_cpu_distributed_information() -> CPUInformation:
-    """What torchrun, Intel MPI, OpenMPI or MVAPICH wrote into the environment, in this order of precedence."""
+    """The place that torchrun, Intel MPI, OpenMPI or MVAPICH wrote into the environment, the first of them first."""
     return CPUInformation(
         rank=get_int_from_env(["RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"], 0),
         world_size=get_int_from_env(["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"], 1),

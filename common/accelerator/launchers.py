@@ -29,7 +29,7 @@ SignalHandlers = dict[signal.Signals, Callable[[int, FrameType | None], Any] | i
 
 
 class _Supervision(NamedTuple):
-    """How torchrun's agent watches over the processes."""
+    """The settings by which torchrun's agent watches over the processes."""
 
     max_restarts: int = 0
     monitor_interval: float = 0.1
@@ -67,7 +67,9 @@ def notebook_launcher(
         RuntimeError: if the notebook has a process group or has used CUDA, which no forked process can use again.
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: with the traceback of the rank that failed.
     """
-    _check_precision(mixed_precision)
+    if mixed_precision.lower() not in PRECISIONS:
+        choices = ", ".join(PRECISIONS)
+        raise ValueError(f"Unknown mixed_precision mode: {mixed_precision}. Choose between {choices}.")
     if node_rank >= num_nodes:
         raise ValueError("The node_rank must be less than the number of nodes.")
     on_one_machine = (
@@ -122,7 +124,7 @@ def _without_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_spawn_error(failed: Any) -> Exception:
-    """What torch.multiprocessing, with which the original's debug_launcher starts processes, would have raised."""
+    """The error that torch.multiprocessing would have raised, by which the original starts these processes."""
     from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
     rank, failure = failed.get_first_failure()
@@ -133,12 +135,6 @@ def _as_spawn_error(failed: Any) -> Exception:
     return ProcessRaisedException(
         f"\n\n-- Process {rank} terminated with the following error:\n{failed}", rank, failure.pid
     )
-
-
-def _check_precision(mixed_precision: str) -> None:
-    if mixed_precision.lower() not in PRECISIONS:
-        choices = ", ".join(PRECISIONS)
-        raise ValueError(f"Unknown mixed_precision mode: {mixed_precision}. Choose between {choices}.")
 
 
 def _count_gpus() -> int:
@@ -187,17 +183,13 @@ def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callabl
     def run(*args: Any) -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        _stay_with_one_thread()
+        # OpenMP's threads stayed behind in the parent; whoever asked for a second one would wait for it for ever.
+        torch.set_num_threads(1)
+        vars(torch)["set_num_threads"] = _keep_one_thread
         with _fresh_state(PartialState, AcceleratorState, GradientState):
             function(*args)
 
     return run
-
-
-def _stay_with_one_thread() -> None:
-    # OpenMP's threads stayed behind in the parent; whoever asked for a second one would wait for it for ever.
-    torch.set_num_threads(1)
-    vars(torch)["set_num_threads"] = _keep_one_thread
 
 
 def _keep_one_thread(number: int) -> None:

@@ -21,10 +21,6 @@ class MultiProcessAdapter(logging.LoggerAdapter):
             process is the main one.
     """
 
-    @staticmethod
-    def _should_log(main_process_only: bool) -> bool:
-        return not main_process_only or PartialState().is_main_process
-
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
         """The message with the rank before it, and the keywords for the logger underneath."""
         msg, kwargs = super().process(msg, kwargs)
@@ -46,7 +42,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):
             return
         msg, logger_kwargs = self.process(msg, kwargs)
         if not in_order:
-            if self._should_log(main_process_only):
+            if not main_process_only or PartialState().is_main_process:
                 self.logger.log(level, msg, *args, **logger_kwargs)
             return
         state = PartialState()

@@ -56,7 +56,7 @@ class CannotPadNestedTensorWarning(UserWarning):
 
 @dataclass
 class TensorInformation:
-    """What is needed to make a tensor of the same kind."""
+    """Shape and dtype of a tensor, of which another one can be made."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -66,12 +66,12 @@ class TensorInformation:
 
 
 def is_torch_tensor(tensor: Any) -> bool:
-    """Whether `tensor` is a tensor."""
+    """True for a tensor."""
     return isinstance(tensor, torch.Tensor)
 
 
 def is_tensor_information(tensor_info: Any) -> bool:
-    """Whether `tensor_info` describes a tensor."""
+    """True for the description of a tensor."""
     return isinstance(tensor_info, TensorInformation)
 
 
@@ -220,7 +220,7 @@ def slice_tensors(
 
 
 def holds_tensors(data: Any) -> bool:
-    """Whether there is a tensor somewhere in nested `data`."""
+    """True if there is a tensor somewhere in nested `data`."""
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
@@ -317,7 +317,7 @@ def chained_operation(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_moved(tensor: torch.Tensor) -> torch.Tensor:
-    """What a collective that only moves data is to be given: `tensor`, or its bytes where gloo lacks the dtype."""
+    """`tensor` for a collective that only moves data; its bytes where gloo lacks the dtype."""
     if _gloo_can_compute(tensor):
         return tensor
     rows = tensor.detach()
@@ -327,7 +327,7 @@ def _only_moved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _gloo_can_compute(tensor: torch.Tensor) -> bool:
-    """Whether the dtype is one of gloo's. torch itself takes complex numbers apart; other backends know all dtypes."""
+    """True if the dtype is one of gloo's. torch itself takes complex numbers apart; other backends know all dtypes."""
     return PartialState().backend != "gloo" or tensor.dtype in GLOO_DTYPES or tensor.is_complex()
 
 
@@ -368,7 +368,7 @@ def gather_object(object: Any) -> Any:
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
-    """What all processes computed for the batch that `loader` yielded, without rows for repeated samples.
+    """The results of all processes for the batch that `loader` yielded, without rows for repeated samples.
 
     Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
     keep their shape; any other list has one entry per sample. The result is in rank order. What has no row for each
@@ -412,7 +412,9 @@ def _gather_real_rows(data: Any, loader: Any, as_objects: bool) -> Any:
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
     rows = _count_rows(data)
     is_batch = rows >= 0 if partial.rows is None else rows == partial.rows
-    if _all_agree(is_batch):
+    # The answer is small, so it is gathered on the device at once.
+    votes = gather(torch.tensor([is_batch], dtype=torch.int32, device=PartialState().device))
+    if votes.all():
         real = data[: partial.num_real]
         return gather_object(real) if as_objects else _gather_rows(real)
     everyone = gather_data(data)
@@ -426,13 +428,6 @@ def _count_rows(data: Any) -> int:
     if isinstance(data, torch.Tensor):
         return len(data) if data.ndim else -1
     return len(data) if isinstance(data, (list, tuple, str)) else -1
-
-
-def _all_agree(yes: bool) -> bool:
-    """Whether `yes` is true on every process. A collective, on the CPU's terms: the answer is small."""
-    state = PartialState()
-    votes = gather(torch.tensor([yes], dtype=torch.int32, device=state.device))
-    return bool(votes.all())
 
 
 def _gather_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -596,11 +591,10 @@ def convert_to_fp32(tensor: Any) -> Any:
     def to_float(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.float()
 
-    return recursively_apply(to_float, tensor, test_type=_is_half_precision)
+    def is_half_precision(leaf: Any) -> bool:
+        return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
 
-
-def _is_half_precision(leaf: Any) -> bool:
-    return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
+    return recursively_apply(to_float, tensor, test_type=is_half_precision)
 
 
 class ConvertOutputsToFp32:

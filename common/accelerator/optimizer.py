@@ -95,7 +95,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.scaler = scaler
         self.gradient_state = GradientState()
         self.device_placement = device_placement
-        # Whether the last step was skipped. After a fused step it is the tensor by which the kernel decided.
+        # True if the last step was skipped. After a fused step it is the tensor by which the kernel decided.
         self._is_overflow: bool | torch.Tensor = False
         self._watch_steps()
         if device_placement:
@@ -103,7 +103,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             state_dict = optimizer.state_dict()
             optimizer.load_state_dict(state_dict)
 
-    def step(self, closure: Callable | None = None) -> None:
+    def step(self, closure: Callable | None = None) -> None:  # type: ignore[override]  # no loss, as in the original
         """Update the parameters, if this micro-batch ends its window."""
         if not self.gradient_state.sync_gradients:
             return
@@ -134,7 +134,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether a gradient that is not finite made the last step leave the weights alone.
+        """True if a gradient that is not finite made the last step leave the weights alone.
 
         After a step of a fused optimizer this waits for the device: its kernel decides there.
         """
@@ -168,7 +168,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             yield from group["params"]
 
     def has_gradients(self) -> bool:
-        """Whether some parameter has a gradient."""
+        """True if some parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self.parameters())
 
     def train(self) -> None:

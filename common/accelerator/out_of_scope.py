@@ -1,4 +1,4 @@
-"""What is out of scope, by the names that the original has for it: asking for one of them is an error of one line."""
+"""Names of the original that are out of scope: asking for one of them is an error of one line."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How the processes of one attempt find each other in a store, and check that they chose the same backend."""
+"""The store in which the processes of one attempt meet, and see that all chose the same backend."""
 
 import contextlib
 import socket

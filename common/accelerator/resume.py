@@ -82,7 +82,7 @@ def generators_as_they_were(sampler: Any, before: GeneratorStates | None) -> Ite
         yield
     finally:
         torch.set_rng_state(present.torch)
-        if own_generator is not None:
+        if own_generator is not None and present.sampler is not None:
             sampler.generator = own_generator
             own_generator.set_state(present.sampler)
 

@@ -53,14 +53,11 @@ class AcceleratedScheduler:
         if self.split_batches:
             self.scheduler.step(*args, **kwargs)
             return
-        for _ in range(self.process_state.num_processes):
-            if self._may_step():
-                self.scheduler.step(*args, **kwargs)
-
-    def _may_step(self) -> bool:
-        # OneCycleLR raises beyond its total, which padded batches can exceed. Some schedulers count no steps.
+        # OneCycleLR raises beyond its total, which padded batches can exceed.
         total_steps = getattr(self.scheduler, "total_steps", None)
-        return total_steps is None or self.scheduler._step_count <= total_steps
+        for _ in range(self.process_state.num_processes):
+            if total_steps is None or self.scheduler._step_count <= total_steps:
+                self.scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float | torch.Tensor]:
         """The learning rates of the last step, one for each group of parameters."""

@@ -1,4 +1,4 @@
-"""Who am I among the processes, on which device, and where in the accumulation window: three shared states."""
+"""Three states that a process shares: its rank and device, its precision, its place in the accumulation window."""
 
 import enum
 import os
@@ -36,7 +36,7 @@ GLOO_TIMEOUT = timedelta(minutes=30)
 
 # Not a StrEnum: scripts print it, and the original's text of a member is "DistributedType.MULTI_GPU".
 class DistributedType(str, enum.Enum):  # noqa: UP042
-    """What kind of run this is. Ours are NO, MULTI_CPU and MULTI_GPU; the other names exist to be compared with."""
+    """The kind of a run. Ours are NO, MULTI_CPU and MULTI_GPU; the other names exist to be compared with."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -55,12 +55,12 @@ class DistributedType(str, enum.Enum):  # noqa: UP042
 
 
 def is_initialized() -> bool:
-    """Whether this process has made an Accelerator, and so an AcceleratorState."""
+    """True if this process has made an Accelerator, and so an AcceleratorState."""
     return AcceleratorState._shared_state != {}
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
-    """What a function becomes on the processes that are not to run it."""
+    """Do nothing, in place of a function that this process is not to run."""
 
 
 class PartialState:
@@ -139,7 +139,11 @@ class PartialState:
             self.device = self._device_from_env() or _single_device(cpu)
             return
         self.distributed_type = DistributedType.MULTI_GPU if gpus else DistributedType.MULTI_CPU
-        self.device = self._device_from_env() or _device_of_local_rank(processes.local_rank, gpus)
+        device = self._device_from_env()
+        if device is None:
+            # On the CPU the original says cpu:0, which torch.load does not take for a place to put tensors.
+            device = torch.device("cuda", processes.local_rank % gpus) if gpus else torch.device("cpu")
+        self.device = device
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         _share_cores(processes.local_world_size)
@@ -213,12 +217,12 @@ class PartialState:
 
     @property
     def initialized(self) -> bool:
-        """Whether this process knows itself yet."""
+        """True if this process has such a state."""
         return self._shared_state != {}
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there are other processes."""
+        """True if there are other processes."""
         return self.distributed_type != DistributedType.NO and self.num_processes > 1
 
     @property
@@ -360,7 +364,7 @@ class PartialState:
 
 
 class _Processes(NamedTuple):
-    """Who this process is among all, and whether they are to form a process group."""
+    """A process among all, which may be about to form a process group."""
 
     rank: int
     world_size: int
@@ -407,7 +411,7 @@ def _translate_mpi_variables() -> None:
 
 
 def _read_processes(gpus: int, needs_meeting_point: bool) -> _Processes:
-    """Who this process is: from the script's own process group, or else from the environment.
+    """This process and its group: from the script's own process group, or else from the environment.
 
     Raises:
         ValueError: if the environment is incomplete or contradicts itself.
@@ -461,13 +465,6 @@ def _single_device(cpu: bool) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _device_of_local_rank(local_rank: int, gpus: int) -> torch.device:
-    if not gpus:
-        # The original says cpu:0, which torch.load does not take for a place to put tensors.
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % gpus)
-
-
 def _share_cores(local_world_size: int) -> None:
     """Give each process of this machine as many threads; the launcher may say how many.
 
@@ -492,12 +489,12 @@ def _choose_backend(requested: str | None, gpus: int, local_world_size: int) -> 
 
 
 def default_timeout(backend: str) -> timedelta:
-    """How long a collective waits for a missing rank where nobody says how long."""
+    """The time for which a collective waits for a missing rank where nobody says how long."""
     return NCCL_TIMEOUT if backend == "nccl" else GLOO_TIMEOUT
 
 
 class AcceleratorState(PartialState):
-    """What PartialState knows, and the settings of the Accelerator: the mixed precision of the run.
+    """The state of PartialState, and the settings of the Accelerator: the mixed precision of the run.
 
     The first one is made by an Accelerator, the others share it. The plugins of DeepSpeed, FSDP, tensor parallelism and
     Megatron are out of scope; an empty one passes.
@@ -540,7 +537,7 @@ class AcceleratorState(PartialState):
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._shared_state
-        _refuse_plugins(
+        refuse_plugins(
             deepspeed_plugin=deepspeed_plugin,
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
@@ -595,7 +592,7 @@ class AcceleratorState(PartialState):
 
     @property
     def initialized(self) -> bool:
-        """Whether an Accelerator has been made."""
+        """True if an Accelerator has been made."""
         return "_mixed_precision" in self._shared_state
 
     @property
@@ -605,7 +602,7 @@ class AcceleratorState(PartialState):
 
     @property
     def ended(self) -> bool:
-        """Whether the training has ended, so that the next Accelerator starts afresh."""
+        """True if the training has ended, so that the next Accelerator starts afresh."""
         return PartialState._shared_state.get("ended", False)
 
     @ended.setter
@@ -626,7 +623,8 @@ class AcceleratorState(PartialState):
         PartialState().destroy_process_group(group)
 
 
-def _refuse_plugins(**plugins: Any) -> None:
+def refuse_plugins(**plugins: Any) -> None:
+    """Raise NotImplementedError for the first of `plugins` that is not empty."""
     for name, plugin in plugins.items():
         if plugin:
             raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
@@ -644,7 +642,7 @@ def _choose_precision(mixed_precision: str | None) -> str:
 
 
 class GradientState:
-    """Where the run stands in the accumulation window and in its data loaders; shared by all instances.
+    """The place of the run in the accumulation window and in its data loaders; shared by all instances.
 
     Attributes:
         sync_gradients: whether this micro-batch ends its window, so that gradients are averaged and the optimizer
@@ -697,12 +695,12 @@ class GradientState:
 
     @property
     def in_dataloader(self) -> bool:
-        """Whether a prepared loader is being iterated over."""
+        """True while a prepared loader is being iterated over."""
         return self.active_dataloader is not None
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the active loader has just yielded its last batch."""
+        """True if the active loader has just yielded its last batch."""
         active = self.dataloader_references[-1]
         return active is not None and active.end_of_dataloader
 

@@ -11,7 +11,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ class TensorBoardTracker(GeneralTracker):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)
             elif isinstance(value, str):
                 self.writer.add_text(name, value, global_step=step, **kwargs)
-            elif _is_dict_of_numbers(value):
+            elif isinstance(value, dict) and all(isinstance(part, (int, float)) for part in value.values()):
                 self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
                 _pass_over(self, name, value)
@@ -192,7 +192,7 @@ class TensorBoardTracker(GeneralTracker):
 
 
 class _RunTracker(GeneralTracker):
-    """What the trackers have in common whose package keeps one run: `init`, `config`, and the run's `log`, `finish`."""
+    """The common part of trackers whose package keeps one run: `init`, `config`, and the run's `log`, `finish`."""
 
     requires_logging_directory = False
     # Their packages can take values from several processes at once.
@@ -444,14 +444,6 @@ def _number_or_text(value: Any) -> bool | int | float | str | None:
 def _finite_number_or_text(value: Any) -> Any:
     is_finite = not isinstance(value, float) or math.isfinite(value)
     return value if is_finite else str(value)
-
-
-def _is_dict_of_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and _are_numbers(value.values())
-
-
-def _are_numbers(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, (int, float)) for value in values)
 
 
 def _pass_over(tracker: Any, name: str, value: Any) -> None:

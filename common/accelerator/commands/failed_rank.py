@@ -1,4 +1,4 @@
-"""Which rank is the cause where a job fails, and how to say so: one failure takes the other ranks down with it."""
+"""The rank that made a job fail: one failure takes the other ranks down with it."""
 
 import signal
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 
 class Suspicion(NamedTuple):
-    """What is known of a failed rank. Where suspicions are sorted, the likeliest cause comes first.
+    """A failed rank. Where suspicions are sorted, the likeliest cause comes first.
 
     - torchrun ends the ranks that are left with SIGTERM, so a rank that SIGTERM ended is hardly the cause.
     - A rank that loses its peer raises an exception and leaves with an exit code. Where another rank was killed by a
@@ -30,7 +30,7 @@ def find_cause(failures: Mapping[int, ProcessFailure]) -> int:
 
 
 def suspicion(rank: int, failure: ProcessFailure) -> Suspicion:
-    """What the end of `rank` says about its part in the failure of the job."""
+    """The part that `rank` had in the failure of the job, by the way in which it ended."""
     return Suspicion(
         ended_by_sigterm=failure.exitcode == -signal.SIGTERM,
         left_with_exit_code=failure.exitcode > 0,

@@ -146,7 +146,7 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
         absent = value is None or value is False
         if name in READERS and not absent:
             given[name] = read_setting(name, value, name=f"--{name}")
-    dynamo = dict(config.dynamo_config)
+    dynamo = dict(given.pop("dynamo_config", config.dynamo_config))
     for name, read in DYNAMO_READERS.items():
         value = getattr(args, name)
         if value:

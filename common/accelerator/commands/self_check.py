@@ -1,4 +1,4 @@
-"""What `test` runs in every process: three small jobs whose outcome is known in advance."""
+"""The script that `test` runs in every process: three small jobs whose outcome is known in advance."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a training script may need besides the Accelerator."""
+"""Helpers that a training script may need besides the Accelerator."""
 
 # ruff: noqa: F401
 

@@ -39,7 +39,7 @@ class BaseEnum(enum.Enum, metaclass=EnumWithContains):
 
 
 class PrecisionType(str, BaseEnum):
-    """In which numbers the forward computes."""
+    """The numbers in which the forward computes."""
 
     NO = "no"
     FP8 = "fp8"
@@ -80,7 +80,7 @@ class LoggerType(str, BaseEnum):
 
 
 class DDPCommunicationHookType(str, BaseEnum):
-    """How DistributedDataParallel compresses gradients while they travel between processes."""
+    """Compression of gradients while they travel between the processes of DistributedDataParallel."""
 
     NO = "no"
     FP16 = "fp16"
@@ -285,7 +285,7 @@ class ProfileKwargs(KwargsHandler):
 
 @dataclass
 class DataLoaderConfiguration:
-    """How prepared loaders share the data among the processes.
+    """The way in which prepared loaders share the data among the processes.
 
     Args:
         split_batches: a batch of the script's loader is split over the processes, so that its batch size is the
@@ -312,7 +312,7 @@ class DataLoaderConfiguration:
 
 @dataclass
 class ProjectConfiguration:
-    """Where logs and checkpoints go.
+    """The folders of logs and checkpoints.
 
     Args:
         project_dir: the folder of the project.
@@ -342,7 +342,7 @@ class ProjectConfiguration:
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """How micro-batches are gathered into optimizer steps.
+    """The micro-batches of an optimizer step.
 
     Args:
         num_steps: micro-batches in a window.

@@ -11,7 +11,7 @@ from .versions import compare_versions, is_torch_version
 
 
 def _is_package_available(pkg_name: str, metadata_name: str | None = None) -> bool:
-    """Whether a library is installed, not only a folder of that name."""
+    """True if a library is installed, not only a folder of that name."""
     if importlib.util.find_spec(pkg_name) is None:
         return False
     try:
@@ -135,13 +135,13 @@ def is_wandb_available() -> bool:
 
 
 def is_cuda_available() -> bool:
-    """Whether there is a GPU, asked of the driver without starting CUDA: a process may still be forked afterwards."""
+    """True if there is a GPU, asked of the driver without starting CUDA: a process may still be forked afterwards."""
     with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
         return torch.cuda.is_available()
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Whether the device computes in bfloat16, however slowly."""
+    """True if the device computes in bfloat16, however slowly."""
     return torch.cuda.is_bf16_supported() if is_cuda_available() else True
 
 
@@ -163,7 +163,7 @@ def is_torch_distributed_available() -> bool:
 
 
 def is_weights_only_available() -> bool:
-    """Whether `torch.load(weights_only=True)` takes a list of allowed types: in every torch that this core runs on."""
+    """True if `torch.load(weights_only=True)` takes a list of allowed types: in every torch that this core runs on."""
     return True
 
 

@@ -40,7 +40,7 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def should_reduce_batch_size(exception: Exception) -> bool:
-    """Whether `exception` says that CPU, CUDA or MPS memory ran out, or that cuDNN cannot do this size."""
+    """True if `exception` says that CPU, CUDA or MPS memory ran out, or that cuDNN cannot do this size."""
     if not isinstance(exception, RuntimeError) or len(exception.args) != 1:
         return False
     text = str(exception.args[0])

@@ -249,7 +249,8 @@ def load_checkpoint_in_model(
     if out_of_scope:
         raise NotImplementedError(f"load_checkpoint_in_model: {', '.join(out_of_scope)} is out of scope")
     model = _unwrapped(model)
-    if any(_is_meta(value) for value in model.state_dict().values()):
+    tensors = [value for value in model.state_dict().values() if isinstance(value, torch.Tensor)]
+    if any(tensor.is_meta for tensor in tensors):
         raise NotImplementedError("load_checkpoint_in_model: a model on the meta device is out of scope")
     loaded: set[str] = set()
     for path in _weight_files(Path(checkpoint)):
@@ -257,11 +258,6 @@ def load_checkpoint_in_model(
         model.load_state_dict(weights, strict=False)
         loaded |= weights.keys()
     _compare_names(model, checkpoint, loaded, strict)
-
-
-def _is_meta(value: Any) -> bool:
-    """Whether an entry of a state dict, which need not be a tensor, is one on the meta device."""
-    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:

@@ -23,7 +23,7 @@ FIRST_GOOD_KERNEL = (5, 5)
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
-    """Whether another process of this machine listens on `port`, by default torch's 29500."""
+    """True if another process of this machine listens on `port`, by default torch's 29500."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -84,7 +84,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 
 
 def _types_of_arrays() -> list[Any]:
-    """What a file with arrays of NumPy names, as accelerate's `random_states_0.pkl` does: numbers, and no code."""
+    """The types that a file with arrays of NumPy names, as accelerate's `random_states_0.pkl`: numbers, and no code."""
     try:
         import numpy
     except ImportError:
@@ -94,7 +94,7 @@ def _types_of_arrays() -> list[Any]:
 
 
 def is_compiled_module(module: Any) -> bool:
-    """Whether `module` is what `torch.compile` returned for a module."""
+    """True if `module` is what `torch.compile` returned for a module."""
     # Importing torch._dynamo takes long. Whoever has compiled something has imported it.
     if "torch._dynamo" not in sys.modules:
         return False
@@ -124,7 +124,9 @@ def extract_model_from_parallel(
     if recursive:
         model = _unwrap_with_submodules(model)
     if not keep_fp32_wrapper:
-        _restore_forward(model)
+        original_forward = model.__dict__.pop("_original_forward", None)
+        if original_forward is not None:
+            model.forward = original_forward
     if compiled is not None and keep_torch_compile:
         compiled._orig_mod = model
         return compiled
@@ -138,12 +140,6 @@ def _unwrap_with_submodules(module: Any) -> torch.nn.Module:
         unwrapped = _unwrap_with_submodules(child)
         setattr(module, name, unwrapped)
     return module
-
-
-def _restore_forward(model: torch.nn.Module) -> None:
-    original_forward = model.__dict__.pop("_original_forward", None)
-    if original_forward is not None:
-        model.forward = original_forward
 
 
 def wait_for_everyone() -> None:

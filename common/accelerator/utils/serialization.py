@@ -40,7 +40,7 @@ def save_loadable(obj: Any, path: Path) -> None:
 
 
 def load_safely(path: Path, map_location: Any = "cpu", **load_kwargs: Any) -> Any:
-    """What `save_loadable` wrote to `path`; `load_kwargs` are for `torch.load`.
+    """The object that `save_loadable` wrote to `path`; `load_kwargs` are for `torch.load`.
 
     Raises:
         UnsafeFileError: if the file asks for code to be executed.

@@ -20,7 +20,7 @@ torch_version = importlib.metadata.version("torch")
 
 
 def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
-    """Whether a library's version compares with `requirement_version` as `operation` says.
+    """True if a library's version compares with `requirement_version` as `operation` says.
 
     Args:
         library_or_version: the name of an installed library, or a version object of the library `packaging`.

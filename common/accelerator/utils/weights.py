@@ -45,7 +45,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> 
 
 
 def view_key(tensor: Any, name: str) -> Any:
-    """What two names of the same weights have in common: the same elements, in the same places, as the same type.
+    """A key that two names of the same weights have in common: the same elements, in the same places, as the same type.
 
     A square matrix and its transpose have the same memory and the same shape; they differ in their strides. What
     has no memory of that kind has nothing in common: tensors on the meta device, without elements or sparse ones, and

@@ -35,17 +35,15 @@ def get_cluster_input() -> ClusterConfig:
 def _ask(key: str, question: str, default: str | None = None) -> Any:
     prompt = f"{question} [{default}] " if default else f"{question} "
     while True:
-        value: str | bool
-        answer = _answer(prompt) or default
-        value = YES_OR_NO.get(answer, answer) if key in ("use_cpu", "debug") else answer
+        try:
+            answer = input(prompt).strip() or default or ""
+        except EOFError:
+            message = "the answers ended before the questions; `config default` asks none"
+            raise ConfigError(message) from None
+        value: str | bool = answer
+        if key in ("use_cpu", "debug") and answer in YES_OR_NO:
+            value = YES_OR_NO[answer]
         try:
             return read_setting(key, value, name="the answer")
         except ConfigError as error:
             print(error)
-
-
-def _answer(prompt: str) -> str:
-    try:
-        return input(prompt).strip()
-    except EOFError:
-        raise ConfigError("the answers ended before the questions; `config default` asks none") from None

@@ -41,7 +41,7 @@ FIXED = {"compute_environment": "LOCAL_MACHINE", "main_training_function": "main
 
 
 class ConfigError(ValueError):
-    """What is wrong with a configuration, in one line. The reader raises nothing else."""
+    """A mistake in a configuration, in one line. The reader raises nothing else."""
 
 
 class UnsupportedConfig(ConfigError, NotImplementedError):
@@ -59,7 +59,7 @@ def require(condition: object, message: str, error: type[ConfigError] = ConfigEr
 
 
 def default_config_path() -> Path:
-    """Where `accelerate config` keeps its file, and so do we; read from the environment at each call."""
+    """The file that `accelerate config` writes, and ours too; read from the environment at each call."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     return Path(os.path.expanduser(home), "accelerate", "default_config.yaml")
@@ -190,7 +190,7 @@ def read_setting(key: str, value: Any, name: str | None = None) -> Any:
 
 @dataclass
 class ClusterConfig:
-    """What a launch needs to know; the names are those of the file.
+    """The settings of a launch; the names are those of the file.
 
     `num_processes` counts all machines together, -1 stands for "given on the command line". `mixed_precision` None
     leaves the choice to the script. `same_network` needs no action: `main_process_ip` and `main_process_port` are the
@@ -217,6 +217,7 @@ class ClusterConfig:
 
     @property
     def processes_per_machine(self) -> int:
+        assert self.num_processes is not None, "counted at the launch"
         return self.num_processes // self.num_machines
 
     def check(self) -> None:
@@ -324,15 +325,11 @@ def load_config_from_file(config_file: str | os.PathLike | None = None) -> Clust
         if not config_file.is_file():
             return ClusterConfig()
     try:
-        return config_from_dict(_read_mapping(config_file))
+        settings = _parse(_read_file(config_file))
+        require(isinstance(settings, dict), f"holds {shown(settings)}, not a mapping of keys to values")
+        return config_from_dict(settings)
     except ConfigError as error:
         raise type(error)(f"{os.fspath(config_file)}: {error}") from error
-
-
-def _read_mapping(path: str | os.PathLike) -> dict[str, Any]:
-    settings = _parse(_read_file(path))
-    require(isinstance(settings, dict), f"holds {shown(settings)}, not a mapping of keys to values")
-    return settings
 
 
 def _read_file(path: str | os.PathLike) -> str:
