@@ -7,7 +7,7 @@ writes networks.json anew. Nothing is computed: the networks are on torch's meta
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
 from benchmarks.predict.networks import PATH
@@ -112,32 +113,49 @@ def count(name: str) -> Network:
 
 
 def count_layers(network: nn.Module, inputs: Tensor) -> tuple[Layer, ...]:
-    """The modules that have parameters of their own, in the order in which forward reaches them."""
-    layers: dict[nn.Module, Layer] = {}
+    """The modules that have parameters or multiply, in the order in which forward reaches them.
 
-    def note(module: nn.Module, arguments: tuple, output: Tensor) -> None:
-        layers[module] = Layer(_own_parameters(module), _multiply_adds(module, output))
+    What a module's forward multiplies belongs to it, but for what it lets its children do. A child whose forward is not
+    called, because its parent computes with its parameters itself as attention does, is a part of its parent.
+
+    Args:
+        inputs: some samples; the multiply-adds are those of one. Of normalisations and activations none are counted.
+    """
+    counter = FlopCounterMode(display=False)
+    reached: dict[nn.Module, int] = {}  # the operations of each module, without those of its children
+    running: list[tuple[nn.Module, int]] = []  # the modules whose forward is under way, and all operations before it
+
+    def begin(module: nn.Module, _) -> None:
+        reached.setdefault(module, 0)
+        running.append((module, counter.get_total_flops()))
+
+    def end(module: nn.Module, *_) -> None:
+        _, before = running.pop()
+        spent = counter.get_total_flops() - before
+        reached[module] += spent
+        if running:
+            parent, _ = running[-1]
+            reached[parent] -= spent
 
     for module in network.modules():
-        if _own_parameters(module):
-            module.register_forward_hook(note)
-    network(inputs)
-    return tuple(layers.values())
+        module.register_forward_pre_hook(begin)
+        module.register_forward_hook(end)
+    with counter:
+        network(inputs)
+    parameters = {module: own_parameters(module, reached) for module in reached}
+    layers = []
+    for module, operations in reached.items():
+        # A multiplication and an addition are two operations.
+        layer = Layer(parameters[module], operations // (2 * len(inputs)))
+        if any(layer):
+            layers.append(layer)
+    return tuple(layers)
 
 
-def _own_parameters(module: nn.Module) -> int:
-    sizes = [parameter.numel() for parameter in module.parameters(recurse=False)]
-    return sum(sizes)
-
-
-def _multiply_adds(module: nn.Module, output: Tensor) -> int:
-    """For one sample; those of normalisations and activations are few."""
-    if isinstance(module, nn.Conv2d):
-        return output[0, 0].numel() * module.weight.numel()
-    if isinstance(module, nn.Linear):
-        positions = output[0].numel() // module.out_features
-        return positions * module.weight.numel()
-    return 0
+def own_parameters(module: nn.Module, reached: Container[nn.Module]) -> int:
+    """How many parameters a module has itself or in children whose forward is not called."""
+    own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    return own + sum(own_parameters(child, reached) for child in module.children() if child not in reached)
 
 
 class _Count(TorchDispatchMode):
@@ -148,14 +166,9 @@ class _Count(TorchDispatchMode):
         self.operators = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        if not _is_view(function):
+        if not function.is_view:
             self.operators += 1
         return function(*arguments, **(keywords or {}))
-
-
-def _is_view(function: torch._ops.OpOverload) -> bool:
-    aliases = [result.alias_info for result in function._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def count_operators(network: nn.Module, inputs: Tensor) -> int:

@@ -58,10 +58,12 @@ const Prediction = (() => {
   function gradientsOf(network) {
     const whole = network.layers.reduce((sum, layer) => sum + layer[1], 0);
     let done = 0;
-    return [...network.layers].reverse().map(([parameters, multiplyAdds]) => {
+    const gradients = [];
+    for (const [parameters, multiplyAdds] of [...network.layers].reverse()) {
       done += multiplyAdds;
-      return { size: parameters * GRADIENT_BYTES, share: done / whole };
-    });
+      if (parameters) gradients.push({ size: parameters * GRADIENT_BYTES, share: done / whole });
+    }
+    return gradients;
   }
 
   function* whenFull(gradients, buckets, backward, gpus, cluster) {

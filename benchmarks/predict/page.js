@@ -50,6 +50,7 @@
 
   function say(name, text) {
     document.querySelector(`output[for="prediction-${name}"]`).textContent = text;
+    field(name).setAttribute("aria-valuetext", text);
   }
 
   function sayValues() {
@@ -75,7 +76,7 @@
   function drawEfficiency(training, cluster) {
     const picture = field("picture");
     const width = Math.max(300, picture.parentElement.clientWidth);
-    const height = 300;
+    const height = width < 500 ? 200 : 300;
     const [left, right, top, bottom] = [48, 12, 12, 44];
     const x = (gpus) => left + (Math.log2(gpus) / 9) * (width - left - right);
     const y = (share) => top + (1 - share) * (height - top - bottom);

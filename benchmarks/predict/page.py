@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 from pathlib import Path
 
 from benchmarks.predict import presets
@@ -13,6 +14,7 @@ from common.ladder import html_page
 
 FOLDER = Path(__file__).parent
 STYLE = (FOLDER / "page.css").read_text()
+USUAL = presets.Hardware()
 WIDEST_LOSS = 0.8  # at the right end of a case's scale
 INNER_NAMES = {
     "nvlink-p100": "NVLink, P100 (72 GB/s)",
@@ -31,17 +33,17 @@ ALGORITHM_NAMES = {
 }
 
 
-def page() -> str:
-    """A page of its own."""
+def page(hardware: presets.Hardware = USUAL) -> str:
+    """A page of its own, whose controls stand at `hardware` when it is opened."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>How many GPUs pay? A prediction</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{html_page.STYLE}{STYLE}</style></head>\n<body><main>\n"
-        f"<h1>How many GPUs pay?</h1>\n{section()}\n</main></body></html>\n"
+        f"<h1>How many GPUs pay?</h1>\n{section(hardware)}\n</main></body></html>\n"
     )
 
 
-def section() -> str:
+def section(hardware: presets.Hardware = USUAL) -> str:
     """The prediction as a fragment of HTML, with its scripts. STYLE and the ladder's `html_page.STYLE` belong to it."""
     return "\n".join(
         [
@@ -49,7 +51,8 @@ def section() -> str:
             '<p class="says"><b>This is a prediction, not a measurement.</b> It is computed from published figures for '
             "links, GPUs and networks. Further down it is held against published measurements, and it says where it "
             "is off.</p>",
-            _tool(),
+            f'<div class="tool"><form class="controls" autocomplete="off">{_controls(hardware)}</form>{ANSWERS}</div>',
+            "<noscript><p>The sliders need JavaScript.</p></noscript>",
             _published(),
             _scripts(),
             "</section>",
@@ -57,42 +60,41 @@ def section() -> str:
     )
 
 
-def _tool() -> str:
-    return (
-        f'<div class="tool"><form class="controls" autocomplete="off">{_controls()}</form>'
-        '<div class="answers"><h3>Efficiency: how many of the GPUs one gets</h3>'
-        '<svg id="prediction-picture" role="img" aria-label="Efficiency against the number of GPUs"></svg>'
-        '<ul class="legend"><li style="--key:var(--weak)"><span id="prediction-weak"></span></li>'
-        '<li style="--key:var(--strong)"><span id="prediction-strong"></span></li></ul>'
-        "<h3>Where the time of a step goes, in weak scaling</h3>"
-        '<div class="bars" id="prediction-parts"></div>'
-        '<ul class="legend"><li style="--key:var(--compute)">compute</li>'
-        '<li style="--key:var(--slow)">waiting for the slowest GPU</li>'
-        '<li style="--key:var(--contention)">compute slowed by all-reduces</li>'
-        '<li style="--key:var(--weak)">all-reduces that backward does not hide</li></ul>'
-        "<h3>From which batch on do they pay?</h3>"
-        "<p>The smallest batch in all, a power of two, with which so many GPUs beat one GPU on the same batch. If "
-        "that batch does not fit into the memory of one GPU, it would take it in pieces.</p>"
-        '<div class="wide"><table class="pays"><thead><tr><th>GPUs</th><th>faster than one</th>'
-        '<th>worth half as many</th><th>worth 90 % as many</th></tr></thead><tbody id="prediction-pays"></tbody>'
-        "</table></div></div></div>"
-        "<noscript><p>The sliders need JavaScript.</p></noscript>"
-    )
+# The efficiency stands apart from the other answers: on a phone it stays in sight above the sliders.
+ANSWERS = (
+    '<div class="answers"><div class="efficiency"><h3>Efficiency: how many of the GPUs one gets</h3>'
+    '<svg id="prediction-picture" role="img" aria-label="Efficiency against the number of GPUs"></svg>'
+    '<ul class="legend"><li style="--key:var(--weak)"><span id="prediction-weak"></span></li>'
+    '<li style="--key:var(--strong)"><span id="prediction-strong"></span></li></ul></div>'
+    "<div><h3>Where the time of a step goes, in weak scaling</h3>"
+    '<div class="bars" id="prediction-parts"></div>'
+    '<ul class="legend"><li style="--key:var(--compute)">compute</li>'
+    '<li style="--key:var(--slow)">waiting for the slowest GPU</li>'
+    '<li style="--key:var(--contention)">compute slowed by all-reduces</li>'
+    '<li style="--key:var(--weak)">all-reduces that backward does not hide</li></ul>'
+    "<h3>From which batch on do they pay?</h3>"
+    "<p>The smallest batch in all, a power of two, with which so many GPUs beat one GPU on the same batch. If "
+    "that batch does not fit into the memory of one GPU, it would take it in pieces.</p>"
+    '<div class="wide"><table class="pays"><thead><tr><th>GPUs</th><th>faster than one</th>'
+    '<th>worth half as many</th><th>worth 90 % as many</th></tr></thead><tbody id="prediction-pays"></tbody>'
+    "</table></div></div></div>"
+)
 
 
-def _controls() -> str:
+def _controls(hardware: presets.Hardware) -> str:
     gpu_names = {key: gpu.name for key, gpu in presets.GPUS.items()}
     network_names = {name: name for name in networks()}
-    node_sizes = {str(size): f"{size}" for size in (1, 2, 4, 8)}
+    node_sizes = {str(size): f"{size}" for size in presets.NODE_SIZES}
+    gigabits = presets.NETWORK[hardware.network].bandwidth / presets.GIGABITS_TO_BANDWIDTH
     spread = round(100 * presets.SPEED_SPREAD, 1)
     return "".join(
         [
             _choice("model", "Network", network_names, "BasicNet"),
-            _choice("gpu", "GPU", gpu_names, "a100"),
-            _choice("node", "GPUs of a node", node_sizes, "8"),
-            _choice("inner", "Links within a node", INNER_NAMES, "nvlink-a100"),
+            _choice("gpu", "GPU", gpu_names, hardware.gpu),
+            _choice("node", "GPUs of a node", node_sizes, str(hardware.gpus_per_node)),
+            _choice("inner", "Links within a node", INNER_NAMES, hardware.inner),
             # Powers of two from 6.25 Gbit/s to 3200 Gbit/s.
-            _slider("network", "Network of a node", 6.643856, 2.643856, 11.643856, 1),
+            _slider("network", "Network of a node", round(math.log2(gigabits), 6), 2.643856, 11.643856, 1),
             _slider("batch", "Samples for each GPU (weak)", 6, 0, 12, 1),
             _slider("global", "Samples in all (strong)", 12, 0, 20, 1),
             "<details><summary>Assumptions</summary>",
@@ -107,23 +109,28 @@ def _controls() -> str:
 
 
 def _choice(name: str, title: str, options: dict[str, str], chosen: str) -> str:
+    identity = f"prediction-{name}"
     shown = ""
     for value, text in options.items():
         state = " selected" if value == chosen else ""
         shown += f'<option value="{value}"{state}>{html.escape(text)}</option>'
-    return f'<label><span class="name">{title}</span><select id="prediction-{name}">{shown}</select></label>'
+    label = f'<label for="{identity}">{title}</label>'
+    return f'<div class="control">{label}<select id="{identity}">{shown}</select></div>'
 
 
 def _slider(name: str, title: str, value: float, low: float, high: float, step: float) -> str:
     identity = f"prediction-{name}"
-    heading = f'<span class="name">{title}<output for="{identity}"></output></span>'
     bounds = f'min="{low}" max="{high}" step="{step}" value="{value}"'
-    return f'<label>{heading}<input type="range" id="{identity}" {bounds}></label>'
+    # The script says the value in its unit: as a text beside the name, and to screen readers as the slider's value.
+    shown = f'<label for="{identity}">{title}</label><output for="{identity}" aria-live="off"></output>'
+    return f'<div class="control">{shown}<input type="range" id="{identity}" {bounds}></div>'
 
 
 def _published() -> str:
     rows = "".join(_case_row(case) for case in cases())
-    remarks = "".join(_remark(case) for case in cases())
+    remarks = ""
+    for case in cases():
+        remarks += f"<dt>{html.escape(case.name)}</dt><dd>{html.escape(case.source)}. {html.escape(case.remark)}</dd>"
     return (
         "<h3>Held against published measurements</h3>"
         "<p>Lost efficiency is 100 % minus the efficiency. Nothing was fitted to these cases: all have the same "
@@ -165,10 +172,6 @@ def _case_row(case: Case) -> str:
 def _place(loss: float) -> float:
     """Where a loss is on its scale, in percent of the scale's width."""
     return round(100 * loss / WIDEST_LOSS, 1)
-
-
-def _remark(case: Case) -> str:
-    return f"<dt>{html.escape(case.name)}</dt><dd>{html.escape(case.source)}. {html.escape(case.remark)}</dd>"
 
 
 def _where_it_is_off() -> str:

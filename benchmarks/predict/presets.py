@@ -65,9 +65,12 @@ INNER = {
 }
 
 
+GIGABITS_TO_BANDWIDTH = 12 / 100 * GIGABYTE  # NCCL expects 12 GB/s of 100 Gbit/s
+
+
 def ethernet(gigabits: float, cards: int = 1) -> Link:
-    """The network of a node with so many cards of so many Gbit/s: NCCL expects 12 GB/s of 100 Gbit/s."""
-    return Link(NETWORK_LATENCY, cards * gigabits / 100 * 12 * GIGABYTE)
+    """The network of a node with so many cards of so many Gbit/s."""
+    return Link(NETWORK_LATENCY, cards * gigabits * GIGABITS_TO_BANDWIDTH)
 
 
 NETWORK = {
@@ -78,6 +81,18 @@ NETWORK = {
     "8x200g": ethernet(200, cards=8),
     "8x400g": ethernet(400, cards=8),
 }
+
+
+NODE_SIZES = (1, 2, 4, 8)  # GPUs
+
+
+class Hardware(NamedTuple):
+    """What a prediction is for, by the names above."""
+
+    gpu: str = "a100"
+    inner: str = "nvlink-a100"
+    network: str = "8x200g"
+    gpus_per_node: int = 8
 
 
 def sample_seconds(network: Network, gpu: Gpu) -> float:

@@ -23,7 +23,7 @@ GRADIENT_BYTES = 4  # float32
 
 
 class Layer(NamedTuple):
-    """A module with parameters: how many, and the multiply-adds of its forward for one sample."""
+    """A module's parameters, of which it may have none, and the multiply-adds of its forward for one sample."""
 
     parameters: int
     multiply_adds: int
@@ -59,7 +59,8 @@ class Network:
         gradients = []
         for layer in reversed(self.layers):
             done += layer.multiply_adds
-            gradients.append(Gradient(layer.parameters * GRADIENT_BYTES, done / self.multiply_adds))
+            if layer.parameters:
+                gradients.append(Gradient(layer.parameters * GRADIENT_BYTES, done / self.multiply_adds))
         return gradients
 
 

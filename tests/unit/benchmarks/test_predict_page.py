@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.predict import __main__ as command
 from benchmarks.predict import page, presets
 from benchmarks.predict.all_reduce import ALGORITHMS, Cluster, Link, all_reduce
 from benchmarks.predict.networks import networks
@@ -112,6 +113,20 @@ def test_the_pages_script_computes_what_python_computes(tmp_path):
         assert batch_of_page == batch
 
 
+def test_the_page_starts_where_the_flags_say(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    flags = ["--gpu", "v100", "--inner", "pcie3", "--network", "25g", "--gpus-per-node", "4"]
+    monkeypatch.setattr("sys.argv", ["predict", *flags, "--page", str(path)])
+    command.main()
+    text = path.read_text()
+    assert set(re.findall(r'value="([^"]*)" selected', text)) >= {"v100", "pcie3", "4"}
+    (shown,) = re.findall(r'id="prediction-network" [^>]*value="([\d.]+)"', text)
+    assert 2 ** float(shown) == pytest.approx(25)
+    monkeypatch.setattr("sys.argv", ["predict", "--page", "/proc/x.html"])
+    with pytest.raises(SystemExit, match="error: --page: "):
+        command.main()
+
+
 def test_the_page_says_that_it_is_a_prediction_and_loads_nothing():
     shown = page.page()
     assert "This is a prediction, not a measurement." in shown
@@ -122,7 +137,7 @@ def test_the_page_says_that_it_is_a_prediction_and_loads_nothing():
 
 
 # The page in a frame of the wanted width: a headless window is never narrower than 500 pixels.
-PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="4000" srcdoc="{page}"></iframe>
+PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="800" srcdoc="{page}"></iframe>
 <pre id="out"></pre><script>document.getElementById("f").onload = event => {{
   const own = event.target.contentDocument, root = own.documentElement, view = own.defaultView;
   const cells = () => [...own.querySelectorAll("#prediction-pays tr")].map(
@@ -135,10 +150,23 @@ PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="4000" src
   }};
   set("network", {slider});
   set("model", "VGG-16");
+  own.querySelector("details").open = true;
+  const box = (element) => element.getBoundingClientRect();
+  const sliders = [...own.querySelectorAll("input[type=range]")].map((slider) => {{
+    slider.scrollIntoView({{ block: "end" }});
+    const picture = box(own.querySelector("svg"));
+    return {{
+      name: [...slider.labels].map(label => label.textContent).join(),
+      said: slider.getAttribute("aria-valuetext"),
+      height: box(slider).height,
+      seen: picture.top >= 0 && picture.bottom <= view.innerHeight,
+      free: picture.left > box(slider).right || picture.bottom <= box(slider).top,
+    }};
+  }});
   const bars = [...own.querySelectorAll(".bars span")].map(bar => bar.getBoundingClientRect().width);
   document.getElementById("out").textContent = JSON.stringify({{
-    before, after: cells(), bars, scroll: root.scrollWidth, inner: view.innerWidth,
-    columns: view.getComputedStyle(own.querySelector(".tool")).gridTemplateColumns.split(" ").length,
+    before, after: cells(), bars, sliders, scroll: root.scrollWidth, inner: view.innerWidth,
+    beside: box(own.querySelector("svg")).left > box(own.querySelector(".controls")).right,
     picture: own.querySelector("svg").getBoundingClientRect().width,
     right: Math.max(...[...own.querySelectorAll(".says, h3, p, li, select, svg, .bars em, .wide")]
       .map(element => element.getBoundingClientRect().right)),
@@ -165,10 +193,16 @@ def test_the_page_answers_its_sliders_and_fits_a_phone_and_a_desktop(tmp_path, w
     dumped = chromium(probe, tmp_path)
     seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dumped, re.DOTALL)[1]))
     assert len(seen["before"]) == len(COUNTS)
-    assert seen["before"] == shown_batches("BasicNet", presets.cluster("nvlink-a100", "100g", 8))
+    assert seen["before"] == shown_batches("BasicNet", presets.cluster("nvlink-a100", "8x200g", 8))
     assert seen["after"] == shown_batches("VGG-16", presets.cluster("nvlink-a100", "25g", 8))
     assert width - 20 <= seen["inner"] <= width
     assert seen["scroll"] <= seen["inner"] and seen["right"] <= seen["inner"]
-    assert seen["columns"] == (1 if width < 760 else 2)
+    assert seen["beside"] == (width > 760)
     assert seen["picture"] >= 0.6 * seen["inner"]
     assert len(seen["bars"]) == 1 + len(COUNTS)
+    assert len(seen["sliders"]) == 7
+    for slider in seen["sliders"]:
+        assert slider["name"], "a screen reader says nothing of it"
+        assert slider["height"] >= 24
+        assert slider["seen"] and slider["free"], f"one cannot see what {slider['name']} does"
+    assert seen["sliders"][0]["said"] == "25 Gbit/s"
