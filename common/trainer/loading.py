@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard, batches_of, prepare_data_loader
-from common.accelerator.resume import can_be_redrawn
+from common.accelerator.resume import StatefulDataLoaderShard, can_be_redrawn
 from common.accelerator.sampler import innermost_sampler
 from common.trainer import batches
 from common.trainer.arguments import TrainingArguments
@@ -88,8 +88,13 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
 
 
 def is_prepared(loader: Any) -> bool:
-    """True for a loader that the accelerator has made: it puts batches on the device, and knows its position."""
+    """True for a loader that an accelerator has made: it puts batches on the device, and knows its last batch."""
     return isinstance(loader, DataLoaderShard)
+
+
+def keeps_position(loader: Any) -> bool:
+    """True for a loader whose position is in checkpoints, as is that of each one which the Trainer prepares."""
+    return isinstance(loader, StatefulDataLoaderShard)
 
 
 def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
@@ -126,7 +131,7 @@ def _has_fixed_order(loader: Any) -> bool:
 
 
 def go_back_to(loader: Any, epoch: int, batches_done: int) -> None:
-    """Let a prepared loader, which a checkpoint has put further, go on after `batches_done` batches of `epoch`."""
+    """Let a loader that keeps its position, put further by a checkpoint, go on after `batches_done` of `epoch`."""
     position = loader.state_dict()
     loader.load_state_dict(position | {"epoch": epoch, "step": batches_done, "is_over": False})
 

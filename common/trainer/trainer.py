@@ -581,17 +581,17 @@ class Trainer:
             accelerator.load_state(folder)
         accelerator.step = 0  # of the checkpoint; this Trainer counts the micro-batches itself
 
-        is_prepared = loading.is_prepared(self.train_dataloader)
+        # Of other loaders nobody but this Trainer knows how far they were read.
+        knows_position = loading.keeps_position(self.train_dataloader) and counts_alike
         if not counts_alike:
-            self.train_dataloader = accelerator.prepare(self.train_dataloader)  # remembered again
+            self.train_dataloader = accelerator.prepare(self.train_dataloader)  # checkpoints hold it again
             progress.recount(self.state.global_step)
         elif progress.is_within_step:
             progress.go_back_to_whole_step()
-            if is_prepared:
+            if knows_position:
                 loading.go_back_to(self.train_dataloader, progress.epoch, progress.batches)
-        if progress.batches > 0 and not (counts_alike and is_prepared):
-            # Of a loader that is not prepared, nobody but this Trainer knows how far it was read. What is passed over
-            # is drawn with this run's random states, as in `transformers`.
+        if progress.batches > 0 and not knows_position:
+            # What is passed over is drawn with this run's random states, as in `transformers`.
             progress.batches_to_skip = progress.batches
             progress.random_states_after_skip = get_random_states(accelerator.device)
             set_random_states(accelerator.device, own_random_states)

@@ -9,3 +9,12 @@ import pytest
 def quick(one_thread, monkeypatch):
     # Every training begins by freeing memory; going through all objects of a test session takes longer than training.
     monkeypatch.setattr(gc, "collect", lambda *args: 0)
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """The library, which must not look for anything on the network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    library = pytest.importorskip("transformers")
+    library.logging.set_verbosity_error()
+    return library

@@ -3,7 +3,6 @@
 Each script is written once, for whichever library it is given, and what it comes to is compared bit for bit.
 """
 
-import importlib
 from functools import partial
 from types import SimpleNamespace
 
@@ -24,50 +23,12 @@ from torch.utils.data import (
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
 from common.trainer.reporting import _tracked_name
-from tests.parity.random_trainers import NetWithKeywords, comparable, comparable_logs, digest, reset
-from tests.toys import Net, Points, Stream, seeded_net
+from tests.parity.random_trainers import NetWithKeywords, comparable, digest, reset
+from tests.toys import Net, Points, Stream
+from tests.unit.trainer.both import end, make, on_both
 from tests.unit.trainer.toy import without_timings
 
-LIBRARIES = ("common.trainer", "transformers")
-
-
-@pytest.fixture(autouse=True)
-def transformers(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    library = pytest.importorskip("transformers")
-    library.logging.set_verbosity_error()
-    return library
-
-
-def on_both(script, folder, *args) -> tuple:
-    """What `script` returns for our library and for theirs, each as in a new process."""
-    outcomes = []
-    for name in LIBRARIES:
-        torch.manual_seed(11)
-        outcomes.append(script(importlib.import_module(name), str(folder / name), *args))
-        reset(name)
-    return tuple(outcomes)
-
-
-def make(library, folder, trainer_class=None, extra=None, **arguments):
-    """A Trainer of `library` that logs every step."""
-    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
-    settings |= {"learning_rate": 0.05, "num_train_epochs": 2, "logging_steps": 1} | arguments
-    extra = {"train_dataset": Points(22), "eval_dataset": Points(16)} | (extra or {})
-    if "model_init" not in extra:
-        extra.setdefault("model", seeded_net(dropout=0.3))
-    args = library.TrainingArguments(folder, **settings)
-    return (trainer_class or library.Trainer)(args=args, **extra)
-
-
-def end(trainer) -> dict:
-    """All that a training came to."""
-    return {
-        "weights": {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()},
-        "logs": comparable_logs(trainer.state.log_history),
-        "steps": (trainer.state.global_step, trainer.state.max_steps, trainer.state.epoch),
-        "next_random_number": torch.rand(()).item(),
-    }
+pytestmark = pytest.mark.usefixtures("transformers")
 
 
 def end_of_resumed(trainer, output) -> tuple:
