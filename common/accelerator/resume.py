@@ -10,8 +10,9 @@ A pass that was begun and not finished is where the loader stands, as long as so
 such passes it is the one that has come furthest. Which of several loaders the accumulation of gradients listens to is
 not saved: a script that reads two at a time begins their iterators in the same order again.
 
-Why not torchdata's StatefulDataLoader, which the original uses: it counts the batches of one process, so a run cannot
-go on with another number of them, and it leaves torch's generators to the script.
+The original builds on torchdata's StatefulDataLoader. It is not used here, because it joins the states of workers but
+not of ranks, so a run cannot go on with another number of processes; because importing it replaces two samplers of
+torch's; and because it is kept alive without new development (meta-pytorch/data#1549).
 """
 
 import logging

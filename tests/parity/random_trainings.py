@@ -1,6 +1,7 @@
 """Random small trainings: the same weights, learning rates, sync flags, losses and norms on both libraries.
 
-A seed draws accumulation, schedulers, clipping, dropout, skipped batches, several models.
+A seed draws accumulation, schedulers, clipping, dropout, skipped batches, several models, and whether the training is
+stopped after a checkpoint and resumed by a script that says where it goes on.
 """
 
 import contextlib
@@ -44,6 +45,7 @@ class Script:
     precision: str = "no"
     skipped: int = 0
     evaluation: str = "none"
+    stopped_after: int | None = None  # the first window that ends at this micro-batch of the script or later
 
 
 # What `draw` chooses from, in this order. A value stands as often as its weight.
@@ -68,6 +70,7 @@ CHOICES = {
     "precision": ["no"] * 12 + ["bf16"] * 6 + ["fp16"],
     "skipped": [0, 0, 1, 2],
     "evaluation": ["none"] * 9 + ["nested"] * 9 + ["broken off"],
+    "stopped_after": [None] * 4 + [1, 2, 4, 7],
 }
 
 
@@ -147,12 +150,26 @@ def new_accelerator(library, script, **settings):
     return accelerator
 
 
-class Training:
-    """One run of a script, and what it saw."""
+class Stopped(Exception):
+    """Ends a run after its checkpoint."""
 
-    def __init__(self, accelerator, script):
+
+class Training:
+    """One run of a script, and what it saw.
+
+    Attributes:
+        batches_done: micro-batches of this epoch, skipped and trained ones.
+        micro_batches: those that all epochs have been trained on.
+    """
+
+    def __init__(self, accelerator, script, folder):
         self.accelerator = accelerator
         self.script = script
+        self.folder = folder
+        self.epoch = 0
+        self.batches_done = script.skipped
+        self.micro_batches = 0
+        self.resumed = False
         self.epochs: list[dict[str, list]] = []  # what was seen in each
         torch.manual_seed(3)
         rows = torch.randn(script.samples, WIDTH), torch.randn(script.samples, 1)
@@ -177,16 +194,39 @@ class Training:
         self.optimizers = prepared[2 * count + 2 :]
 
     def run(self):
-        for epoch in range(self.script.epochs):
+        while self.epoch < self.script.epochs:
             self.epochs.append(defaultdict(list))
-            self.loader.set_epoch(epoch)
+            self.loader.set_epoch(self.epoch)
             loader = self.loader
-            if epoch == 0 and self.script.skipped:
-                loader = self.accelerator.skip_first_batches(loader, self.script.skipped)
+            if self.batches_done:
+                loader = self.accelerator.skip_first_batches(loader, self.batches_done)
             for number, (x, y) in enumerate(loader):
                 with self.window(number):
                     self.micro_batch(x, y, number)
                 self.evaluate()
+                self.batches_done += 1
+                self.micro_batches += 1
+                self.stop_if_due(number)
+            self.epoch += 1
+            self.batches_done = 0
+
+    def stop_if_due(self, number):
+        due = self.script.stopped_after
+        if due is None or self.micro_batches < due or self.resumed or not self.accelerator.sync_gradients:
+            return
+        if self.ends_window(number):
+            self.accelerator.save_state(self.folder)
+            self.accelerator.wait_for_everyone()
+            raise Stopped
+
+    def resume(self, stopped):
+        """Go on where the run `stopped` was, as scripts do that remember how far they were."""
+        self.resumed = True
+        self.epoch = stopped.epoch
+        self.batches_done = stopped.batches_done
+        torch.rand(7)
+        self.accelerator.load_state(self.folder)
+        self.run()
 
     def window(self, number):
         if self.script.window == "accumulate":
@@ -228,7 +268,7 @@ class Training:
                         break
 
 
-def outcome(library: str, script: Script, **settings: Any) -> dict[str, Any]:
+def outcome(library: str, script: Script, folder: str = "", **settings: Any) -> dict[str, Any]:
     """What a training sees in each epoch, its weights and its optimizers' states, and the error that ended it.
 
     The process group stays for the next training of the same job.
@@ -236,23 +276,31 @@ def outcome(library: str, script: Script, **settings: Any) -> dict[str, Any]:
     threads = torch.get_num_threads()
     accelerator = new_accelerator(library, script, **settings)
     try:
-        training = Training(accelerator, script)
+        training = Training(accelerator, script, folder)
         error = None
+        until = []
         try:
-            training.run()
+            try:
+                training.run()
+            except Stopped:
+                stopped = training
+                until = [dict(seen) for seen in stopped.epochs]
+                accelerator.free_memory()
+                training = Training(accelerator, script, folder)
+                training.resume(stopped)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
         weights = [accelerator.unwrap_model(model).state_dict() for model in training.models]
         states = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
         epochs = [dict(seen) for seen in training.epochs]
-        return copy.deepcopy({"error": error, "epochs": epochs, "weights": weights, "states": states})
+        return copy.deepcopy({"error": error, "until": until, "epochs": epochs, "weights": weights, "states": states})
     finally:
         reset_states(library)
         torch.set_num_threads(threads)
 
 
 def run(library: str, scripts: list[Script], folder: str) -> list[dict[str, Any]]:
-    outcomes = [outcome(library, script) for script in scripts]
+    outcomes = [outcome(library, script, f"{folder}/{number}") for number, script in enumerate(scripts)]
     forget_states(library)
     return outcomes
 
@@ -261,15 +309,29 @@ def fp16_on_the_cpu(script: Script, ours: Any, theirs: Any) -> str | None:
     """The original trains in float32: other numbers, but the same windows and the same end."""
     if script.precision != "fp16":
         return None
-    return r"(epochs\.\d+\.(loss|norm|skipped|rate|evaluated)|weights|states)\..*"
+    return r"((until|epochs)\.\d+\.(loss|norm|skipped|rate|evaluated)|weights|states)\..*"
 
 
 def a_loop_that_was_left(script: Script, ours: Any, theirs: Any) -> str | None:
     """The original's windows follow a loader that was left early, from the second micro-batch on."""
     if script.evaluation != "broken off":
         return None
-    return r"epochs\.(0\.\w+\.[1-9]\d*|[1-9]\d*\.\w+\.\d+)(\..*)?|(weights|states)\..*"
+    first = r"(until|epochs)\.0\.\w+\.[1-9]\d*(\..*)?"
+    later = r"(until|epochs)\.[1-9]\d*\.\w+\.\d+(\..*)?"
+    resumed = r"|(until|epochs)\.\d+|epochs\..*|error" if script.stopped_after is not None else ""
+    return rf"{first}|{later}|(weights|states)\..*{resumed}"
 
 
-ROWS = {"trains in fp16 on the CPU": fp16_on_the_cpu, "leaves a loop over a loader": a_loop_that_was_left}
+def dropout_after_a_resumption(script: Script, ours: Any, theirs: Any) -> str | None:
+    """The original draws a seed for the loader's workers once more. The numbers differ, not the windows."""
+    if script.stopped_after is None or script.dropout == 0 or script.order == "shuffled":
+        return None
+    return r"(epochs\.\d+\.(loss|norm|rate|evaluated)|weights|states)\..*"
+
+
+ROWS = {
+    "trains in fp16 on the CPU": fp16_on_the_cpu,
+    "leaves a loop over a loader": a_loop_that_was_left,
+    "resumes in the middle of an epoch": dropout_after_a_resumption,
+}
 TRAININGS = Kind((OURS, THEIRS), draw, run, ROWS)
