@@ -710,7 +710,7 @@ class Trainer:
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and prediction.logits is not None and prediction.labels is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(prediction.logits, prediction.labels))
-            metrics = evaluation.as_numbers(computed)
+            metrics = evaluation.as_numbers(dict(computed))
         steps = evaluation.gather_steps(accelerator, evaluation.losses_on_host(losses))
         rows_per_batch = batch_size if is_prepared and self.args.loading.even_batches else None
         sample_losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)

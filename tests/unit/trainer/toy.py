@@ -47,17 +47,6 @@ class CutAt(TrainerCallback):
         control.should_epoch_stop = self.seen == self.substeps
 
 
-class Spy(TrainerCallback):
-    """Calls a function at one event."""
-
-    def __init__(self, event: str, function) -> None:
-        self.function = function
-        setattr(self, event, self.listen)
-
-    def listen(self, args, state, control, **kwargs):
-        return self.function(args=args, state=state, control=control, **kwargs)
-
-
 def without_timings(log_history: list[dict]) -> list[dict]:
     return [
         {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
