@@ -73,18 +73,21 @@ class DataLoaderShard:
 
     def own_batches(self) -> Iterator[list[int]]:
         """The numbers of this rank's samples in each step."""
-        order = self.order()
         batch_size = self.loader.batch_size
         num_processes = self.accelerator.num_processes
         if batch_size % num_processes:
             raise ValueError(f"{num_processes} processes cannot share a batch of {batch_size} equally")
         own_size = batch_size // num_processes
         own_start = own_size * self.accelerator.process_index
+        order = self.order()
         for batch in BatchSampler(order, batch_size, self.loader.drop_last):
             # One process alone has nobody to wait for.
             while len(batch) < batch_size and num_processes > 1:
                 batch = batch + order
             yield batch[own_start : own_start + own_size]
+
+    def __len__(self) -> int:
+        return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         own_loader: DataLoader = DataLoader(

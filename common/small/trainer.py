@@ -131,13 +131,12 @@ class Trainer:
 
     def train(self, resume_from_checkpoint: str | None = None) -> None:
         """Train up to `max_steps`, from the first step or from where a checkpoint was saved."""
-        whole_loader = self.make_loader(self.train_dataset, self.args.per_device_train_batch_size, shuffle=True)
-        steps_per_epoch = len(whole_loader)
-        model, loader = self.accelerator.prepare(self.model, whole_loader)
+        loader = self.make_loader(self.train_dataset, self.args.per_device_train_batch_size, shuffle=True)
+        model, loader = self.accelerator.prepare(self.model, loader)
         if resume_from_checkpoint is not None:
             self.load_checkpoint(resume_from_checkpoint)
 
-        for inputs in self.batches_of_all_epochs(loader, steps_per_epoch):
+        for inputs in self.batches_of_all_epochs(loader):
             model.train()
             loss = self.compute_loss(model, inputs)
             self.accelerator.backward(loss)
@@ -148,7 +147,7 @@ class Trainer:
             self.optimizer.zero_grad()
             self.loss_sum += loss.detach()
             self.state.global_step += 1
-            self.state.epoch = self.state.global_step / steps_per_epoch
+            self.state.epoch = self.state.global_step / len(loader)
 
             self.call_event("on_step_end")
             if self.control.should_log:
@@ -165,10 +164,10 @@ class Trainer:
         batch_size = per_device_batch_size * self.accelerator.num_processes
         return DataLoader(dataset, batch_size, shuffle, collate_fn=self.data_collator)
 
-    def batches_of_all_epochs(self, loader: DataLoaderShard, steps_per_epoch: int) -> Iterator[Any]:
+    def batches_of_all_epochs(self, loader: DataLoaderShard) -> Iterator[Any]:
         """This rank's batches, epoch after epoch, beginning with the one after the last step."""
         while True:
-            epoch, steps_done = divmod(self.state.global_step, steps_per_epoch)
+            epoch, steps_done = divmod(self.state.global_step, len(loader))
             loader.set_epoch(epoch)
             random_state = self.generator.get_state()
             batches = iter(loader)
