@@ -1,12 +1,18 @@
-"""Every command in a README or a module's docstring is one that works: all are parsed, those of the levels are run."""
+"""Every command of a page or a module's docstring works as it stands.
 
+Its own program parses it, pytest collects tests for it, and what is no comparison of half an hour is run.
+"""
+
+import argparse
 import contextlib
-import io
+import importlib.util
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -14,13 +20,15 @@ from common import ladder
 from common.accelerator.commands import launch
 from common.accelerator.commands.config.config_args import load_config_from_file
 from common.args import parse_args
+from common.ladder import scripts
 from common.processes import ranks
-from tests.docs.pages import MODULES, READMES, commands, name
+from tests.docs.pages import MODULES, PAGES, commands, name
 from tests.levels import run_level
+from tests.nested_pytest import run_pytest
 
 # Modules are run that other tests have imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-PAGES = [path for path in [*READMES, *MODULES] if commands(path)]
+WITH_COMMANDS = [path for path in [*PAGES, *MODULES] if commands(path)]
 LEVEL = re.compile(r"0\d_\w+/train(_full)?\.py$")
 # A little of everything: what a command says about the rest stays.
 LITTLE = ["--dataset", "synthetic", "--train-samples", "600", "--eval-samples", "101", "--max-steps", "2"]
@@ -60,43 +68,138 @@ def script_and_world(words: list[str]) -> tuple[str, list[str], int, int] | None
     return None if rest[0] == "-m" else (rest[0], rest[1:], 1, 1)
 
 
-def help_of(run, argv: list[str], monkeypatch) -> str:
-    """What a program prints when it is asked for help after `argv`; it must end well."""
-    monkeypatch.setattr(sys, "argv", [*argv, "--help"])
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit) as ended:
-        run()
-    assert ended.value.code in (0, None), argv
-    return shown.getvalue()
+class Parsed(Exception):
+    """A program has parsed its command line, and would begin now."""
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name)
-def test_commands_start_what_exists_with_flags_that_it_takes(path, monkeypatch):
+def parse(words: list[str], monkeypatch) -> list[str]:
+    """Let a program parse its command line as it stands, and end it there. Returns what it left unparsed."""
+    parse_known_args = argparse.ArgumentParser.parse_known_args
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def known(self, *args, **kwargs):
+        options, rest = parse_known_args(self, *args, **kwargs)
+        if sys._getframe(1).f_globals["__name__"] != "argparse":  # else for `parse_args`, or for a command of its own
+            raise Parsed(rest)
+        return options, rest
+
+    def all_of_them(self, *args, **kwargs):
+        parse_args(self, *args, **kwargs)
+        raise Parsed([])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", known)
+        patch.setattr(argparse.ArgumentParser, "parse_args", all_of_them)
+        is_module = words[0] == "-m"
+        patch.setattr(sys, "argv", words[is_module:])
+        with pytest.raises(Parsed) as parsed:
+            if is_module:
+                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(words[0], run_name="__main__")
+    return parsed.value.args[0]
+
+
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=name)
+def test_each_program_takes_its_command_line_as_it_stands(path, monkeypatch):
     monkeypatch.chdir(ladder.ROOT)
     for words in commands(path):
+        if words[0] == "pytest" or (words[1:3] == ["-m", "torch.distributed.run"] and not words[3:]):  # named, not used
+            continue
         found = script_and_world(words)
         if found is None:
-            module, flags = words[2], words[3:]
-            if module == "torch.distributed.run":  # named, not used
-                continue
-            shown = help_of(
-                lambda module=module: runpy.run_module(module, run_name="__main__"), [module, *flags], monkeypatch
-            )
+            rest = parse(words[1:], monkeypatch)
+            if rest:
+                assert words[2:4] == ["common.ladder", "run"], words
+                parse_args(str(ladder.script(scripts.named(words[4]))), rest)
+            continue
+        script, flags, processes, nodes = found
+        assert (ladder.ROOT / script).exists(), words
+        if LEVEL.search(script):
+            world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT"), "0") | {"MASTER_ADDR": "localhost"}
+            world |= {"WORLD_SIZE": str(processes * nodes), "LOCAL_WORLD_SIZE": str(processes)}
+            for key, value in world.items():
+                monkeypatch.setenv(key, value)
+            parse_args(script, flags)
         else:
-            script, flags, processes, nodes = found
-            assert (ladder.ROOT / script).exists(), words
-            if LEVEL.search(script):
-                world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT"), "0") | {"MASTER_ADDR": "localhost"}
-                world |= {"WORLD_SIZE": str(processes * nodes), "LOCAL_WORLD_SIZE": str(processes)}
-                for key, value in world.items():
-                    monkeypatch.setenv(key, value)
-                parse_args(script, flags)
-                continue
-            shown = help_of(
-                lambda script=script: runpy.run_path(script, run_name="__main__"), [script, *flags], monkeypatch
-            )
-        for flag in (word for word in flags if word.startswith("--")):
-            assert flag in shown, words
+            parse([script, *flags], monkeypatch)
+
+
+def test_programs_that_are_named_exist():
+    named = {name for path in PAGES for name in re.findall(r"`python\s-m\s([\w.]+)`", path.read_text())}
+    assert {"benchmarks.compare"} <= named
+    for module in named:
+        assert importlib.util.find_spec(module), module
+
+
+def all_commands() -> list[list[str]]:
+    found = [tuple(words) for path in WITH_COMMANDS for words in commands(path)]
+    return [list(words) for words in dict.fromkeys(found)]
+
+
+def pytest_commands() -> list[list[str]]:
+    return [words for words in all_commands() if words[0] == "pytest"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", pytest_commands(), ids=" ".join)
+def test_pytest_takes_its_command_lines_and_finds_tests(words):
+    done = run_pytest(*words[1:], "--collect-only", "-q", "-n", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Programs that take a second or a few. The others of a reader's own machine are long tests.
+QUICK = {"common.ladder", "benchmarks.predict", "benchmarks.report.readmes"}
+# Programs that have tests of their own, and would take half an hour here, or need a network that they may cut.
+OWN_TESTS = {"benchmarks.record", "benchmarks.timeline", "benchmarks.suites.overlap", "benchmarks.suites.network"}
+# What a command leaves to its reader, or reads where another one has written it.
+OWN_FILES = re.compile(r"FOLDER|PATH|DATA|solution\.py|\w+\.json|--full")
+
+
+def module_commands() -> list:
+    """The commands that run a module of ours, and need nothing for it."""
+    cases = []
+    for words in all_commands():
+        if words[1:2] != ["-m"] or script_and_world(words) or words[2] in OWN_TESTS | {"torch.distributed.run"}:
+            continue
+        if not OWN_FILES.search(" ".join(words)):
+            trains = words[2:4] == ["common.ladder", "run"]
+            mark = pytest.mark.slow if words[2] in QUICK and not trains else pytest.mark.long
+            cases.append(pytest.param(words[1:], marks=mark, id=" ".join(words)))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """The tracked files in a folder of their own, where a command may write."""
+    folder = tmp_path_factory.mktemp("clone")
+    listed = subprocess.run(["git", "ls-files"], cwd=ladder.ROOT, capture_output=True, text=True, check=True)
+    for file in listed.stdout.splitlines():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ladder.ROOT / file, folder / file)
+    return folder
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("words", module_commands())
+def test_a_module_runs_as_it_stands(words, clone):
+    environment = os.environ | {"PYTHONPATH": str(clone)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=clone, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not (ladder.ROOT / ".git").exists(), reason="git says what it ignores")
+def test_what_the_commands_write_into_the_root_is_ignored_by_git():
+    written = set()
+    for words in all_commands():
+        for flag, value in pairwise(words):
+            if re.fullmatch(r"--(json|save|html|page|out|checkpoint|checkpoint-dir)", flag) and value[0] != "-":
+                written.add(value if "." in value else f"{value}/file")
+    written -= {"FOLDER/file", "PATH/file"}
+    ignored = subprocess.run(["git", "check-ignore", *written], cwd=ladder.ROOT, capture_output=True, text=True)
+    assert set(ignored.stdout.split()) == written >= {"run.pt", "prediction.html"}
 
 
 def in_folder(folder: str, rung: str, flags: list[str]) -> dict:
@@ -106,7 +209,7 @@ def in_folder(folder: str, rung: str, flags: list[str]) -> dict:
 
 def level_commands() -> dict[str, list[str]]:
     found = {}
-    for words in (words for path in PAGES for words in commands(path)):
+    for words in (words for path in WITH_COMMANDS for words in commands(path)):
         with contextlib.suppress(SystemExit):  # one that cannot be parsed fails the test above
             if LEVEL.search((script_and_world(words) or ("",))[0]):
                 found[" ".join(words)] = words
@@ -156,7 +259,7 @@ def test_the_commands_of_the_levels_train_and_evaluate(text, tmp_path, monkeypat
 
 def test_there_are_commands():
     assert len(level_commands()) > 20
-    modules = {words[2] for path in PAGES for words in commands(path) if words[1] == "-m"}
+    modules = {words[2] for path in WITH_COMMANDS for words in commands(path) if words[1] == "-m"}
     assert {"common.ladder", "benchmarks.compare", "benchmarks.report", "benchmarks.report.readmes"} <= modules
 
 
@@ -164,7 +267,7 @@ def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
     page = tmp_path / "README.md"
     page.write_text("    python 00_single_gpu/train.py --replicas 4\n")
     with pytest.raises(SystemExit):
-        test_commands_start_what_exists_with_flags_that_it_takes(page, monkeypatch)
-    page.write_text("    python -m benchmarks.compare --no-such-flag\n")
-    with pytest.raises(AssertionError):
-        test_commands_start_what_exists_with_flags_that_it_takes(page, monkeypatch)
+        test_each_program_takes_its_command_line_as_it_stands(page, monkeypatch)
+    page.write_text("    python -m benchmarks.predict --gpu abacus\n")
+    with pytest.raises(SystemExit):
+        test_each_program_takes_its_command_line_as_it_stands(page, monkeypatch)
