@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import Accelerator, utils
-from common.accelerator.checkpointing import get_random_states, run_on_all_ranks, set_random_states
+from common.accelerator.checkpointing import get_random_states, set_random_states
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
@@ -916,21 +916,19 @@ class Trainer:
         self.callback_handler.pop_callback(callback)
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`. All ranks call this.
+        """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`, on the main process.
 
         A model of `transformers`, and the `processing_class`, are written for `from_pretrained`.
         """
         folder = output_dir or self.args.output_dir
-
-        def save_pretrained() -> None:
+        if not hasattr(self.model, "save_pretrained"):
+            self.accelerator.save_model(self.model, folder)
+        # Without a collective: as in the original, a script may call this on the main process alone.
+        if self.is_world_process_zero():
             parts: list[Any] = [self.model, self.processing_class]
             for part in parts:
                 if hasattr(part, "save_pretrained"):
                     part.save_pretrained(folder)
-
-        if not hasattr(self.model, "save_pretrained"):
-            self.accelerator.save_model(self.model, folder)
-        run_on_all_ranks(save_pretrained, self.is_world_process_zero())
 
     def save_state(self) -> None:
         """Write `trainer_state.json` to `args.output_dir`."""

@@ -261,6 +261,27 @@ def test_a_notebook_can_launch_it_again_and_again(tmp_path):
     assert len({loss for *_, loss in lines[1:]}) == 1
 
 
+class Pretrained(Net):
+    def save_pretrained(self, folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / "config.json").write_text("{}")
+
+
+def save_on_the_main_process(folder) -> None:
+    try:
+        for model in (Pretrained(), Net()):
+            trainer = make_trainer(folder, model=model)
+            if trainer.is_world_process_zero():
+                trainer.save_model()
+    finally:
+        forget_states()
+
+
+def test_the_main_process_may_save_the_model_alone(tmp_path):
+    ranks(2).run(save_on_the_main_process, tmp_path, timeout=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
 def evaluate_then_train(folder) -> torch.Tensor:
     try:
         trainer = make_trainer(folder, train=48, evaluate=9, bf16=True)
