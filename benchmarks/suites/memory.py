@@ -7,7 +7,7 @@ so many GPUs, the same steps run on them too, and CUDA's allocator says what it 
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -63,15 +63,16 @@ class Share:
             return range(self.rank, self.rank + 1)
         return range(self.devices)
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """`model`, which lies on `device`, in the wrapper; DataParallel's replicas on as many GPUs where it is one."""
+    def wrap(self, network: Network, device: torch.device) -> nn.Module:
+        """The network on `device` in the wrapper; DataParallel's replicas on as many GPUs where it is one."""
+        model = network.build().to(device)
         if self.wrapper == DATA_PARALLEL:
             # One replica shares the model's device, so level 01 emulates it on a GPU too.
             if device.type == "cuda" and self.devices > 1:
                 return nn.DataParallel(model, device_ids=list(self.own_devices))
             return EmulatedDataParallel(model, self.devices)
         if self.wrapper == FSDP:
-            return fully_sharded(model)
+            return fully_sharded(model, called_modules(network))
         return DistributedDataParallel(model, gradient_as_bucket_view=self.wrapper == BUCKET_VIEWS)
 
     def of_batch(self, part: Tensor) -> Tensor:
@@ -82,31 +83,60 @@ class Share:
         return part.clone()
 
 
-def fully_sharded(model: nn.Module) -> nn.Module:
-    """`model`, of which each rank keeps its part of every parameter; a layer is gathered when it computes."""
+def fully_sharded(model: nn.Module, called: Container[str]) -> nn.Module:
+    """`model`, of which each rank keeps its part of every parameter; a layer is gathered when it computes.
+
+    Args:
+        called: the names of the modules whose forward is called, see `called_modules`. FSDP gathers a module's
+            parameters when it is called. So those of a module that its parent uses without calling it, as attention
+            does, are gathered with the parent's.
+    """
     kind = next(model.parameters()).device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
-    layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-        layer.register_forward_pre_hook(_NamesGathered())  # runs after FSDP's own hook, which gathers
-    if model not in layers:
-        fully_shard(model, mesh=mesh)
+    owners: dict[nn.Module, list[nn.Module]] = {model: []}  # by what is gathered: the modules whose parameters they are
+    for name, module in model.named_modules():
+        if list(module.parameters(recurse=False)):
+            while name not in called:
+                name = name.rpartition(".")[0]
+            owners.setdefault(model.get_submodule(name), []).append(module)
+    # From the innermost on: what is wrapped already is left out of what is wrapped around it.
+    for module in reversed(list(model.modules())):
+        if module in owners:
+            fully_shard(module, mesh=mesh)
+            # It runs after FSDP's own hook, which gathers.
+            module.register_forward_pre_hook(_NamesGathered(owners[module]))
     return model
 
 
-class _NamesGathered:
-    """A hook that says, for the accounting, which tensors are a layer's gathered parameters, and their gradients."""
+def called_modules(network: Network) -> set[str]:
+    """The names of the modules whose forward is called when `network` computes, the network's own "" among them."""
+    called = set()
+    with torch.device("meta"):  # nothing is computed, and nothing allocated
+        model = network.build()
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        model(torch.empty(2, *network.image))
+    return called
 
-    def __init__(self) -> None:
+
+class _NamesGathered:
+    """A hook that says, for the accounting, which tensors are gathered parameters, and their gradients.
+
+    Args:
+        owners: the modules whose parameters are gathered before this hook is called.
+    """
+
+    def __init__(self, owners: list[nn.Module]) -> None:
+        self.owners = owners
         self.knows_gradients = False
 
-    def __call__(self, layer: nn.Module, _) -> None:
-        for parameter in layer.parameters(recurse=False):
-            name_category(parameter, "parameters", "gathered parameter")
-            follow_size(parameter)
-            if not self.knows_gradients:
-                parameter.register_post_accumulate_grad_hook(_name_gradient)
+    def __call__(self, *_) -> None:
+        for owner in self.owners:
+            for parameter in owner.parameters(recurse=False):
+                name_category(parameter, "parameters", "gathered parameter")
+                follow_size(parameter)
+                if not self.knows_gradients:
+                    parameter.register_post_accumulate_grad_hook(_name_gradient)
         self.knows_gradients = True
 
 
@@ -129,8 +159,7 @@ class Accounted(NamedTuple):
 def train(network: Network, device: torch.device, share: Share, steps: int = STEPS) -> None:
     """A few steps as levels 01 and 02 take them; under DDP this rank's share of them."""
     torch.manual_seed(0)
-    model = network.build().to(device)
-    model = share.wrap(model, device)
+    model = share.wrap(network, device)
     for name, parameter in model.named_parameters():
         name_category(parameter, "parameters", name.removeprefix("module."))
     # One parameter after the other, unless asked: the same temporaries on every kind of device.

@@ -2,11 +2,15 @@
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torchvision import models
+from torchvision.models.convnext import CNBlockConfig
 
 from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure
@@ -122,7 +126,7 @@ def test_gradients_that_are_views_of_buckets_are_there_once():
 
 def _held_between_steps() -> list[int]:
     with process_group(), accounting() as ledger:
-        model = memory.fully_sharded(_linear().to(torch.device("cpu")))
+        model = memory.Share(memory.FSDP, 2).wrap(LINEAR, torch.device("cpu"))
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         held = []
         for _ in range(2):
@@ -141,6 +145,59 @@ def test_between_steps_a_rank_of_fsdp_holds_its_part_to_the_byte():
     """Half of the weights, and of AdamW's two averages: what was gathered for the step has been freed."""
     part = WEIGHTS // 2
     assert ranks(2).run(_held_between_steps) == [[3 * part] * 2, [3 * part] * 2]
+
+
+def _vision_transformer() -> nn.Module:
+    """Tokens and positions are parameters beside children; attention uses a child's weight without calling it."""
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+    return models.VisionTransformer(image_size=16, patch_size=8, num_classes=10, **sizes)
+
+
+def _convnext() -> nn.Module:
+    """Each block has a scale beside its children."""
+    return models.ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], num_classes=10)
+
+
+def _swin() -> nn.Module:
+    """Attention has a table of its own, and uses two children that it does not call."""
+    sizes = {"patch_size": [2, 2], "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": [4, 4]}
+    return models.SwinTransformer(**sizes, num_classes=10)
+
+
+class _InDoublePrecision(nn.Module):
+    """A network in float64: AdamW makes whole steps of rounding errors where a gradient is 0."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images.double())
+
+
+def _state_and_weights(wrapper: str, network: Network) -> tuple[int, torch.Tensor]:
+    """On a rank: the bytes of the optimizer's state at the peak, and the weights that the steps left."""
+    kept = []
+    build = network.build
+    watched = replace(network, build=lambda: kept.append(_InDoublePrecision(build())) or kept[-1])
+    with process_group(), accounting() as ledger:
+        memory.train(watched, torch.device("cpu"), memory.Share(wrapper, dist.get_world_size()))
+        # Another one is on the meta device, on which it is seen what is called.
+        (model,) = [model for model in kept if next(model.parameters()).device.type == "cpu"]
+        whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+        weights = torch.cat([p.detach().flatten() for p in whole])
+    (peak,) = ledger.peaks().values()
+    return peak["optimizer state"], weights
+
+
+@pytest.mark.parametrize("build", [_vision_transformer, _convnext, _swin])
+def test_fsdp_trains_modules_with_parameters_beside_children_as_ddp_does(build):
+    network = Network(build.__name__, build, (3, 16, 16), 10, 4)
+    (of_ddp, expected), _ = ranks(2).run(_state_and_weights, memory.DDP, network)
+    (of_fsdp, weights), _ = ranks(2).run(_state_and_weights, memory.FSDP, network)
+    assert torch.allclose(weights, expected, rtol=0, atol=1e-9)
+    # Each parameter's part fills blocks of 512 bytes, so that small ones do not become half as large.
+    assert of_fsdp < 0.75 * of_ddp
 
 
 def test_fsdp_lowers_what_ddp_evens():
@@ -202,7 +259,8 @@ def test_the_rows_say_where_their_numbers_come_from_and_gathered_outputs_hurt_th
 def test_replicas_that_are_measured_lie_on_a_gpu_each(monkeypatch, device, devices, gpus):
     """The emulation's would all lie on the first, and the others would seem to hold nothing."""
     monkeypatch.setattr(nn, "DataParallel", lambda model, device_ids: device_ids)
-    wrapped = memory.Share("DataParallel", devices).wrap(_linear(), torch.device(device))
+    monkeypatch.setattr(nn.Linear, "to", lambda model, device: model)
+    wrapped = memory.Share("DataParallel", devices).wrap(LINEAR, torch.device(device))
     if gpus is None:
         assert isinstance(wrapped, EmulatedDataParallel)
     else:
