@@ -10,6 +10,7 @@ python -m common.ladder check average_gradients path/to/solution.py
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,12 +102,20 @@ def main(argv: list[str] | None = None) -> None:
     elif options.command == "check":
         check_solution(options.exercise, options.solution)
     elif options.html:
-        options.html.write_text(html_page.page([options.before, options.after]))
+        page = html_page.page([options.before, options.after])
+        try:
+            options.html.write_text(page)
+        except OSError as error:
+            sys.exit(f"error: {options.html} cannot be written: {error.strerror}")
         print(f"Written: {options.html}")
     else:
         colour = terminal.wants_colour(sys.stdout)
-        sys.stdout.write(terminal.diff_text(options.before, options.after, colour))
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(terminal.diff_text(options.before, options.after, colour, width))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

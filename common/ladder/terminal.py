@@ -1,4 +1,4 @@
-"""A diff of two rungs in a terminal: 80 columns, and colour where it is wanted."""
+"""A diff of two rungs in a terminal: as wide as the terminal is, and colour where it is wanted."""
 
 import os
 from itertools import groupby
@@ -7,7 +7,6 @@ from typing import NamedTuple, TextIO
 from common.ladder.alignment import Piece, marked, rows
 from common.ladder.diffs import CONTEXT, Hunk, changed_lines, diff
 
-WIDTH = 80
 SIGN_WIDTH = 2  # "+ "
 RED = "\x1b[31m"
 GREEN = "\x1b[32m"
@@ -30,8 +29,8 @@ def wants_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
-def diff_text(before: str, after: str, colour: bool) -> str:
-    """The diff in 80 columns: what goes, what comes, and the lines around it; changed words stand out in colour."""
+def diff_text(before: str, after: str, colour: bool, width: int = 80) -> str:
+    """What goes, what comes, and the lines around it, in `width` columns; changed words stand out in colour."""
     changed = changed_lines(before, after)
     shown = [
         f"{before} → {after}: {changed.added} lines added, {changed.removed} removed",
@@ -41,58 +40,58 @@ def diff_text(before: str, after: str, colour: bool) -> str:
     hunks = diff(before, after)
     for hunk in hunks:
         if hunk.kind == "equal":
-            shown += _equal(hunk, hunk is hunks[0], hunk is hunks[-1], colour)
+            shown += _equal(hunk, hunk is hunks[0], hunk is hunks[-1], colour, width)
         else:
-            shown += _changed(hunk, colour)
+            shown += _changed(hunk, colour, width)
     return "\n".join(shown) + "\n"
 
 
-def _changed(hunk: Hunk, colour: bool) -> list[str]:
+def _changed(hunk: Hunk, colour: bool, width: int) -> list[str]:
     side_by_side = rows(hunk)
     shown = []
     for row in side_by_side:
         if row.before is not None:
-            shown += _line("-", marked(row).before, colour)
+            shown += _line("-", marked(row).before, colour, width)
     for row in side_by_side:
         if row.after is not None:
-            shown += _line("+", marked(row).after, colour)
+            shown += _line("+", marked(row).after, colour, width)
     return shown
 
 
-def _equal(hunk: Hunk, is_first: bool, is_last: bool, colour: bool) -> list[str]:
+def _equal(hunk: Hunk, is_first: bool, is_last: bool, colour: bool, width: int) -> list[str]:
     """Equal lines; of many only those next to a change, and how many are left out."""
     lines = hunk.after
     if len(lines) <= 2 * CONTEXT + 1:
-        return _equal_lines(lines, colour)
+        return _equal_lines(lines, colour, width)
     head = () if is_first else lines[:CONTEXT]
     tail = () if is_last else lines[-CONTEXT:]
     hidden = len(lines) - len(head) - len(tail)
     mark = f"  ⋮ {hidden} equal lines"
     if colour:
         mark = f"{DIM}{mark}{END}"
-    return [*_equal_lines(head, colour), mark, *_equal_lines(tail, colour)]
+    return [*_equal_lines(head, colour, width), mark, *_equal_lines(tail, colour, width)]
 
 
-def _equal_lines(lines: tuple[str, ...], colour: bool) -> list[str]:
+def _equal_lines(lines: tuple[str, ...], colour: bool, width: int) -> list[str]:
     shown = []
     for text in lines:
-        shown += _line(" ", [Piece(text, changed=False)], colour)
+        shown += _line(" ", [Piece(text, changed=False)], colour, width)
     return shown
 
 
-def _line(sign: str, pieces: list[Piece], colour: bool) -> list[str]:
+def _line(sign: str, pieces: list[Piece], colour: bool, width: int) -> list[str]:
     """One line of a file on as many rows as it needs."""
     text = "".join(piece.text for piece in pieces)
     marks = [piece.changed for piece in pieces for _ in piece.text]
     shown = []
-    for indent, start, end in _stretches(text):
+    for indent, start, end in _stretches(text, width):
         prefix = f"{sign} {indent}"
         row = _row(prefix, text[start:end], marks[start:end], colour)
         shown.append(row.rstrip())
     return shown
 
 
-def _stretches(text: str) -> list[Stretch]:
+def _stretches(text: str, width: int) -> list[Stretch]:
     """Where a line is cut between words to fit; what does not fit on the first row stands four columns deeper."""
     margin = len(text) - len(text.lstrip())
     stretches = []
@@ -100,7 +99,7 @@ def _stretches(text: str) -> list[Stretch]:
     start = 0
     earliest = margin + 1  # a cut before the first word would leave an empty row
     while True:
-        room = WIDTH - SIGN_WIDTH - len(indent)
+        room = width - SIGN_WIDTH - len(indent)
         end = _cut(text, start, earliest, room)
         stretches.append(Stretch(indent, start, end))
         start = end

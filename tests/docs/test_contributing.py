@@ -18,7 +18,6 @@ def test_the_workflow_runs_a_part_of_ci_that_exists():
     (job,) = workflow["jobs"].values()
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert commands == [".ci/run quick"]
-    assert job["strategy"]["matrix"]["python"][0] == "3.11"
 
 
 @pytest.mark.parametrize("part", ["style", "quick", "oldest", "bench", "slow", "readme"])

@@ -196,3 +196,13 @@ def test_what_cannot_run_on_the_small_ones_is_said(capsys):
             main(argv)
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_terminal_is_used_as_far_as_it_goes():
+    narrow, wide = (terminal.diff_text("01_data_parallel", "02_ddp_raw", False, width) for width in (60, 200))
+    assert max(map(len, narrow.splitlines()[3:])) <= 60 < max(map(len, wide.splitlines())) <= 200
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(SystemExit, match=r"error: .*diff.html cannot be written: No such file or directory"):
+        main(["diff", "01", "02", "--html", str(tmp_path / "no" / "diff.html")])

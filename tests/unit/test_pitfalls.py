@@ -203,3 +203,12 @@ def test_all_run_as_a_program():
     for name in pitfalls.NAMES:
         assert re.search(rf"^{name} .*\n    caught: ", done.stdout, re.MULTILINE), name
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):
+    def interrupted(module):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("common.pitfalls.__main__.examine", interrupted)
+    assert main([]) == 130
+    assert capsys.readouterr().err == ""
