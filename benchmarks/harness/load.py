@@ -36,9 +36,9 @@ def _ticks() -> dict[int, tuple[int, int]]:
         core = name.removeprefix("cpu")
         if core.isdecimal() and int(core) in ours:
             # Linux: user, nice, system, idle, iowait, irq, softirq, steal. What guests use is in user already.
-            user, nice, system, idle, iowait, irq, softirq, steal = map(int, counts[:8])
-            worked = user + nice + system + irq + softirq + steal
-            found[int(core)] = (worked, worked + idle + iowait)
+            ticks = [int(count) for count in counts[:8]]
+            idle = ticks[3] + ticks[4]
+            found[int(core)] = (sum(ticks) - idle, sum(ticks))
     return found
 
 

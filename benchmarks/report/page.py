@@ -64,6 +64,7 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
 
     `table_rows` are the comparison's rows, headings first.
     """
+    rungs = [rung for rung in ladder.rungs() if ladder.level_of(rung) in report["levels"]]
     sections = [
         _Section(
             "Levels",
@@ -90,10 +91,12 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
         _Section(
             "The scripts, each beside the next",
             above="<p>Orange goes, blue comes; marked words changed within a line. Every line is here, equal ones "
-            f"folded.</p>{html_page.side_by_side(_rungs(report))}",
+            f"folded.</p>{html_page.side_by_side(rungs)}",
         ),
     ]
-    parts = [_header(report), _verdicts(report), _contents(sections)]
+    links = [f'<a href="#{section.anchor}">{html.escape(section.title)}</a>' for section in sections]
+    contents = f'<nav aria-label="Contents">{" ".join(links)}</nav>'
+    parts = [_header(report), _verdicts(report), contents]
     parts += [section.markup() for section in sections]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>The parallelism ladder, compared</title>'
@@ -102,17 +105,6 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
         + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
-
-
-def _contents(sections: list[_Section]) -> str:
-    """The table of contents."""
-    links = [f'<a href="#{section.anchor}">{html.escape(section.title)}</a>' for section in sections]
-    return f'<nav aria-label="Contents">{" ".join(links)}</nav>'
-
-
-def _rungs(report: dict) -> list[str]:
-    """The scripts of the levels that were compared."""
-    return [rung for rung in ladder.rungs() if ladder.level_of(rung) in report["levels"]]
 
 
 def _header(report: dict) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness.lanes import MAIN
 from benchmarks.harness.records import write_json
 from benchmarks.harness.spans import (
     ALL_REDUCE,
@@ -144,17 +145,13 @@ def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
     between = NARROW if len(of_ranks) > 1 else WIDE
     bottom = 0.0
     for rank, spans in enumerate(of_ranks):
-        for lane in sorted({span.lane for span in spans}, key=_order):
+        lanes = {span.lane for span in spans}
+        for lane in sorted(lanes, key=lambda lane: (lane != MAIN, lane)):
             height = LOW if lane.startswith("gloo") else HIGH
             rows[rank, lane] = Row(bottom, height)
             bottom += height + between
         bottom += GAP
     return rows
-
-
-def _order(lane: str) -> tuple[bool, str]:
-    """The main thread first."""
-    return (lane != "main thread", lane)
 
 
 def _height(of_ranks: OfRanks) -> float:
@@ -186,7 +183,7 @@ def _labels(rows: dict[tuple[int, str], Row], several_ranks: bool) -> dict[float
         middle = row.bottom + row.height / 2
         if not several_ranks:
             labels[middle] = lane
-        elif lane == "main thread":
+        elif lane == MAIN:
             labels[middle] = f"rank {rank}"
     return labels
 

@@ -34,8 +34,10 @@ Recorder = Callable[[str, int], Recording]
 
 def groups() -> list[Group]:
     """DataParallel's threads, and each link; whether there can be two nodes here shows when it is measured."""
-    threads = Group("threads", THREADS_TITLE, (DATA_PARALLEL,), measured_threads)
-    return [threads, *[Group(link, title(link), WAYS, partial(measured, link)) for link in (*LINKS, LOOPBACK)]]
+    found = [Group("threads", THREADS_TITLE, (DATA_PARALLEL,), measured_threads)]
+    for link in (*LINKS, LOOPBACK):
+        found.append(Group(link, title(link), WAYS, partial(measured, link)))
+    return found
 
 
 def title(link: str) -> str:

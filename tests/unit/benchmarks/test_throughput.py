@@ -31,6 +31,12 @@ KNOWN = {
 }
 
 
+def facts_of(configurations: list[Configuration]) -> dict[str, dict]:
+    """What the rows tell of themselves after a run in which nothing was timed."""
+    timed = Throughput(configurations, 0.1, quick=True)
+    return {row.name: timed._facts(row.name, KNOWN) for row in configurations}
+
+
 @pytest.fixture
 def no_gpu(monkeypatch):
     """What a test says of rows on a CPU holds on machines with GPUs too."""
@@ -114,9 +120,7 @@ def test_a_sleep_of_2_ms_shows_in_its_levels_row_and_no_other(tmp_path, monkeypa
 
 
 def test_the_reason_is_given_where_two_processes_are_no_faster_and_only_there(no_gpu):
-    facts = {row.name: {"level": row.level, "workers": row.workers, "global_batch_size": row.batch_size}
-             | {"processes": row.processes, "threads_per_process": 1, "backend": "gloo", "dataset": "mnist"}
-             | {"device": "cpu", "steps": 5} for row in throughput.strong_scaling(64)}  # fmt: skip
+    facts = facts_of(throughput.strong_scaling(64))
 
     def table(one: float, half: float, two: float, facts: dict = facts) -> str:
         samples = {name: [one] for name in facts} | {"02_ddp_raw, 2 processes": [two]}
@@ -137,9 +141,7 @@ def test_the_reason_is_given_where_two_processes_are_no_faster_and_only_there(no
 
 
 def test_a_missed_promise_is_called_missed():
-    facts = {row.name: {"level": row.level, "workers": row.workers, "processes": row.processes, "backend": "gloo"}
-             | {"threads_per_process": 1, "dataset": "mnist", "device": "cpu", "steps": 5}
-             | {"global_batch_size": row.batch_size} for row in throughput.weak_scaling(64)}  # fmt: skip
+    facts = facts_of(throughput.weak_scaling(64))
     samples = {name: [1000.0] * FEWEST_ROUNDS for name in facts}
     samples["04_trainer, 2 processes"] = [960.0] * FEWEST_ROUNDS
     notes = throughput.weak_scaling_record(64, samples, facts)["notes"]
@@ -182,9 +184,7 @@ def test_only_the_selected_rows_of_a_group_are_measured(monkeypatch):
 
 
 def test_a_row_whose_steps_fault_is_said_to_pay_for_the_allocator():
-    facts = {row.name: KNOWN | {"level": row.level, "workers": row.workers, "processes": row.processes, "steps": 5}
-             | {"threads_per_process": 1, "global_batch_size": row.batch_size}
-             for row in throughput.weak_scaling(64)}  # fmt: skip
+    facts = facts_of(throughput.weak_scaling(64))
     slow = "02_ddp_raw, 1 process"
     facts[slow] = facts[slow] | {"minor_faults_per_step": 73_191.0}
     samples = {name: [1000.0] for name in facts}
