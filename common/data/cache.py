@@ -34,8 +34,8 @@ class FailureNote:
         self._path = path
         self._job = job
 
-    @property
-    def failure(self) -> str | None:
+    def read(self) -> str | None:
+        """The reason of the failure that another process of this job has noted, or None."""
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -43,8 +43,8 @@ class FailureNote:
         job, _, failure = text.partition("\n")
         return failure if job == self._job and failure else None
 
-    @failure.setter
-    def failure(self, reason: str | None) -> None:
+    def write(self, reason: str | None) -> None:
+        """Note the reason of a failure for the other processes of this job; None if there was none."""
         self._path.write_text(f"{self._job}\n{reason or ''}", encoding="utf-8")
 
 

@@ -66,8 +66,10 @@ def _locate(args: Any, note: FailureNote) -> tuple[str, Path]:
     if args.dataset != "synthetic":
         if mnist_on_disk(args.data_dir):
             return "mnist", raw
-        reason = note.failure or download(raw)
-        note.failure = reason
+        reason = note.read()
+        if reason is None:
+            reason = download(raw)
+            note.write(reason)
         if reason is None:
             return "mnist", raw
         if args.dataset == "mnist":
