@@ -45,11 +45,9 @@ def checkpointing(folder: Path) -> list[str]:
 
 
 def newest_step(folder: Path) -> int:
-    """The step of the newest complete checkpoint; the names are counted from 0 at level 03, in steps at level 04."""
-    counted = [path.parent.name for path in folder.glob("c/checkpoints/checkpoint_*/manifest.json")]
-    steps = [path.parent.name for path in folder.glob("c/checkpoint-*/trainer_state.json")]
-    numbers = [20 * int(name.split("_")[1]) + 20 for name in counted] + [int(name.split("-")[1]) for name in steps]
-    return max(numbers, default=0)
+    """The step of the newest complete checkpoint, which its name tells."""
+    complete = [*folder.glob("c/checkpoints/checkpoint_*/manifest.json"), *folder.glob("c/checkpoint-*/manifest.json")]
+    return max((int(re.split("[-_]", path.parent.name)[1]) for path in complete), default=0)
 
 
 def assert_same_bits(weights: dict, others: dict) -> None:
