@@ -163,4 +163,4 @@ def record(samples: Samples, counted: dict[str, dict]) -> dict:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k evaluation")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_evaluation")

@@ -126,4 +126,4 @@ def _microseconds(run: Callable[[], float]) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k interpreter_lock")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_interpreter_lock")

@@ -487,4 +487,4 @@ def steps_for(seconds: float, training: Training) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k limit")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_limit")

@@ -100,4 +100,4 @@ def record(samples: Samples, facts: dict[str, dict]) -> dict:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k loading")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_loading")

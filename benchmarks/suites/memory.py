@@ -359,4 +359,4 @@ def cells(row: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k memory")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_memory")

@@ -306,4 +306,4 @@ def notes(result: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k network")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_network")

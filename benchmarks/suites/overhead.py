@@ -249,4 +249,4 @@ def skipped() -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k overhead")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_overhead")

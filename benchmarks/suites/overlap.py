@@ -182,4 +182,4 @@ def notes(group: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k overlap")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_overlap")

@@ -332,4 +332,4 @@ def _step_milliseconds(row: dict) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k throughput")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_throughput")

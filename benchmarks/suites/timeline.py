@@ -155,4 +155,4 @@ def _in_milliseconds(span: Span, shift: float) -> Span:
 
 
 if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k timeline")
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_timeline")

@@ -59,7 +59,7 @@ SUITES = sorted(path for path in FILES if not path.name.startswith(("test_", "__
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_a_suite_that_is_started_as_a_program_says_in_a_line_how_it_is_run(path):
-    with pytest.raises(SystemExit, match=f"^error: a suite is run by: pytest benchmarks -k {path.stem}$"):
+    with pytest.raises(SystemExit, match=f"^error: a suite is run by: pytest benchmarks -k test_{path.stem}$"):
         runpy.run_path(str(path), run_name="__main__")
     assert path.with_name(f"test_{path.name}").exists()
 
