@@ -129,11 +129,13 @@ def prepare_data_loader(
         loading["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
         dispatcher = StatefulDataLoaderDispatcher if use_stateful_dataloader else DataLoaderDispatcher
         return dispatcher(source.dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading)
+    if rng_types is not None and source.synchronized_generator is None:
+        rng_types = [kind for kind in rng_types if kind != "generator"]
     shard = StatefulDataLoaderShard if use_stateful_dataloader else DataLoaderShard
     return shard(
         source.dataset,
         device=device if put_on_device else None,
-        rng_types=_synchronizable(rng_types, source.synchronized_generator),
+        rng_types=rng_types,
         synchronized_generator=source.synchronized_generator,
         **loading,
     )
@@ -269,12 +271,6 @@ def _sampling(dataloader: DataLoader, batches: Any) -> dict[str, Any]:
     return {"batch_sampler": batches}
 
 
-def _synchronizable(rng_types: list[str] | None, generator: torch.Generator | None) -> list[str] | None:
-    if rng_types is None or generator is not None:
-        return rng_types
-    return [kind for kind in rng_types if kind != "generator"]
-
-
 def _loading_options(dataloader: DataLoader) -> dict[str, Any]:
     """How `dataloader` loads, as arguments for another loader; what it loads is left out."""
     return {name: getattr(dataloader, name) for name in LOADING_OPTIONS}
@@ -307,14 +303,11 @@ class _EmptyBatchCollate:
         self.collate_fn = collate_fn
 
     def __call__(self, samples: Any) -> Any:
-        if isinstance(samples, list) and not samples:
-            return without_rows(self.collate_fn(self._first_sample()))
-        return self.collate_fn(samples)
-
-    def _first_sample(self) -> Any:
-        if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__([0])
-        return [self.dataset[0]]
+        if not isinstance(samples, list) or samples:
+            return self.collate_fn(samples)
+        reads_several = hasattr(self.dataset, "__getitems__")
+        first_sample = self.dataset.__getitems__([0]) if reads_several else [self.dataset[0]]
+        return without_rows(self.collate_fn(first_sample))
 
 
 def without_rows(batch: Any) -> Any:

@@ -1,7 +1,7 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -122,7 +122,9 @@ class DataLoaderDispatcher(DataLoaderShard):
                 first_rows = self._slice(step.batch, 0, processes)
             rows = count_rows(step.batch)
             share = self._rows_per_process(rows, is_last)
-            batch = _fill_up(step.batch, first_rows, share * processes)
+            batch = step.batch
+            while count_rows(batch) < share * processes:
+                batch = _join_rows([batch, first_rows])
             own = self._slice(batch, rank * share, (rank + 1) * share)
             yield own, self._state_of_step(rows, share, is_last)
 
@@ -167,7 +169,9 @@ class DataLoaderDispatcher(DataLoaderShard):
         parts = list(islice(reading, self.batches_per_step))
         if not parts or (self._drop_last and len(parts) < self.batches_per_step):
             return None
-        return parts[0] if len(parts) == 1 else _join_rows(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return _join_rows(parts)
 
     def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""
@@ -194,19 +198,12 @@ def count_rows(batch: Any) -> int:
     return len(batch)
 
 
-def _fill_up(batch: Any, first_rows: Any, rows: int) -> Any:
-    """`batch` with `first_rows` behind it, as often as it takes until it has `rows` samples or more."""
-    while count_rows(batch) < rows:
-        batch = _join_rows([batch, first_rows])
-    return batch
-
-
 def _join_rows(parts: Sequence[Any]) -> Any:
     """`operations.concatenate`, for lists with an entry per sample too."""
 
     def join(first: Any, *others: Any) -> Any:
         if is_list_of_entries(first):
-            return type(first)(entry for part in (first, *others) for entry in part)
+            return type(first)(chain(first, *others))
         return concatenate([first, *others])
 
     return map_nested(join, *parts, is_leaf=is_list_of_entries)

@@ -219,7 +219,9 @@ class StatefulDataLoaderShard(DataLoaderShard):
     @property
     def _order_sampler(self) -> Any:
         """What draws the order; None for streams."""
-        return None if isinstance(self.dataset, IterableDataset) else innermost_sampler(batches_of(self))
+        if isinstance(self.dataset, IterableDataset):
+            return None
+        return innermost_sampler(batches_of(self))
 
     def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
         return super()._arguments_of_copy(num_batches) | {

@@ -250,7 +250,8 @@ class BatchSamplerShard(BatchSampler):
     def _filled_batch(self, samples: Iterable[Any], first: Iterable[Any], size: int) -> PartialBatch:
         """This process's `size` samples of a step that has only `samples` and is filled up from `first`."""
         real = list(samples)
-        filled = [*real, *islice(cycle(first), self.num_processes * size - len(real))]
+        missing = self.num_processes * size - len(real)
+        filled = [*real, *islice(cycle(first), missing)]
         begin = self.process_index * size
         partial = PartialStep(
             num_real=min(max(len(real) - begin, 0), size),

@@ -212,34 +212,28 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         What is drawn at the beginning of the epoch was drawn before the checkpoint already. In an order that nobody
         can draw again a new epoch begins, in effect: then its draws stay, as in the original.
         """
-        goes_on = self._begins_at_checkpoint()
-        if goes_on and not self._has_known_order():
+        saved = self._rng_state_at_checkpoint
+        # Equal only if nothing was drawn since `load_state`.
+        goes_on = saved is not None and torch.equal(saved, torch.get_rng_state())
+        has_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(batches_of(self))
+        if goes_on and not has_known_order:
             goes_on = False
-            self._warn_that_the_order_is_lost()
+            if PartialState().process_index == 0:
+                name = type(innermost_sampler(batches_of(self))).__name__
+                logger.warning(
+                    "the order of the interrupted epoch is lost, because %s draws another one: in "
+                    "DataLoaderConfiguration, use_seedable_sampler=True makes the order a function of the epoch, and "
+                    "use_stateful_dataloader=True keeps it in the checkpoint",
+                    name,
+                )
         with torch.random.fork_rng(self._cuda_devices, enabled=goes_on):
             yield
 
     @property
     def _cuda_devices(self) -> list[torch.device]:
-        return [self.device] if self.device is not None and self.device.type == "cuda" else []
-
-    def _begins_at_checkpoint(self) -> bool:
-        """Whether this loader skips batches, and nothing was drawn since `load_state`."""
-        state = self._rng_state_at_checkpoint
-        return state is not None and torch.equal(state, torch.get_rng_state())
-
-    def _has_known_order(self) -> bool:
-        return isinstance(self.dataset, IterableDataset) or follows_from_epoch(batches_of(self))
-
-    def _warn_that_the_order_is_lost(self) -> None:
-        if PartialState().process_index == 0:
-            name = type(innermost_sampler(batches_of(self))).__name__
-            logger.warning(
-                "the order of the interrupted epoch is lost, because %s draws another one: in DataLoaderConfiguration, "
-                "use_seedable_sampler=True makes the order a function of the epoch, and use_stateful_dataloader=True "
-                "keeps it in the checkpoint",
-                name,
-            )
+        if self.device is None or self.device.type != "cuda":
+            return []
+        return [self.device]
 
     def skipping(self, num_batches: int) -> "DataLoaderShard":
         """The loader that `skip_first_batches` makes of this one."""
@@ -285,8 +279,10 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     def set_epoch(self, epoch: int) -> None:
         """Make the next `for` visit `epoch`."""
         self.iteration = epoch
-        samplers = () if isinstance(self.dataset, IterableDataset) else sampler_chain(batches_of(self))
-        for part in (*samplers, self.dataset):
+        parts: list[Any] = [self.dataset]
+        if not isinstance(self.dataset, IterableDataset):
+            parts += sampler_chain(batches_of(self))
+        for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
@@ -302,14 +298,16 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     @property
     def total_batch_size(self) -> int:
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
-        # If a stream or a batch sampler of the script's own has a `num_processes`, it may mean anything.
-        shard: Any = shard_of(self.dataset)
-        if not isinstance(self.dataset, IterableDataset):
-            shard = shard_among(batches_of(self))
-        size = getattr(batches_of(self) if shard is None else shard, "batch_size", None) or self.batch_size or 1
-        if shard is None or shard.split_batches:
-            return size
-        return size * shard.num_processes
+        source: Any = shard_among(batches_of(self))
+        if isinstance(self.dataset, IterableDataset):
+            source = shard_of(self.dataset)
+        # If a batch sampler of the script's own has a `num_processes`, it may mean anything.
+        is_shared = source is not None and not source.split_batches
+        num_processes = source.num_processes if is_shared else 1
+        if source is None:
+            source = batches_of(self)
+        size = getattr(source, "batch_size", None) or self.batch_size or 1
+        return size * num_processes
 
     @property
     def total_dataset_length(self) -> int:
