@@ -6,8 +6,8 @@ Every process runs the whole script. Three places here make one training of them
 - `backward` averages the gradients: `prepare` has put the model into DistributedDataParallel, which does it.
 - `gather_for_metrics` brings together what the ranks have computed, without the duplicates.
 
-The names are those of Hugging Face Accelerate. Both import lines of train.py can name this module in place of
-`common.accelerator`, which is the whole one. The weights are then the same to the last bit.
+The names are those of Hugging Face Accelerate. `common.accelerator` is the whole one. Both import lines of train.py can
+name this module instead: the weights are then the same to the last bit.
 """
 
 import os
@@ -81,8 +81,7 @@ class DataLoaderShard:
         own_start = own_size * self.accelerator.process_index
         order = self.order()
         for batch in BatchSampler(order, batch_size, self.loader.drop_last):
-            # One process alone has nobody to wait for.
-            while len(batch) < batch_size and num_processes > 1:
+            while len(batch) < batch_size and num_processes > 1:  # one process alone waits for nobody
                 batch = batch + order
             yield batch[own_start : own_start + own_size]
 
@@ -97,6 +96,7 @@ class DataLoaderShard:
             num_workers=self.loader.num_workers,
             pin_memory=self.loader.pin_memory,
         )
+        # A last step with fewer samples than a batch ends in duplicates.
         samples_left = len(self.loader.dataset)
         for batch in own_loader:
             self.accelerator.samples_in_step = min(samples_left, self.loader.batch_size)
@@ -118,7 +118,6 @@ class Accelerator:
         self.num_processes = int(os.environ.get("WORLD_SIZE", 1))
         self.is_main_process = self.process_index == 0
         self.samples_in_step = 0  # of all ranks in the present step, each sample counted once
-
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.device = torch.device("cpu")
@@ -129,7 +128,6 @@ class Accelerator:
             torch.cuda.set_device(self.device)
             if local_world_size <= torch.cuda.device_count():
                 backend = "nccl"  # faster, but wants a GPU for each process
-
         store = dist.HashStore()  # where one process meets itself
         if "RANK" in os.environ:
             store = None  # torchrun has set one up
@@ -148,10 +146,7 @@ class Accelerator:
         return tensor.to(self.device, non_blocking=self.dataloader_config.non_blocking)
 
     def prepare(self, *objects: Any) -> list[Any]:
-        """The objects of a training, in the same order, for this rank.
-
-        An optimizer stays as it is: with equal weights and equal averaged gradients, all ranks make the same step.
-        """
+        """The objects of a training, in the same order, for this rank."""
         prepared = []
         for obj in objects:
             if isinstance(obj, nn.Module):
@@ -159,6 +154,7 @@ class Accelerator:
                 obj = DistributedDataParallel(obj.to(self.device))
             elif isinstance(obj, DataLoader):
                 obj = DataLoaderShard(obj, self)
+            # An optimizer stays as it is: equal weights and equal averaged gradients make equal steps on all ranks.
             prepared.append(obj)
         return prepared
 
