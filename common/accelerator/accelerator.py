@@ -270,10 +270,12 @@ class Accelerator:
         """
         if _is_prepared(model):
             # Checkpoints hold the model inside, once, compiled or not.
-            if not self.has_prepared(model):
+            if not self._remembers(model):
                 self._models.append(_innermost(model))
             return model
         self._models.append(model)
+        own_model: Any = _innermost(model)
+        own_model._prepared_in = self.mixed_precision
         is_spread = self.verify_device_map(model)
         may_be_spread = self.distributed_type == DistributedType.NO or parse_flag_from_env(
             "ACCELERATE_BYPASS_DEVICE_MAP"
@@ -297,12 +299,16 @@ class Accelerator:
         _mark_as_prepared(model)
         return model
 
-    def has_prepared(self, model: torch.nn.Module) -> bool:
-        """True if this Accelerator, and not another one, has prepared `model` or the model inside it."""
+    def _remembers(self, model: torch.nn.Module) -> bool:
         return any(_innermost(known) is _innermost(model) for known in self._models)
+
+    def has_prepared(self, model: torch.nn.Module) -> bool:
+        """True if this Accelerator has prepared the model inside `model`, and no other precision was chosen since."""
+        return self._remembers(model) and getattr(_innermost(model), "_prepared_in", None) == self.mixed_precision
 
     def undo_preparation(self, model: torch.nn.Module) -> None:
         """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
+        self._models = [known for known in self._models if _innermost(known) is not _innermost(model)]
         self.unwrap_model(model, keep_fp32_wrapper=False)
         vars(model).pop("_is_accelerate_prepared", None)
 

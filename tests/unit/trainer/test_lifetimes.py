@@ -49,6 +49,17 @@ def test_a_model_that_another_trainer_trained_in_bf16_computes_as_this_one_was_a
     assert set(dtypes) == {torch.float32}
 
 
+def test_trainers_of_two_precisions_may_take_turns_with_one_model(tmp_path):
+    half = make_trainer(tmp_path, bf16=True, evaluate=8)
+    single = make_trainer(tmp_path, model=half.model, evaluate=8)
+    dtypes = dtypes_of(half.model)
+    for trainer, act in ((half, "train"), (single, "train"), (half, "evaluate"), (single, "evaluate"), (half, "train")):
+        dtypes.clear()
+        getattr(trainer, act)()
+        assert set(dtypes) == {torch.bfloat16 if trainer is half else torch.float32}, act
+        assert len(trainer.accelerator._models) == 1
+
+
 def test_a_batch_size_that_is_changed_between_two_trainings_is_obeyed(tmp_path):
     """In the original the second training has the batches of the first."""
     trainer = make_trainer(tmp_path, train=24)
