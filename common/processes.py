@@ -10,6 +10,7 @@ thrown away, so that the next job starts on new ones.
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
+import torch
+
 from common.allocator import keep_large_blocks
+from common.gpus import hide_gpus
 
 MOMENT = 5  # seconds that ranks have to answer once another one has failed
 _context = multiprocessing.get_context("forkserver")
@@ -73,10 +77,14 @@ class Ranks:
     They are started with the first job. Each job sees the environment that torchrun would give it (RANK, LOCAL_RANK,
     WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and a fresh MASTER_PORT). Whether it makes a process group, and destroys
     it, is left to the job.
+
+    Args:
+        on_cpu: the processes see no GPU. Torch would start CUDA on the first one, also for jobs of the CPU.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, on_cpu: bool = False) -> None:
         self.world_size = world_size
+        self.on_cpu = on_cpu
         self._workers: list[Worker] = []
 
     def run(
@@ -96,7 +104,7 @@ class Ranks:
             RankFailed: if a rank raises, ends or is silent. The processes are then thrown away.
         """
         if not self._workers:
-            self._workers = [_started(rank) for rank in range(self.world_size)]
+            self._workers = [_started(rank, self.on_cpu) for rank in range(self.world_size)]
         port = free_port()
         for worker in self._workers:
             of_torchrun = {
@@ -157,9 +165,9 @@ class Ranks:
         return [answers[rank] for rank in range(self.world_size)]
 
 
-def _started(rank: int) -> Worker:
+def _started(rank: int, on_cpu: bool) -> Worker:
     ours, theirs = _context.Pipe()
-    process = _context.Process(target=_serve, args=(theirs,), daemon=True)
+    process = _context.Process(target=_serve, args=(theirs, on_cpu), daemon=True)
     process.start()
     theirs.close()
     return Worker(rank, process, ours)
@@ -174,11 +182,12 @@ def _answer(worker: Worker) -> Answer:
         return Answer(failure=f"the process ended with exit code {worker.process.exitcode}")
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, on_cpu: bool) -> None:
     """The life of a rank: one job after another, until there is none or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
     keep_large_blocks()  # as the levels do, but before the first tensor of the first job
-    import torch
+    if on_cpu:
+        hide_gpus()
     from tqdm import tqdm
 
     # For the levels' bars: by default a semaphore, which a killed process leaves behind.
@@ -203,18 +212,26 @@ def _run(job: Job, pipe: Connection) -> None:
         failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         pipe.send(Answer(failure=failure))
     finally:
+        if torch.cuda.is_initialized():
+            # The next job may be measured on the same GPU, by this process or by another.
+            gc.collect()
+            torch.cuda.empty_cache()
         os.environ.clear()
         os.environ.update(before)
 
 
-_pools: dict[int, Ranks] = {}
+_pools: dict[tuple[int, bool], Ranks] = {}
 
 
-def ranks(world_size: int) -> Ranks:
-    """The one pool of `world_size` processes of this program. It ends with the program."""
-    if world_size not in _pools:
-        _pools[world_size] = Ranks(world_size)
-    return _pools[world_size]
+def ranks(world_size: int, on_cpu: bool = False) -> Ranks:
+    """The one pool of `world_size` processes of this program, or the one whose processes see no GPU (`on_cpu`).
+
+    It ends with the program. On a machine without GPUs the two are the same.
+    """
+    key = (world_size, on_cpu and torch.cuda.device_count() > 0)
+    if key not in _pools:
+        _pools[key] = Ranks(*key)
+    return _pools[key]
 
 
 def started_pools() -> list[Ranks]:

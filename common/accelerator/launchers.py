@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from common.gpus import hide_gpus
+
 from .state import AcceleratorState, GradientState, PartialState, parse_flag_from_env
 from .utils.environment import patch_environment
 from .utils.launch import RANKS
@@ -186,6 +188,8 @@ def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callabl
         # OpenMP's threads stayed behind in the parent; whoever asked for a second one would wait for it for ever.
         torch.set_num_threads(1)
         vars(torch)["set_num_threads"] = _keep_one_thread
+        if parse_flag_from_env("ACCELERATE_USE_CPU"):
+            hide_gpus()
         with _fresh_state(PartialState, AcceleratorState, GradientState):
             function(*args)
 

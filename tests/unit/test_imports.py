@@ -15,7 +15,15 @@ import pytest
 from common import ladder
 
 # Base modules: they know nothing of training, and any room may stand on them.
-BASE = {"common.cores", "common.errors", "common.files", "common.nested", "common.process_group"}
+BASE = {
+    "common.cores",
+    "common.errors",
+    "common.files",
+    "common.gpus",
+    "common.nested",
+    "common.process_group",
+    "common.rendezvous",
+}
 # What each room of common/ may import besides. A module that is not in one of them is a room of its own.
 ROOMS = {
     "common.accelerator": set(),
