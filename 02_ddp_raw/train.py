@@ -21,6 +21,8 @@ from common.args import parse_args
 from common.cores import available_cores
 from common.data import check_same_dataset, collate, load_data
 from common.model import build_model
+from common.process_group import abort_on_error
+from common.rendezvous import meet
 from common.run import Run
 
 
@@ -39,12 +41,17 @@ def train(args):
         if local_world_size <= torch.cuda.device_count():
             backend = "nccl"  # faster, but wants a GPU for each process
     torch.set_num_threads(max(1, available_cores() // local_world_size))
-    store = None if "RANK" in os.environ else dist.HashStore()
+    store = dist.HashStore()
+    if "RANK" in os.environ:
+        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=args.timeout))
+        # Where nodes have unequal GPUs, some ranks would wait in nccl and some in gloo. This compares what they chose.
+        store = dist.PrefixStore(meet(store, rank, world_size, args.timeout, backend), store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=args.timeout)
-    try:
-        return train_rank(args, device, rank, world_size)
-    finally:
-        dist.destroy_process_group()
+    with abort_on_error():
+        result = train_rank(args, device, rank, world_size)
+    # Not in a `finally`: after an error here nccl would wait for the other ranks, which wait for this one.
+    dist.destroy_process_group()
+    return result
 
 
 def train_rank(args, device, rank, world_size):

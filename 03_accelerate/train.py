@@ -20,6 +20,7 @@ from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKw
 from common.args import parse_args
 from common.data import check_same_dataset, collate, load_data
 from common.model import build_model
+from common.process_group import abort_on_error
 from common.run import Run
 
 
@@ -34,10 +35,10 @@ def train(args):
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
-    try:
-        return train_rank(args, accelerator, accelerator.device)
-    finally:
-        accelerator.end_training()
+    with abort_on_error():
+        result = train_rank(args, accelerator, accelerator.device)
+    accelerator.end_training()
+    return result
 
 
 def train_rank(args, accelerator, device):

@@ -23,6 +23,7 @@ from common.accelerator.utils import (
 from common.args import parse_args
 from common.data import check_same_dataset, collate, load_data
 from common.model import build_model
+from common.process_group import abort_on_error
 from common.run import Run
 from common.run.checkpointing import checkpoint_session
 
@@ -41,11 +42,11 @@ def train(args):
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
-    try:
-        with checkpoint_session(args, accelerator.device) as checkpoints:  # SIGTERM and Ctrl-C save a checkpoint first
-            return train_rank(args, accelerator, accelerator.device, checkpoints)
-    finally:
-        accelerator.end_training()
+    # SIGTERM and Ctrl-C save a checkpoint first.
+    with abort_on_error(), checkpoint_session(args, accelerator.device) as checkpoints:
+        result = train_rank(args, accelerator, accelerator.device, checkpoints)
+    accelerator.end_training()
+    return result
 
 
 def train_rank(args, accelerator, device, checkpoints):

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from common.args import parse_args
 from common.data import collate, load_data
 from common.model import build_model
+from common.process_group import abort_on_error
 from common.run import Run
 from common.run.checkpointing import checkpoint_session
 from common.run.trainer_callback import LadderCallback, finish
@@ -104,7 +105,7 @@ def train(args):
     trainer = DigitTrainer(model, training_args, to_dict, train_set, test_set, **more)
     device = trainer.accelerator.device
     run = Run(args, train_set, test_set, device)
-    try:
+    with abort_on_error():
         if trainer.is_world_process_zero():
             print(run.plan, flush=True)
         # By default all processes drop the same units out.
@@ -112,9 +113,9 @@ def train(args):
         with checkpoint_session(args, device) as checkpoints:
             trainer.add_callback(LadderCallback(run, checkpoints, train_set.description))
             trainer.train(resume_from_checkpoint=checkpoints.can_resume("checkpoint-"))
-        return finish(run, model, trainer.state.log_history)
-    finally:
-        trainer.end()
+        result = finish(run, model, trainer.state.log_history)
+    trainer.end()
+    return result
 
 
 @record  # torchrun then shows the traceback of the rank that failed first

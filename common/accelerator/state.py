@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from common.cores import available_cores
+from common.rendezvous import meet
 
 from .environment import (
     get_cpu_distributed_information,
@@ -25,7 +26,6 @@ from .environment import (
     parse_flag_from_env,
     str_to_bool,  # noqa: F401 - imported from here by scripts
 )
-from .rendezvous import meet
 
 # What torchrun writes for each process. Without MASTER_ADDR and MASTER_PORT only where another meeting point is given.
 PROCESS_VARIABLES = ("RANK", "LOCAL_RANK")
@@ -459,8 +459,8 @@ def _single_device(cpu: bool) -> torch.device:
     if cpu:
         return torch.device("cpu")
     if torch.backends.mps.is_available():
-        # What Apple's GPU cannot do is then done on the CPU.
-        os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "1"
+        # The original sets PYTORCH_ENABLE_MPS_FALLBACK here. torch has read it by then, when it was imported: whoever
+        # wants the CPU to do what Apple's GPU cannot must set it before.
         return torch.device("mps")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -47,6 +47,7 @@ def train_on_rank(
 
     with (
         mock.patch.object(module, "load_data", loaded),
+        mock.patch.object(module, "meet", lambda *args: Machine.meet(*args), create=True),
         change(module),
         imitated_rank(rank, world_size, **options) as machine,
     ):

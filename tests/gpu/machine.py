@@ -33,6 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from common.accelerator import state
+from common.accelerator.operations import NCCL_DTYPES
+from common.nested import leaves
 from tests.states import forget_states
 
 GPUS = 8
@@ -75,7 +77,7 @@ class Watch(TorchDispatchMode):
         steps: optimizer steps so far.
         integers: what a tensor of integers says its values are.
         collectives: the names of the collectives so far.
-        device_operations: how many operations had a GPU's tensor among their arguments.
+        operations: the names of those so far that had a GPU's tensor among their arguments.
     """
 
     def __init__(self, machine: "Machine") -> None:
@@ -85,7 +87,7 @@ class Watch(TorchDispatchMode):
         self.steps = 0
         self.integers = 1
         self.collectives: list[str] = []
-        self.device_operations = 0
+        self.operations: list[str] = []
         self._pinned: set[StorageWeakRef] = set()
         # Memory that a copy from the GPU is still to fill, and how many operations came before the copy's end.
         self._in_flight: dict[StorageWeakRef, int] = {}
@@ -115,7 +117,8 @@ class Watch(TorchDispatchMode):
         name = str(function)
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         on_gpu = [tensor for tensor in tensors if tensor.device.type == "cuda"]
-        self.device_operations += bool(on_gpu)
+        if on_gpu:
+            self.operations.append(name)
         if name.startswith("c10d."):
             self.collectives.append(name)
             self.machine.check_collective(name, tensors)
@@ -170,7 +173,7 @@ class Watch(TorchDispatchMode):
         elif not self.is_pinned(on_cpu):
             self.note_wait(f"copy {way}, not pinned")
         elif on_cpu is target:
-            self._in_flight[StorageWeakRef(target.untyped_storage())] = self.device_operations
+            self._in_flight[StorageWeakRef(target.untyped_storage())] = len(self.operations)
 
 
 def _place() -> str:
@@ -190,11 +193,11 @@ class _Event:
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
-        self.operations_before = watch.device_operations
+        self.operations_before = len(watch.operations)
 
     def synchronize(self) -> None:
         self.watch.arrived(self.operations_before)
-        if self.operations_before == self.watch.device_operations:
+        if self.operations_before == len(self.watch.operations):
             self.watch.note_wait("event.synchronize")
 
 
@@ -205,6 +208,7 @@ class Machine:
         own: the index of the rank's GPU.
         named: the GPU that `set_device` named last; None before that.
         backend: what the rank asked `init_process_group` for.
+        endings: how the rank has left its process groups: "destroyed" waits for the others, "aborted" does not.
         peaks: of which GPUs the peak of the memory was reset or read, a pair of the question and the index.
     """
 
@@ -216,6 +220,7 @@ class Machine:
         self.named: int | None = None
         self.backend: str | None = None
         self.peaks: list[tuple[str, int]] = []
+        self.endings: list[str] = []
         self.watch = Watch(self)
 
     def waits_within_steps(self) -> list[Wait]:
@@ -239,6 +244,8 @@ class Machine:
         if self.named is None:
             raise Misplaced(f"{name} before set_device: every rank would use cuda:0")
         for tensor in tensors:
+            if tensor.dtype not in NCCL_DTYPES:
+                raise Misplaced(f"{name} of {tensor.dtype}, which nccl does not know")
             if tensor.device != torch.device("cuda", self.named):
                 raise Misplaced(f"{name} of a tensor on {tensor.device} after set_device(cuda:{self.named})")
 
@@ -255,15 +262,36 @@ class Machine:
         self.backend = backend
         _init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
 
+    @staticmethod
+    def meet(store: Any, rank: int, world_size: int, timeout: Any, backend: str) -> str:
+        """In place of meeting the other ranks."""
+        return ""
+
     def get_backend(self, group: Any = None) -> str | None:
         return self.backend
 
     def all_gather_object(self, values: list, value: Any, group: Any = None) -> None:
         self.check_collective("all_gather_object", [])
+        self.check_pickle(value)
         values[:] = [value] * len(values)
 
     def broadcast_object_list(self, values: list, *args: Any, **kwargs: Any) -> None:
         self.check_collective("broadcast_object_list", [])
+        self.check_pickle(values)
+
+    def check_pickle(self, value: Any) -> None:
+        """Raise Misplaced if a tensor in `value` would come out of its pickle on the GPU of the sender's number."""
+        for leaf in leaves(value):
+            if isinstance(leaf, Tensor) and leaf.device.type == "cuda":
+                raise Misplaced("a tensor of a GPU is pickled: it comes back on the sender's GPU")
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        self.endings.append("destroyed")
+        _destroy_process_group(group)
+
+    def abort_process_group(self, group: Any = None) -> None:
+        self.endings.append("aborted")
+        _destroy_process_group(group)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         self.check_collective("barrier", [])
@@ -282,7 +310,7 @@ class Machine:
         """The functions of torch.cuda that answer from here."""
 
         def synchronize(device: Any = None) -> None:
-            self.watch.arrived(self.watch.device_operations)
+            self.watch.arrived(len(self.watch.operations))
             self.watch.note_wait("synchronize")
 
         stream = SimpleNamespace(
@@ -313,6 +341,7 @@ class Machine:
 
 
 _init_process_group = dist.init_process_group
+_destroy_process_group = dist.destroy_process_group
 
 
 def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -401,8 +430,11 @@ def _replacements(machine: Machine) -> Iterator[tuple[Any, str, Any]]:
     yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
     for name in ("init_process_group", "get_backend", "all_gather_object", "broadcast_object_list", "barrier"):
         yield dist, name, getattr(machine, name)
+    yield dist, "destroy_process_group", machine.destroy_process_group
+    yield dist.distributed_c10d, "_abort_process_group", machine.abort_process_group
     yield dist, "rendezvous", lambda *args, **kwargs: iter([(FakeStore(), machine.rank, machine.world_size)])
-    yield state, "meet", lambda *args, **kwargs: ""
+    # Level 02 has its own name for it, which `tests.gpu.levels` replaces.
+    yield state, "meet", machine.meet
     for wrapper in (DistributedDataParallel, nn.DataParallel):
         yield wrapper, "__init__", _Wrapping.hold
         yield wrapper, "forward", _Wrapping.forward

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from common import ladder
-from common.accelerator import Accelerator
+from common.accelerator import Accelerator, PartialState
+from common.errors import UserError
+from common.process_group import abort_on_error, process_group
 from common.run.metrics import demand_finite_weights
 from tests.gpu.levels import BATCH, train_on_rank
 from tests.gpu.machine import GPUS, Machine, Misplaced, Wait, imitated_rank
@@ -50,12 +52,13 @@ def world_size_of(rung: str) -> int:
 def test_a_rank_uses_its_own_gpu_and_no_step_waits_for_it(rung, rank):
     machine = train_on_rank(rung, rank, world_size_of(rung))
     assert waits_of_steps(machine) == []
-    assert machine.watch.device_operations > 0
+    assert machine.watch.operations
     if machine.world_size > 1:
         assert machine.backend == "nccl"
         assert machine.named == rank
         assert machine.watch.collectives
-        assert {index for _, index in machine.peaks} == {rank}
+        assert machine.peaks == [("reset_peak_memory_stats", rank), ("max_memory_allocated", rank)]
+        assert machine.endings == ["destroyed"]
 
 
 @SLOW
@@ -104,7 +107,7 @@ def test_all_weights_are_asked_about_at_once():
     assert [wait.operation for wait in machine.watch.waits] == ["aten._local_scalar_dense.default"]
 
 
-EVALUATED = [pytest.param(rung, marks=() if rung == "00_single_gpu" else SLOW) for rung in ladder.rungs()[:-1]]
+EVALUATED = [pytest.param(rung, marks=() if rung == "04_trainer" else SLOW) for rung in ladder.rungs()]
 
 
 @pytest.mark.parametrize("rung", EVALUATED)
@@ -226,3 +229,78 @@ def test_memory_that_is_read_before_the_copy_has_arrived_is_found():
         event.synchronize()
         assert copy.tolist() == [1, 1, 1]
     assert machine.watch.waits == []
+
+
+class Broken(Exception):
+    """What goes wrong on one rank."""
+
+
+def breaking(module):
+    """A context in which the rung's training raises after the group was made."""
+
+    def raises(*args, **kwargs):
+        raise Broken
+
+    return mock.patch.object(module, "LadderCallback" if hasattr(module, "LadderCallback") else "Run", raises)
+
+
+RUNGS_WITH_GROUPS = [rung for rung in ladder.rungs() if world_size_of(rung) > 1]
+BREAKING = [pytest.param(rung, marks=SLOW if rung == ladder.FULL else ()) for rung in RUNGS_WITH_GROUPS]
+
+
+@pytest.mark.parametrize("rung", BREAKING)
+def test_a_rank_that_raises_waits_for_no_other_rank(rung):
+    """nccl's `destroy_process_group` would wait until the other ranks come to it, which wait for this one."""
+    endings = []
+
+    @contextlib.contextmanager
+    def change(module):
+        keep = Machine.abort_process_group, Machine.destroy_process_group
+
+        def abort(machine, group=None):
+            endings.append("aborted")
+            keep[0](machine, group)
+
+        def destroy(machine, group=None):
+            endings.append("destroyed")
+            keep[1](machine, group)
+
+        with (
+            breaking(module),
+            mock.patch.object(Machine, "abort_process_group", abort),
+            mock.patch.object(Machine, "destroy_process_group", destroy),
+        ):
+            yield
+
+    with pytest.raises(Broken):
+        train_on_rank(rung, 3, change=change)
+    assert endings == ["aborted"]
+
+
+def test_after_a_preemption_on_which_all_ranks_agreed_the_group_is_destroyed():
+    with imitated_rank(3, GPUS) as machine:
+        PartialState()
+        with pytest.raises(SystemExit), abort_on_error():
+            raise SystemExit(143)
+        assert machine.endings == ["destroyed"]
+
+
+@pytest.mark.parametrize("error, endings", [(Broken, ["aborted"]), (UserError, ["aborted"])])
+def test_after_an_error_the_group_of_a_pool_is_aborted(error, endings):
+    with imitated_rank(3, GPUS) as machine:
+        with pytest.raises(error), process_group("nccl"):
+            raise error("a reason")
+        assert machine.endings == endings
+
+
+@pytest.mark.parametrize("rung", ladder.DISTRIBUTED)
+def test_ranks_compare_the_backends_of_their_nodes_before_they_wait_for_each_other(rung):
+    """A node with too few GPUs chooses gloo, and would wait for ever for ranks that wait in nccl."""
+
+    def differ(store, rank, world_size, timeout, backend):
+        raise ValueError(f"this node chose {backend}")
+
+    with mock.patch.object(Machine, "meet", staticmethod(differ)), pytest.raises(ValueError, match="chose nccl"):
+        train_on_rank(rung, 3)
+    with mock.patch.object(Machine, "meet", staticmethod(differ)), pytest.raises(ValueError, match="chose gloo"):
+        train_on_rank(rung, 3, gpus=4)
