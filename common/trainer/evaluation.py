@@ -79,9 +79,57 @@ class BatchPrediction(NamedTuple):
     labels: Any
 
 
-def prediction_on_host(logits: Any, labels: Any) -> BatchPrediction:
-    """A batch's output and labels as NumPy arrays."""
-    return BatchPrediction(as_arrays(send_to_device(logits, "cpu")), as_arrays(send_to_device(labels, "cpu")))
+class _Copy(NamedTuple):
+    """A batch's output and labels on the CPU, or on their way there: they have come when the event has happened."""
+
+    logits: Any
+    labels: Any
+    arrival: torch.cuda.Event | None
+
+
+class Predictions:
+    """The predictions of a rank's batches, which leave its device batch by batch.
+
+    A GPU computes the next batch while the CPU waits for the predictions of one.
+    """
+
+    def __init__(self) -> None:
+        self._on_host: list[BatchPrediction] = []
+        self._leaving: _Copy | None = None
+
+    def add(self, logits: Any, labels: Any) -> None:
+        """Send a batch's output and labels to the CPU, and take those of the batch before."""
+        self._take()
+        tensors = [leaf for leaf in leaves([logits, labels]) if isinstance(leaf, Tensor)]
+        on_gpu = [tensor for tensor in tensors if tensor.device.type == "cuda"]
+        non_blocking = bool(on_gpu)
+        logits = send_to_device(logits, "cpu", non_blocking)
+        labels = send_to_device(labels, "cpu", non_blocking)
+        arrival = torch.cuda.current_stream(on_gpu[0].device).record_event() if on_gpu else None
+        self._leaving = _Copy(logits, labels, arrival)
+        if arrival is None:
+            self._take()
+
+    def on_host(self) -> list[BatchPrediction]:
+        """All of them as NumPy arrays, in the order of the batches."""
+        self._take()
+        return self._on_host
+
+    def _take(self) -> None:
+        if self._leaving is None:
+            return
+        logits, labels, arrival = self._leaving
+        self._leaving = None
+        if arrival is not None:
+            arrival.synchronize()
+            # torch copies into pinned memory where it does not wait. A whole evaluation does not belong there.
+            logits = map_nested(_clone_tensor, logits)
+            labels = map_nested(_clone_tensor, labels)
+        self._on_host.append(BatchPrediction(as_arrays(logits), as_arrays(labels)))
+
+
+def _clone_tensor(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def losses_on_host(losses: list[BatchLoss]) -> list[BatchLoss]:

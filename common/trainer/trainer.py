@@ -416,7 +416,11 @@ class Trainer:
         return None if count is None else (count * num_processes).to(torch.get_default_dtype())
 
     def _optimizer_step(self) -> None:
-        """One optimizer step with the gradients of a window. Nothing in it waits for the device."""
+        """One optimizer step with the gradients of a window.
+
+        In float32 and bf16 nothing in it waits for the device. In fp16 the scaler does, once: the CPU must know whether
+        a gradient overflowed before it calls the optimizer.
+        """
         state = self.state
         progress = self.progress
         progress.loss_of_whole_steps = progress.loss_since_log
@@ -685,7 +689,7 @@ class Trainer:
         model = self._model_for_evaluation()
         model.eval()
         losses = []
-        predictions = []
+        predictions = evaluation.Predictions()
         num_observed = 0
         rows_of_last_step = None
         for inputs in loading.read_batches(dataloader, accelerator.device):
@@ -699,13 +703,13 @@ class Trainer:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
             if logits is not None or labels is not None:
                 # They leave the device at once, the losses at the end.
-                predictions.append(evaluation.prediction_on_host(logits, labels))
+                predictions.add(logits, labels)
             # A loader that is not prepared repeats nothing, and the accelerator does not know where it ends.
             if is_prepared and accelerator.gradient_state.end_of_dataloader:
                 rows_of_last_step = self._count_rows_of_last_step()
             self.call_event("on_prediction_step")
 
-        steps = evaluation.gather_steps(accelerator, predictions)
+        steps = evaluation.gather_steps(accelerator, predictions.on_host())
         prediction = evaluation.join_predictions(steps, rows_of_last_step)
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and prediction.logits is not None and prediction.labels is not None:

@@ -170,7 +170,9 @@ def test_predictions_leave_the_device_as_they_come(tmp_path, monkeypatch):
             return loss, logits, labels
 
     moved, send = [], evaluation.send_to_device
-    monkeypatch.setattr(evaluation, "send_to_device", lambda data, to: (moved.append(to), send(data, to))[1])
+    monkeypatch.setattr(
+        evaluation, "send_to_device", lambda data, to, *how: (moved.append(to), send(data, to, *how))[1]
+    )
     make_trainer(tmp_path, trainer_class=Watched).predict(Points(40))
     assert moved == ["cpu"] * 10
     assert len(alive) == 5
