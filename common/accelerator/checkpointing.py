@@ -401,7 +401,7 @@ def load_state(
             default.
         load_kwargs: for `torch.load`; `weights_only` is always on.
         load_model_func_kwargs: for the models' `load_state_dict`; `map_location`, "cpu" or "on_device", is where the
-            tensors of models and optimizers are read to. All others are read to the CPU.
+            tensors of models are read to. All others are read to the CPU.
 
     Raises:
         CheckpointError: naming the file that is missing, damaged or foreign; under automatic naming, if no checkpoint
@@ -478,7 +478,7 @@ class _Checkpoint:
         return self._load(name, self.load_kwargs | {"map_location": "cpu"})
 
     def load_to_device(self, name: str) -> Any:
-        """The content of a file that `map_location` is meant for: of a model or an optimizer."""
+        """The content of a file that `map_location` is meant for: of a model."""
         return self._load(name, {"map_location": self.map_location} | self.load_kwargs)
 
     def _load(self, name: str, settings: dict[str, Any]) -> Any:
@@ -559,7 +559,9 @@ def _restore(
         weights = _fit_to_model(bare, checkpoint.load_weights(index))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for each in optimizers:
-        each.object.load_state_dict(checkpoint.load_to_device(each.file_name))
+        # From the CPU, whatever `map_location` says: torch moves what belongs beside the parameters. It leaves AdamW's
+        # number of steps where that was read to, and from a GPU an unfused AdamW would read it at every step.
+        each.object.load_state_dict(checkpoint.load(each.file_name))
     for each in others:
         each.object.load_state_dict(checkpoint.load(each.file_name))
     for saved in states_of_loaders:

@@ -28,6 +28,14 @@ GLOO_DTYPES = (
     torch.float32,
     torch.float64,
 )
+# nccl's, which moves these bytes too.
+NCCL_DTYPES = (
+    *GLOO_DTYPES,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+)
 # Codes under which `copy_tensor_to_devices` sends a dtype.
 TENSOR_TYPE_TO_INT = {
     torch.float: 1,
@@ -317,8 +325,8 @@ def chained_operation(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_moved(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` for a collective that only moves data; its bytes where gloo lacks the dtype."""
-    if _gloo_can_compute(tensor):
+    """`tensor` for a collective that only moves data; its bytes where the backend lacks the dtype."""
+    if _backend_knows(tensor):
         return tensor
     rows = tensor.detach()
     if rows.ndim == 0:
@@ -326,9 +334,14 @@ def _only_moved(tensor: torch.Tensor) -> torch.Tensor:
     return rows.view(torch.uint8)
 
 
-def _gloo_can_compute(tensor: torch.Tensor) -> bool:
-    """True if the dtype is one of gloo's. torch itself takes complex numbers apart; other backends know all dtypes."""
-    return PartialState().backend != "gloo" or tensor.dtype in GLOO_DTYPES or tensor.is_complex()
+def _backend_knows(tensor: torch.Tensor) -> bool:
+    """True if the dtype is one of gloo's or nccl's. torch itself takes complex numbers apart.
+
+    Source: `ncclDataType` in torch's ProcessGroupNCCL. It has no int16 and no unsigned integers but uint8.
+    """
+    known: dict[str | None, tuple[torch.dtype, ...]] = {"gloo": GLOO_DTYPES, "nccl": NCCL_DTYPES}
+    backend = PartialState().backend
+    return backend not in known or tensor.dtype in known[backend] or tensor.is_complex()
 
 
 @_named_in_errors
@@ -364,7 +377,34 @@ def gather_object(object: Any) -> Any:
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object
-    return [item for items in all_gather_object(object) for item in items]
+    everyone = [item for items in all_gather_object(_ready_to_pickle(object)) for item in items]
+    return _unpickled(everyone)
+
+
+@dataclass(frozen=True)
+class _FromGpu:
+    """A tensor of a GPU on its way through a pickle, out of which it would come on the GPU of the sender's number."""
+
+    content: torch.Tensor
+
+
+def _ready_to_pickle(data: Any) -> Any:
+    """`data` with the tensors of this process's GPU on the CPU; itself where it has none in lists, tuples, mappings."""
+
+    def is_on_gpu(leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"
+
+    if not any(is_on_gpu(leaf) for leaf in leaves(data)):
+        return data
+    return map_nested(lambda leaf: _FromGpu(leaf.cpu()) if is_on_gpu(leaf) else leaf, data)
+
+
+def _unpickled(data: Any) -> Any:
+    """`data` of another process, with its GPU's tensors on the GPU of this one."""
+    if not any(isinstance(leaf, _FromGpu) for leaf in leaves(data)):
+        return data
+    device = PartialState().device
+    return map_nested(lambda leaf: leaf.content.to(device) if isinstance(leaf, _FromGpu) else leaf, data)
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
@@ -463,7 +503,10 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Fill `object_list`, in place, with that of rank `from_process`, and return it; the lengths must be equal."""
     if PartialState().distributed_type != DistributedType.NO:
-        dist.broadcast_object_list(object_list, src=from_process)
+        sent = _ready_to_pickle(object_list) if PartialState().process_index == from_process else object_list
+        content = list(sent)
+        dist.broadcast_object_list(content, src=from_process)
+        object_list[:] = _unpickled(content)
     return object_list
 
 
@@ -493,8 +536,10 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     result = tensor.clone()
     if state.distributed_type == DistributedType.NO or reduction == "none":
         return result
-    if not _gloo_can_compute(tensor):
-        raise RuntimeError(f"gloo cannot reduce {tensor.dtype}: convert the tensor first, for instance to torch.int32")
+    if not _backend_knows(tensor):
+        raise RuntimeError(
+            f"{state.backend} cannot reduce {tensor.dtype}: convert the tensor first, for instance to torch.int32"
+        )
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     dist.all_reduce(result, operation)
     if reduction == "mean":

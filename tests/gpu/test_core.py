@@ -1,0 +1,85 @@
+"""The core on a rank of eight GPUs: what its operations and its checkpoints do with tensors of a GPU."""
+
+import os
+
+import pytest
+import torch
+
+from common.accelerator import Accelerator, PartialState, checkpointing, state
+from common.accelerator.operations import broadcast_object_list, gather, gather_object, reduce
+from tests.gpu.machine import GPUS, Misplaced, imitated_rank
+
+OWN = torch.device("cuda", 3)
+
+
+@pytest.fixture
+def machine():
+    with imitated_rank(3, GPUS) as machine:
+        PartialState()
+        yield machine
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16])
+def test_dtypes_that_nccl_does_not_know_are_gathered_as_bytes_and_not_added_up(machine, dtype):
+    tensor = torch.zeros(2, dtype=dtype, device=OWN)
+    gathered = gather(tensor)
+    assert (gathered.dtype, gathered.device, len(gathered)) == (dtype, OWN, 2 * GPUS)
+    with pytest.raises(RuntimeError, match=f"nccl cannot reduce {dtype}"):
+        reduce(tensor)
+
+
+def test_tensors_in_gathered_objects_come_back_on_the_gpu_of_who_gathers(machine):
+    sent = [{"logits": torch.zeros(2, device=OWN), "name": "a"}]
+    received = gather_object(sent)
+    assert len(received) == GPUS
+    assert all(entry["logits"].device == OWN and entry["name"] == "a" for entry in received)
+
+
+def test_tensors_in_broadcast_objects_come_back_on_the_gpu_of_who_receives(machine):
+    sent = [(torch.zeros(2, device=OWN), "a"), None]
+    assert broadcast_object_list(sent, from_process=3) is sent
+    assert sent[0][0].device == OWN and sent[0][1] == "a"
+
+
+def test_a_tensor_of_a_gpu_in_a_pickle_is_found(machine):
+    with pytest.raises(Misplaced, match="comes back on the sender's GPU"):
+        torch.distributed.all_gather_object([None] * GPUS, [torch.zeros(2, device=OWN)])
+
+
+def test_steps_of_adamw_are_read_to_the_cpu_wherever_the_rest_is_read_to(tmp_path, monkeypatch):
+    """An unfused AdamW reads them at every step. "meta" stands for a GPU: nothing can be read from it."""
+    accelerator = Accelerator(cpu=True)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = accelerator.prepare(torch.optim.AdamW([parameter]))
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    accelerator.save_state(tmp_path / "c")
+    monkeypatch.setattr(checkpointing, "_device_to_read_to", lambda *_: torch.device("meta"))
+    accelerator.load_state(tmp_path / "c", map_location="on_device")
+    assert optimizer.state[parameter]["step"].item() == 1
+    optimizer.step()
+
+
+def test_a_variable_that_torch_has_read_before_is_not_set(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    before = dict(os.environ)
+    assert state._single_device(cpu=False).type == "mps"
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("precision, waits", [("no", 0), ("bf16", 0), ("fp16", 1)])
+def test_a_loop_that_clips_and_schedules_waits_only_in_fp16(precision, waits):
+    with imitated_rank(3, GPUS) as machine:
+        accelerator = Accelerator(mixed_precision=precision)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        for _ in range(6):
+            loss = model(torch.empty(3, 4, device=OWN)).sum()
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        assert len(machine.waits_within_steps()) == waits * 5
