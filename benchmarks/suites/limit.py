@@ -11,6 +11,7 @@ drift: their distance from the first stair's, as a share of how far those went, 
 On a CPU there are the stairs that mean something there. A stair that a machine cannot climb is named, with the reason.
 """
 
+import os
 import shutil
 import statistics
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import cycle, islice, pairwise
 from typing import Any, NamedTuple
 
@@ -43,6 +45,9 @@ BATCH_SIZE = 64
 CHECKED_STEPS = 10
 PROFILED_STEPS = 5
 WARM_UP_STEPS = 5
+# A GPU needs longer until its clocks have settled.
+WARM_UP_SECONDS = 0.5
+OLDEST_FOR_TRITON = (7, 0)  # the compute capability of a V100
 SEED = 42
 LEARNING_RATE = 1e-3
 # Rounding alone, in float64.
@@ -123,6 +128,12 @@ def _cpu_has_bf16() -> bool:
 def why_no_compiler(device: torch.device) -> str | None:
     """Why torch.compile cannot run on `device`, or None."""
     if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) < OLDEST_FOR_TRITON:
+            return "the GPU is older than those that Triton compiles for"
+        if find_spec("triton") is None:
+            return "torch.compile needs Triton"
+        if not any(map(shutil.which, [os.environ.get("CC", "gcc"), "gcc", "clang"])):
+            return "Triton needs a C compiler"
         return None
     return None if shutil.which("c++") or shutil.which("g++") else "torch.compile needs a C++ compiler"
 
@@ -158,7 +169,10 @@ class Training:
         if step.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=LEARNING_RATE, fused=step.fused, capturable=step.graphed
+            self.model.parameters(),
+            lr=LEARNING_RATE,
+            fused=step.fused or None,  # False would switch off foreach too, which level 00 has on a GPU
+            capturable=step.graphed,
         )
         self.forward = torch.compile(self.model) if step.compiled else self.model
         drawn = self._drawn()
@@ -400,7 +414,7 @@ class Staircase:
     def _add(self, stair: Stair, dataset: DigitImages, device: torch.device) -> None:
         evidence = checked(stair, dataset, device)
         training = Training(stair.step, dataset, device)
-        training.train(WARM_UP_STEPS)
+        warm_up(training)
         seen = profiled(training)
         steps = steps_for(self.seconds, training)
         self.facts[stair.name] = {
@@ -478,6 +492,15 @@ def _waits(staircase: Staircase) -> list[str]:
         return []
     rows = [f"{name} {wait:.2f}" for name, wait in waits.items()]
     return [f"Milliseconds of waiting for the GPU per step: {', '.join(rows)}."]
+
+
+def warm_up(training: Training) -> None:
+    """Train until a sample would show how fast the device is: on a GPU for WARM_UP_SECONDS."""
+    least = WARM_UP_SECONDS if training.device.type == "cuda" else 0
+    began = time.perf_counter()
+    training.train(WARM_UP_STEPS)
+    while time.perf_counter() - began < least:
+        training.train(WARM_UP_STEPS)
 
 
 def steps_for(seconds: float, training: Training) -> int:

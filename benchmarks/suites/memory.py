@@ -199,10 +199,17 @@ def tensors_table(row: dict) -> list[str]:
 
 
 class Allocated(NamedTuple):
-    """The most bytes that CUDA's allocator gave out on a GPU, and that it held for it, fragments included."""
+    """A GPU's memory at its peak, in bytes.
+
+    Attributes:
+        allocated: what CUDA's allocator gave out at most, without `workspaces`.
+        reserved: what it held for it, fragments included.
+        workspaces: what cuBLAS keeps for its own use, once for each stream: 8 MiB, or 32 on a Hopper.
+    """
 
     allocated: int
     reserved: int
+    workspaces: int
 
 
 def allocated(names: list[str], share: Share) -> list[list[Allocated]]:
@@ -216,6 +223,11 @@ def allocated(names: list[str], share: Share) -> list[list[Allocated]]:
             torch.cuda.synchronize(index)
         # A wrapper's cycles keep the network before alive, and the allocator keeps its blocks.
         gc.collect()
+        held = [torch.cuda.memory_allocated(index) for index in devices]
+        torch._C._cuda_clearCublasWorkspaces()
+        workspaces = {}
+        for index, before in zip(devices, held, strict=True):
+            workspaces[index] = before - torch.cuda.memory_allocated(index)
         torch.cuda.empty_cache()
         for index in devices:
             torch.cuda.reset_peak_memory_stats(index)
@@ -223,7 +235,8 @@ def allocated(names: list[str], share: Share) -> list[list[Allocated]]:
         peaks = []
         for index in devices:
             torch.cuda.synchronize(index)
-            peaks.append(Allocated(torch.cuda.max_memory_allocated(index), torch.cuda.max_memory_reserved(index)))
+            own = torch.cuda.max_memory_allocated(index) - workspaces[index]
+            peaks.append(Allocated(own, torch.cuda.max_memory_reserved(index), workspaces[index]))
         result.append(peaks)
     return result
 
@@ -238,16 +251,17 @@ def as_rank(function: Callable, names: list[str], wrapper: str, world_size: int,
 
 def on_ranks(function: Callable, names: list[str], wrapper: str, world_size: int, backend: str) -> list[list]:
     """`function` on `world_size` processes: for each network the ranks' results, in rank order."""
-    by_rank = ranks(world_size).run(as_rank, function, names, wrapper, world_size, backend, timeout=TIMEOUT)
+    pool = ranks(world_size, on_cpu=backend == "gloo")
+    by_rank = pool.run(as_rank, function, names, wrapper, world_size, backend, timeout=TIMEOUT)
     return [list(results) for results in zip(*by_rank, strict=True)]
 
 
 def measure(names: list[str], counts: list[int], wrappers: tuple[str, ...] = WRAPPERS) -> list[dict]:
     """A row for each network, wrapper and number of devices.
 
-    `peaks` has the bytes of each category on each device, simulated; `allocated` what CUDA's allocator gave out on each
-    GPU, `reserved` what it held, both None where there are not so many GPUs. `source` says which is to be believed.
-    `tensors` has the largest ones of device 0.
+    `peaks` has the bytes of each category on each device, simulated. Of each GPU `allocated` is what CUDA's allocator
+    gave out, `reserved` what it held, and `workspaces` what cuBLAS had beside; all are None where there are not so many
+    GPUs. `source` says which is to be believed. `tensors` has the largest ones of device 0.
     """
     rows = []
     for devices in counts:
@@ -265,6 +279,7 @@ def measure(names: list[str], counts: list[int], wrappers: tuple[str, ...] = WRA
                     "tensors": [tensor._asdict() for tensor in tensors],
                     "allocated": [peak.allocated for peak in measured] if measured else None,
                     "reserved": [peak.reserved for peak in measured] if measured else None,
+                    "workspaces": [peak.workspaces for peak in measured] if measured else None,
                     "source": "measured" if measured else "simulated",
                 }
                 rows.append(row)
@@ -274,7 +289,7 @@ def measure(names: list[str], counts: list[int], wrappers: tuple[str, ...] = WRA
 def _simulated(names: list[str], wrapper: str, devices: int) -> list[Accounted]:
     """Of each network the accounted peak of each device, and the tensors of the first."""
     if wrapper == DATA_PARALLEL:
-        return accounted(names, Share(wrapper, devices))
+        return ranks(1, on_cpu=True).run(accounted, names, Share(wrapper, devices), timeout=TIMEOUT)[0]
     result = []
     for of_ranks in on_ranks(accounted, names, wrapper, devices, "gloo"):
         peaks = [of_rank.peaks[0] for of_rank in of_ranks]

@@ -169,7 +169,7 @@ def network() -> Iterator[Network]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         for node, path in enumerate(errors):
             with path.open("w") as stderr:
-                environment = {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
+                environment = {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "CUDA_VISIBLE_DEVICES": ""}
                 arguments = ["-m", "benchmarks.harness.network_rank"]
                 agents.append(nodes.torchrun(node, arguments, environment=environment, stderr=stderr, **pipes))
         try:

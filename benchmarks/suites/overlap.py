@@ -123,7 +123,7 @@ def drifts(ways: Iterable[str], steps: int) -> dict[str, Drift]:
 
 @cache  # the links share it
 def _trained(way: str, steps: int) -> dict:
-    return ranks(2).run(train, way, steps, timeout=TIMEOUT)[0]
+    return ranks(2, on_cpu=True).run(train, way, steps, timeout=TIMEOUT)[0]
 
 
 def _drift(trained: dict, reference: dict) -> Drift:

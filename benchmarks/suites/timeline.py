@@ -48,7 +48,9 @@ def measured_threads(rows: tuple[str, ...], extent: Extent) -> dict:
     """The record of DataParallel's emulation, in one process with all cores."""
     recording: Recording = [[]]
     for _ in range(extent.rounds):
-        recording[0] += ranks(1).run(record_replicas, REPLICAS, _steps_of_a_round(extent), timeout=TIMEOUT)[0]
+        recording[0] += ranks(1, on_cpu=True).run(
+            record_replicas, REPLICAS, _steps_of_a_round(extent), timeout=TIMEOUT
+        )[0]
     return _group(THREADS_TITLE, "threads", dict.fromkeys(rows, recording), extent)
 
 
@@ -70,7 +72,7 @@ def _steps_of_a_round(extent: Extent) -> int:
 
 def over_loopback(way: str, steps: int) -> Recording:
     """Both ranks' steps, on this machine."""
-    return ranks(2).run(record_rank, way, steps, timeout=TIMEOUT)
+    return ranks(2, on_cpu=True).run(record_rank, way, steps, timeout=TIMEOUT)
 
 
 def over_the_cable(net: Network) -> Recorder:

@@ -98,21 +98,13 @@ def test_what_a_machine_cannot_do_is_named_and_not_a_stair_for_the_next(monkeypa
 
 def test_the_stairs_of_a_gpu_go_from_level_00_to_one_graph(monkeypatch):
     monkeypatch.setattr(limit, "why_no_bf16", lambda device: None)
+    monkeypatch.setattr(limit, "why_no_compiler", lambda device: None)
     found = limit.stairs(torch.device("cuda"))
     steps = [each.step for each in found]
     assert found[0].name == "as level 00" and steps[0] == limit.Step()
     assert steps[-1] == limit.Step(*[True] * 6)
     changes = [sum(vars(step).values()) for step in steps]
     assert changes == list(range(7))
-
-
-def test_batches_for_a_gpu_are_loaded_into_pinned_memory_as_level_00_loads_them(digits, monkeypatch):
-    asked = []
-    monkeypatch.setattr(limit, "DataLoader", lambda dataset, **options: asked.append(options["pin_memory"]))
-    monkeypatch.setattr(limit.BasicNet, "to", lambda model, **options: model)
-    for device in (torch.device("cuda"), CPU):
-        limit.Training(limit.Step(), digits, device)
-    assert asked == [True, False]
 
 
 def test_every_epoch_has_the_same_batches(digits):
