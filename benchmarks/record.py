@@ -3,9 +3,9 @@
     python -m benchmarks.record --name "2 x RTX 4090"
 
 It checks the machine first, because a number from a busy machine says little: how many GPUs there are, whether other
-programs compute, whether MNIST and the peers are there. Then it trains and times every level, proves that all of them
-train the same weights, and runs every suite. That takes some 40 minutes. `--quick` takes a few, to see that all works;
-its numbers are not worth contributing.
+programs compute, whether MNIST and the peers are there. On GPUs it begins with the list of tests/gpu/README.md. Then it
+trains and times every level, proves that all of them train the same weights, and runs every suite. That takes some 40
+minutes. `--quick` takes a few, to see that all works; its numbers are not worth contributing.
 """
 
 import argparse
@@ -27,6 +27,12 @@ from common.data import mnist_on_disk
 from common.ladder import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
+# Tests that are skipped where there is no GPU.
+GPU_CHECKS = (
+    "tests/unit/test_data.py",
+    "tests/unit/benchmarks/test_memory.py",
+    "tests/unit/benchmarks/test_limit.py",
+)
 PEERS = ("accelerate", "transformers", "lightning")
 
 
@@ -93,8 +99,25 @@ class Stage:
     command: list[str]
 
 
-def stages(processes: int, folder: Path, quick: bool) -> list[Stage]:
-    """What is run, in order. Each stage writes into `folder`."""
+def first_on_gpus(gpus: int) -> list[Stage]:
+    """What tests/gpu/README.md asks for before anything is measured: the checks that only a GPU can answer."""
+    python = sys.executable
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
+    short = ["--dataset", "synthetic", "--max-steps", "100", "--batch-size", str(8 * gpus)]
+    return [
+        Stage("first: the imitated GPUs", [python, "-m", "pytest", "-q", "tests/gpu"]),
+        Stage("first: the checks on a real GPU", [python, "-m", "pytest", "-q", *GPU_CHECKS]),
+        Stage("first: level 00 on one GPU", [python, "00_single_gpu/train.py", *short]),
+        Stage("first: level 02 on all GPUs", [*torchrun, "02_ddp_raw/train.py", *short]),
+        Stage(
+            "first: level 03 in bf16", [*torchrun, "03_accelerate/train_full.py", "--mixed-precision", "bf16", *short]
+        ),
+        Stage("first: level 04 in fp16", [*torchrun, "04_trainer/train.py", "--mixed-precision", "fp16", *short]),
+    ]
+
+
+def stages(processes: int, folder: Path, quick: bool, gpus: int = 0) -> list[Stage]:
+    """What is run, in order. Each stage but those of `first_on_gpus` writes into `folder`."""
     compare = ["-m", "benchmarks.compare", "--out", str(folder), "--world-size", str(processes)]
     suites = ["-m", "pytest", "-q", "benchmarks", "--record", str(folder)]
     if quick:
@@ -102,6 +125,7 @@ def stages(processes: int, folder: Path, quick: bool) -> list[Stage]:
     else:
         compare.append("--full")
     return [
+        *(first_on_gpus(gpus) if gpus else []),
         Stage("all levels: training, proof, speed and memory", [sys.executable, *compare]),
         Stage("the suites", [sys.executable, *suites]),
     ]
@@ -112,10 +136,12 @@ def run_stage(stage: Stage) -> int:
     return subprocess.run(stage.command, cwd=ROOT).returncode
 
 
-def record(processes: int, folder: Path, quick: bool, run: Callable[[Stage], int] = run_stage) -> list[str]:
+def record(
+    processes: int, folder: Path, quick: bool, run: Callable[[Stage], int] = run_stage, gpus: int = 0
+) -> list[str]:
     """Run every stage, also after one that failed. Returns the titles of those that failed."""
     failed = []
-    for stage in stages(processes, folder, quick):
+    for stage in stages(processes, folder, quick, gpus):
         print(f"\n== {stage.title}", flush=True)
         if run(stage) != 0:
             failed.append(stage.title)
@@ -163,7 +189,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{options.name}: {found.gpus} GPUs, {found.cores} CPU cores, {found.processes} processes")
     for remark in remarks(found):
         print(f"  note: {remark}")
-    failed = record(found.processes, folder, options.quick)
+    failed = record(found.processes, folder, options.quick, gpus=found.gpus)
     if failed:
         print(f"\nFAILED: {'; '.join(failed)}. What was recorded is in {folder}.")
         sys.exit(1)

@@ -52,6 +52,19 @@ def test_every_gpu_gets_a_process_and_a_stage_that_fails_does_not_end_the_others
     assert asked[1][-2:] == ["--record", str(tmp_path)]
 
 
+def test_gpus_are_checked_before_anything_is_measured(tmp_path):
+    titles = [stage.title for stage in record.stages(4, tmp_path, quick=False, gpus=4)]
+    checks = [stage.title for stage in record.first_on_gpus(4)]
+    assert titles[: len(checks)] == checks
+    assert titles[len(checks) :] == [stage.title for stage in record.stages(4, tmp_path, quick=False)]
+    page = (ladder.ROOT / "tests" / "gpu" / "README.md").read_text()
+    for stage in record.first_on_gpus(4):
+        title = stage.title.removeprefix("first: ")
+        assert f"| {title} |" in page, title
+    for path in record.GPU_CHECKS:
+        assert (ladder.ROOT / path).exists()
+
+
 def test_only_a_whole_record_is_asked_for_and_links_only_where_there_are_some():
     folder = record.RESULTS / "a-laptop"
     assert "pull request" not in record.last_words("A laptop", folder, gpus=0, quick=True)
