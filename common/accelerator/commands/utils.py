@@ -20,12 +20,12 @@ class CustomArgumentParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def add_argument(self, *names: str, **kwargs: Any) -> argparse.Action:
-        """Like argparse's, with a second spelling for each long option that has an underscore."""
-        spellings = list(names)
+        """Like argparse's. A long option with an underscore has a second spelling, which the help leaves out."""
+        action = super().add_argument(*names, **kwargs)
         for name in names:
             if name.startswith("--") and "_" in name:
-                spellings.append(name.replace("_", "-"))
-        return super().add_argument(*spellings, **kwargs)
+                self._option_string_actions[name.replace("_", "-")] = action
+        return action
 
     def parse_args(  # type: ignore[override]  # argparse's is generic in the namespace
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

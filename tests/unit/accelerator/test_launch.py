@@ -415,6 +415,11 @@ def test_refusals_are_one_line(capsys, arguments, message):
     assert message in refused(capsys, *arguments)
 
 
+def test_an_option_is_listed_in_one_spelling():
+    help_text = launch.launch_command_parser().format_help()
+    assert help_text.count("--num_machines") == 2 and "--num-machines" not in help_text  # in the usage and in the list
+
+
 def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
     path = tmp_path / "slurm.yaml"
     path.write_text("num_processes: -1\ndistributed_type: MULTI_CPU\n")
