@@ -173,7 +173,7 @@ class TensorBoardTracker(GeneralTracker):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)
             elif isinstance(value, str):
                 self.writer.add_text(name, value, global_step=step, **kwargs)
-            elif isinstance(value, dict) and all(isinstance(part, (int, float)) for part in value.values()):
+            elif _is_figure(value):
                 self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
                 _pass_over(self, name, value)
@@ -444,6 +444,13 @@ def _number_or_text(value: Any) -> bool | int | float | str | None:
 def _finite_number_or_text(value: Any) -> Any:
     is_finite = not isinstance(value, float) or math.isfinite(value)
     return value if is_finite else str(value)
+
+
+def _is_figure(value: Any) -> bool:
+    """True for a dict of numbers, which are lines of one figure."""
+    if not isinstance(value, dict):
+        return False
+    return all(isinstance(part, (int, float)) for part in value.values())
 
 
 def _pass_over(tracker: Any, name: str, value: Any) -> None:
