@@ -90,7 +90,6 @@ class Comparison:
         }
 
     def parts(self) -> list[Part]:
-        """What the comparison consists of, in order."""
         parts = []
         for level in self.levels:
             parts.append(Part(f"training {level}", level, 8, partial(self.train, level)))

@@ -1,4 +1,4 @@
-"""What the suites share: groups that are measured in turns once, and rows that are shown to pytest-benchmark.
+"""Fixtures and options of all suites: groups are measured once, in turns, and their rows shown to pytest-benchmark.
 
 One test is one row of a group. The first test of a group measures all rows of it that were selected, in turns; each
 test then replays what a step of its row took in every round. So the times in pytest-benchmark's table are seconds per
@@ -27,7 +27,7 @@ LITTLE = "--quick: a few short rounds show that everything runs; these numbers s
 
 
 class Kept(NamedTuple):
-    """What is left of the session.
+    """Measurements of the session, kept until it ends.
 
     Attributes:
         groups: of each suite the records of its groups, which say by "began" and "ended" how they were measured.

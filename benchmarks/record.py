@@ -38,7 +38,7 @@ PEERS = ("accelerate", "transformers", "lightning")
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a record's numbers will depend on.
+    """Conditions that a record's numbers will depend on.
 
     Attributes:
         busy: how many of the cores compute something else; None where the system does not say.
@@ -65,7 +65,7 @@ def conditions() -> Conditions:
 
 
 def remarks(found: Conditions) -> list[str]:
-    """What the owner of the machine should know, or mend, before the numbers are taken."""
+    """Remarks to the owner of the machine: facts to know, or to mend, before the numbers are taken."""
     lines = []
     if found.gpus < 2:
         lines.append(f"{found.gpus} GPUs: {found.processes} processes share what there is, as in the CPU's record")
@@ -100,7 +100,7 @@ class Stage:
 
 
 def first_on_gpus(gpus: int) -> list[Stage]:
-    """What tests/gpu/README.md asks for before anything is measured: the checks that only a GPU can answer."""
+    """The checks that only a GPU can answer; tests/gpu/README.md asks for them before anything is measured."""
     python = sys.executable
     torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
     short = ["--dataset", "synthetic", "--max-steps", "100", "--batch-size", str(8 * gpus)]
@@ -117,7 +117,7 @@ def first_on_gpus(gpus: int) -> list[Stage]:
 
 
 def stages(processes: int, folder: Path, quick: bool, gpus: int = 0) -> list[Stage]:
-    """What is run, in order. Each stage but those of `first_on_gpus` writes into `folder`."""
+    """The stages of a recording, in order. Each but those of `first_on_gpus` writes into `folder`."""
     compare = ["-m", "benchmarks.compare", "--out", str(folder), "--world-size", str(processes)]
     suites = ["-m", "pytest", "-q", "benchmarks", "--record", str(folder)]
     if quick:
@@ -149,7 +149,7 @@ def record(
 
 
 def last_words(name: str, folder: Path, gpus: int, quick: bool) -> str:
-    """Where the record is, and what to do with it."""
+    """The place of the record, and what to do with it."""
     place = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
     if quick:
         return (

@@ -220,7 +220,7 @@ def _warn_of_slow_precision(args: argparse.Namespace) -> None:
 
 
 def _cpu_has_bf16_instructions() -> bool:
-    """True if this CPU computes in bf16 by itself. Also true where that is not known, as on ARM."""
+    """Does this CPU compute in bf16 by itself? True also where that is not known, as on ARM."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
     # torch.cpu.get_capabilities(), which is public, is newer than the oldest torch that this project runs with.

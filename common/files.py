@@ -81,7 +81,7 @@ def forget_draft(draft: Path) -> None:
 
 
 def is_draft(path: Path) -> bool:
-    """True if `path` has the name of something in the making, on whichever machine."""
+    """Has `path` the name of something in the making, on whichever machine?"""
     return _DRAFT_NAME.fullmatch(path.name) is not None
 
 
@@ -113,7 +113,7 @@ def _remove_file_or_folder(path: Path) -> None:
 
 
 def process_is_alive(process: int) -> bool:
-    """True if a process of this number runs on this machine, and where the system cannot be asked."""
+    """Does a process of this number run on this machine? True also where the system cannot be asked."""
     if os.name == "nt":  # where os.kill ends the process, whatever the signal
         return True
     try:

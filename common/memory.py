@@ -58,7 +58,7 @@ class _Allocation:
 
 
 class Ledger:
-    """Who holds how many bytes now, and what each device held when it held most."""
+    """The bytes that are held now, by device and category, and each device's at its peak."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # storages may be freed, on this thread too, while an entry is being made
@@ -126,7 +126,7 @@ class Ledger:
             self._resize(allocation, size)
 
     def knows(self, tensor: Tensor) -> bool:
-        """True if the storage of `tensor` has been entered."""
+        """Has the storage of `tensor` been entered?"""
         return tensor.untyped_storage()._cdata in self._alive
 
     def leave_out(self, tensor: Tensor) -> None:
@@ -279,7 +279,7 @@ def _tensors(nested) -> list[Tensor]:
 
 
 def _is_on_a_gpu(tensor: Tensor) -> bool:
-    """True if the tensor lies where it is charged to; tensors of the CPU are charged to where they would be."""
+    """Does the tensor lie where it is charged to? Tensors of the CPU are charged to where they would be."""
     return tensor.device.type not in ("cpu", "meta")
 
 

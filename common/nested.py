@@ -10,7 +10,6 @@ from typing import Any
 
 
 def is_namedtuple(data: Any) -> bool:
-    """True for a tuple with named fields."""
     return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
 
 

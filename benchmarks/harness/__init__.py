@@ -1,1 +1,1 @@
-"""What every measurement needs: turns, statistics, records, ranks, nodes."""
+"""Parts of every measurement: turns, statistics, records, ranks, nodes."""

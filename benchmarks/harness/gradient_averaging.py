@@ -167,7 +167,7 @@ class AveragedTraining:
 
 
 def warmed_up(way: str) -> Callable[[], None]:
-    """What takes one step of this rank's training on noise, after some that are not counted. A collective of all ranks.
+    """A function that takes one step of this rank's training on noise, after a warm-up. A collective of all ranks.
 
     PowerSGD sends its first gradients whole, and torch's DDP orders its buckets anew after the first step.
     """

@@ -16,7 +16,7 @@ PER_SECOND = "images/s"
 
 
 class Extent(NamedTuple):
-    """How much is measured of every group.
+    """The amount of measuring for every group.
 
     Attributes:
         rounds: how often the rows take turns.
@@ -54,7 +54,7 @@ class Group:
 
 
 def read_recorded(path: Path) -> dict:
-    """What `records.write` has left in a file; CannotMeasure is raised where it is not there."""
+    """The record that `records.write` has left in a file; CannotMeasure is raised where it is not there."""
     if not path.exists():
         raise CannotMeasure(f"{path} does not exist")
     return json.loads(path.read_text())
@@ -71,7 +71,7 @@ def chosen(contestants: Mapping[str, Callable[[], float]], rows: Iterable[str]) 
 
 
 def seconds_per_step(record: dict, row: str) -> list[float]:
-    """What a step of `row` took in each round of a record, in seconds.
+    """The seconds that a step of `row` took in each round of a record.
 
     A step is what the unit of the group counts: an optimizer step, a batch that is loaded, an evaluation, a start.
 
@@ -90,7 +90,7 @@ def seconds_per_step(record: dict, row: str) -> list[float]:
 
 
 def info(record: dict, row: str) -> dict:
-    """What is known of a row besides its seconds per step: its own unit's median, its facts, its ratios, the notes."""
+    """Facts of a row besides its seconds per step: the median in its own unit, its facts, its ratios, the notes."""
     facts = dict(record["rows"][row])
     known = {record["unit"]: facts.pop("median")}
     pairs = [pair for pair in record["pairs"] if pair["of"] == row]

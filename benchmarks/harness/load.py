@@ -1,4 +1,4 @@
-"""What others compute on this machine's cores while we sleep: a number from a busy machine says little."""
+"""The load that other programs put on this machine's cores: a number from a busy machine says little."""
 
 import os
 import time
@@ -10,7 +10,7 @@ MOST = 0.2
 
 
 def busy_cores(seconds: float = 1.0) -> float | None:
-    """How many of the cores that this process may use were busy, on average, for so long; None where nobody counts.
+    """The mean number of busy cores for so long, of those that this process may use; None where nobody counts.
 
     This process sleeps meanwhile. Its ranks, if it has any, must have nothing to do either.
     """
@@ -43,12 +43,12 @@ def _ticks() -> dict[int, tuple[int, int]]:
 
 
 def is_busy(cores: float | None, of: int) -> bool:
-    """Whether `cores` busy cores `of` all make timings noisy."""
+    """Are so many busy `cores`, `of` all, enough to make timings noisy?"""
     return cores is not None and cores > MOST * of
 
 
 def what_is_slowed(busy: dict[str, float | None], cores: int, omp: dict[str, str]) -> str | None:
-    """What a machine that others use does to a comparison of the levels, and what helps; None for a quiet one.
+    """A sentence on a comparison of the levels beside other programs, and what helps; None for a quiet machine.
 
     Args:
         busy: the `busy_cores` "before" and "after" it.

@@ -12,7 +12,7 @@ from common.model import BasicNet
 
 @dataclass(frozen=True)
 class Network:
-    """How to build a network, and one batch for it."""
+    """A network, by the function that builds it, and the shape of a batch for it."""
 
     title: str
     build: Callable[[], nn.Module]

@@ -1,4 +1,4 @@
-"""What one rank does for `benchmarks.suites.overlap`: time some steps and count its bytes, or train for a while."""
+"""Jobs of one rank for `benchmarks.suites.overlap`: time some steps and count its bytes, or train for a while."""
 
 import os
 import time
@@ -39,7 +39,7 @@ def time_steps(way: str, steps: int) -> dict:
 
 
 def sent_bytes() -> int:
-    """What has left this node over the interface that gloo uses, headers included; 0 where the system does not say."""
+    """Bytes that this node has sent over gloo's interface, headers included; 0 where the system does not say."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     if not INTERFACES.exists():
         return 0

@@ -45,7 +45,7 @@ class Summary:
 
     @property
     def noisy(self) -> bool:
-        """Whether the spread is over 15 %."""
+        """Is the spread over 15 %?"""
         return self.spread > NOISY
 
 
@@ -87,7 +87,7 @@ def summarise(samples: list[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a median lies, by a bootstrap over rounds; how surely, is said by `confidence`."""
+    """An interval around a median, by a bootstrap over rounds; `confidence` says how sure it is."""
 
     low: float
     high: float
@@ -103,7 +103,7 @@ def bootstrap(samples: list[float]) -> Interval:
 
 
 def confidence(rounds: int) -> float:
-    """What an interval of so many rounds can claim at most: CONFIDENCE, or less if the rounds are few."""
+    """The confidence that an interval of so many rounds can claim: CONFIDENCE, or less if the rounds are few."""
     around_the_median = 1 - 2.0 ** (1 - rounds)
     return min(CONFIDENCE, around_the_median)
 

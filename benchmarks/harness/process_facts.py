@@ -1,4 +1,4 @@
-"""What the times of a process depend on beside its work: its threads, its allocator and its cores."""
+"""Facts of a process that its times depend on beside its work: its threads, its allocator and its cores."""
 
 from dataclasses import asdict
 

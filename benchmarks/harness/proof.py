@@ -1,4 +1,4 @@
-"""What makes the levels comparable: runs of their own train.py, and the distance between the weights that they leave.
+"""Proof that the levels are comparable: runs of their own train.py, and the distance between the weights they leave.
 
 `train` and `peaks` are jobs for a rank of `common.processes`, and return what this rank has to say.
 """

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: one dict per group of rows, to write as JSON, to print and to plot.
+"""Records of benchmarks: one dict per group of rows, to write as JSON, to print and to plot.
 
     {
       "group": "strong scaling, global batch 64",
@@ -203,7 +203,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """Why no file can be written into `folder`, which is made if it is not there, or None if one can."""
+    """The reason why no file can be written into `folder`, which is made if it is not there; None if one can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -230,7 +230,7 @@ def machine() -> dict:
 
 
 def circumstances() -> dict:
-    """What a recording happened under: it differs from run to run, and so is no part of the machine."""
+    """Circumstances of a recording: they differ from run to run, and so are no part of the machine."""
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {
         "commit": commit(ROOT),
@@ -267,7 +267,7 @@ def _command() -> str:
 
 
 def _output(*command: str) -> str | None:
-    """What the command prints, or None where it cannot be run."""
+    """The output of the command, or None where it cannot be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""What happened when in one step: spans of time in lanes, and what one can compute from them.
+"""Spans of time in one step, in lanes, and what one can compute from them.
 
 A lane is one thread of one rank. Spans of one lane do not overlap, because a thread does one thing at a time; spans of
 different lanes may.
@@ -35,7 +35,7 @@ class Stretch(NamedTuple):
 
 
 def intervals(spans: Iterable[Span], name: str) -> list[Stretch]:
-    """When at least one span of this name was under way: intervals that do not touch, in order."""
+    """Intervals in which at least one span of this name was under way; they do not touch, and are in order."""
     own = sorted(Stretch(span.start, span.end) for span in spans if span.name == name)
     joined: list[Stretch] = []
     for interval in own:

@@ -1,4 +1,4 @@
-"""How many threads torch computes on, for a while."""
+"""The number of threads that torch computes on, set for a while."""
 
 import contextlib
 from collections.abc import Iterator

@@ -76,7 +76,7 @@ class Nodes:
         _run("ip", "-n", self.names[1], "link", "set", INTERFACE, "up")
 
     def give_up_after(self, retries: int) -> None:
-        """How often TCP repeats what nobody acknowledges: 5 times take some 13 s, Linux's 15 a quarter of an hour."""
+        """Let TCP repeat so often what nobody acknowledges: 5 times take some 13 s, Linux's 15 a quarter of an hour."""
         for node, _ in enumerate(self.names):
             setting = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
             if code := self.start(node, ["sh", "-c", setting]).wait(30):
@@ -95,7 +95,7 @@ class Nodes:
 
 
 def burst_bytes(bits_per_second: float) -> int:
-    """What a cable throttled to this rate lets through at its own speed after a pause."""
+    """The bytes that a cable throttled to this rate lets through at its own speed after a pause."""
     burst = round(bits_per_second / 8 * BURST_SECONDS)
     return max(SMALLEST_BURST, min(burst, LARGEST_BURST))
 
@@ -152,7 +152,7 @@ def _is_alive(pid: int) -> bool:
 
 @cache
 def why_not() -> str | None:
-    """Why there can be no two nodes here, or None if there can."""
+    """The reason why there can be no two nodes here, or None if there can."""
     missing = [program for program in ("ip", "tc") if not shutil.which(program)]
     if missing:
         return f"iproute2 is not installed ({' and '.join(missing)} not found)"

@@ -1,4 +1,4 @@
-"""What an all-reduce costs: a latency for each message (alpha), and the bytes over the bandwidth (beta).
+"""The cost of an all-reduce: a latency for each message (alpha), and the bytes over the bandwidth (beta).
 
 A ring of W GPUs sends 2 (W − 1) messages one after another, and each GPU sends 2 (W − 1) / W of the bytes:
 

@@ -82,7 +82,7 @@ def inception() -> nn.Module:
 
 
 class Source(NamedTuple):
-    """How a network and a batch for it are made."""
+    """The functions that make a network and a batch for it."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], Tensor]
@@ -153,7 +153,7 @@ def count_layers(network: nn.Module, inputs: Tensor) -> tuple[Layer, ...]:
 
 
 def own_parameters(module: nn.Module, reached: Container[nn.Module]) -> int:
-    """How many parameters a module has itself or in children whose forward is not called."""
+    """The number of parameters that a module has itself or in children whose forward is not called."""
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     return own + sum(own_parameters(child, reached) for child in module.children() if child not in reached)
 

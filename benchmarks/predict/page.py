@@ -170,7 +170,7 @@ def _case_row(case: Case) -> str:
 
 
 def _place(loss: float) -> float:
-    """Where a loss is on its scale, in percent of the scale's width."""
+    """The place of a loss on its scale, in percent of the scale's width."""
     return round(100 * loss / WIDEST_LOSS, 1)
 
 
@@ -205,7 +205,7 @@ def _scripts() -> str:
 
 
 def page_data() -> dict:
-    """What the scripts of the page need of the presets and the networks."""
+    """Data of the presets and the networks for the page's scripts."""
     gpus = {key: {"name": gpu.name, "rate": gpu.resnet50_per_second} for key, gpu in presets.GPUS.items()}
     return {
         "networks": {name: network_data(network) for name, network in networks().items()},

@@ -87,7 +87,7 @@ NODE_SIZES = (1, 2, 4, 8)  # GPUs
 
 
 class Hardware(NamedTuple):
-    """What a prediction is for, by the names above."""
+    """The hardware that a prediction is for, by the names above."""
 
     gpu: str = "a100"
     inner: str = "nvlink-a100"

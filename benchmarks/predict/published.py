@@ -70,7 +70,6 @@ class Prediction(NamedTuple):
 
 
 def predict(case: Case) -> Prediction:
-    """What the model says of a case."""
     alone = replace(case, training=without_effects(case.training))
     kind = case
     harsh = case
@@ -114,7 +113,6 @@ def assuming(case: Case, name: str, value: float) -> Case:
 
 
 def cases() -> list[Case]:
-    """All cases."""
     found = _horovod()
     found.append(_goyal())
     found += _one_node()

@@ -1,4 +1,4 @@
-"""How long a step of data-parallel training takes: compute, and what of the all-reduces backward does not hide.
+"""The time of a step of data-parallel training: compute, and the part of the all-reduces that backward does not hide.
 
     step = forward + max(backward, end of the last all-reduce) + what is left of the step
 
@@ -66,7 +66,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Buckets:
-    """When gradients are sent.
+    """The rule by which gradients are sent.
 
     Attributes:
         size: bytes at which a bucket is full.
@@ -218,7 +218,7 @@ def _fits(gradient: Gradient, size: float, now: float, buckets: Buckets, backwar
 
 
 def expected_maximum(count: int) -> float:
-    """How many standard deviations the largest of `count` normal samples is above their mean, expected.
+    """The expected distance of the largest of `count` normal samples from their mean, in standard deviations.
 
     Source: Blom's approximation, with the normal quantile of Abramowitz and Stegun, 26.2.23 (within 0.00045). The page
     computes it in the same way.

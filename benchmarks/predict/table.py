@@ -63,7 +63,7 @@ def batch_text(size: int | None) -> str:
 
 
 def published_table() -> str:
-    """What the model predicts for published cases, and what was measured."""
+    """Predictions of the model for published cases, beside what was measured."""
     lines = [
         "Held against published measurements, none of which it was fitted to: lost",
         "efficiency, which is 100 % minus the efficiency. “Network” is without slow GPUs",

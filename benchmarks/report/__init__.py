@@ -1,1 +1,1 @@
-"""What becomes of results: tables, verdicts, plots, the page, the numbers in the READMEs."""
+"""Reports of results: tables, verdicts, plots, the page, the numbers in the READMEs."""

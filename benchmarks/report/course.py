@@ -76,7 +76,7 @@ def line_number(call: Call) -> int:
 
 
 def collectives() -> str:
-    """Which line of the ladder calls which collective, as a table."""
+    """A table of the ladder's lines that call a collective, and which."""
     rows = ["| collective | file | line | call |", "|---|---|--:|---|"]
     for call in CALLS:
         code, _, _ = call.code.partition("  #")
@@ -86,7 +86,7 @@ def collectives() -> str:
 
 
 def ring() -> str:
-    """What each rank sends in one all-reduce of BasicNet's gradients, as a table."""
+    """A table of the bytes that each rank sends in one all-reduce of BasicNet's gradients."""
     size = _gradient_bytes()
     rows = ["| ranks | messages | share of the gradients | sent by each rank |", "|--:|--:|--:|--:|"]
     for ranks in WORLD_SIZES:
@@ -96,7 +96,7 @@ def ring() -> str:
 
 
 def latency() -> str:
-    """What the number of messages costs on the recorded link: all gradients one by one, and in DDP's two buckets."""
+    """The cost of the number of messages on the recorded link: all gradients one by one, and in DDP's two buckets."""
     seconds = _calibration(64).latency
     tensors = sum(1 for _ in BasicNet().parameters())
     rows = [f"| ranks | {tensors} all-reduces | 2 all-reduces | saved |", "|--:|--:|--:|--:|"]
@@ -120,7 +120,7 @@ def overlap() -> str:
 
 
 def no_sync() -> str:
-    """What `no_sync` saves in a window of four micro-batches of 64 on two ranks, as a table."""
+    """A table of the time that `no_sync` saves in a window of four micro-batches of 64 on two ranks."""
     saved_messages = MICRO_BATCHES - 1
     sent = saved_messages * _gradient_bytes() / 1e6
     calibration = _calibration(64)
@@ -146,7 +146,7 @@ def break_even() -> str:
 
 
 def _against_one_node(link: str, batch: int) -> str:
-    """How many times as fast as one node two are over this link, with the interval of the median."""
+    """The speed of two nodes over this link, as a multiple of one's, with the interval of the median."""
     compared = (row_name(link, batch), one_node(batch))
     for pair in _network_group()["pairs"]:
         if (pair["of"], pair["to"]) == compared:
@@ -156,7 +156,7 @@ def _against_one_node(link: str, batch: int) -> str:
 
 
 def memory_split() -> str:
-    """Where BasicNet's memory is on two devices at the peak of each, in MiB by category, as a table."""
+    """A table of BasicNet's memory on two devices at the peak of each, in MiB by category."""
     columns = {}
     for wrapper, devices in (("DataParallel", (0, 1)), ("DDP", (0,))):
         (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == 2]
@@ -196,7 +196,7 @@ def smaller() -> str:
 
 
 def interpreter_lock() -> str:
-    """What a forward of a replica takes alone, beside another thread, and beside another process, as a table."""
+    """A table of the time that a replica's forward takes alone, beside another thread, and beside another process."""
     rows = [
         "| samples | one worker | two threads | two processes | threads / processes |",
         "|--:|--:|--:|--:|--:|",
@@ -273,7 +273,7 @@ def _memory_rows(wrapper: str) -> list[dict]:
 
 
 def tails() -> str:
-    """What becomes of the last of 10,000 samples on seven ranks with a global batch of 70, as a table."""
+    """A table of what becomes of the last of 10,000 samples on seven ranks with a global batch of 70."""
     steps = TAIL_SAMPLES // TAIL_BATCH
     trained = f"{steps * TAIL_BATCH:,}"
     exact = f"{_of_all_ranks(DistributedEvalSampler):,}"
@@ -292,13 +292,13 @@ def tails() -> str:
 
 
 def _of_all_ranks(sampler: type[DistributedEvalSampler] | type[DistributedSampler]) -> int:
-    """How many samples a sampler gives to seven ranks in all."""
+    """The number of samples that a sampler gives to seven ranks in all."""
     shards = [sampler(range(TAIL_SAMPLES), TAIL_RANKS, rank) for rank in range(TAIL_RANKS)]
     return sum(len(shard) for shard in shards)
 
 
 def _computed(batch_size: int, split: bool) -> int:
-    """How many samples seven ranks together run through the network in an evaluation by the core's loaders."""
+    """The number of samples that seven ranks together compute in an evaluation by the core's loaders."""
     computed = 0
     for rank in range(TAIL_RANKS):
         batches = BatchSampler(SequentialSampler(range(TAIL_SAMPLES)), batch_size, drop_last=False)

@@ -1,11 +1,11 @@
-"""What is about to be compared, and what to expect of it on this machine."""
+"""The introduction to a comparison: its levels, and what to expect of them on this machine."""
 
 from benchmarks.harness.load import what_is_slowed
 from benchmarks.report.wrapping import wrapped
 
 
 def introduction(report: dict) -> str:
-    """What is about to run, and what to expect of it."""
+    """The runs ahead, and what to expect of them."""
     machine = report["machine"]
     hardware = ", ".join(machine["gpus"]) or "no GPU"
     what = (
@@ -20,14 +20,14 @@ def introduction(report: dict) -> str:
 
 
 def busy(report: dict) -> str | None:
-    """What other programs did to the comparison, if they computed before or after it, and what helps."""
+    """A sentence on other programs that computed before or after the comparison, and what helps."""
     machine = report["machine"]
     # Records of before do not say it.
     return what_is_slowed(report.get("busy_cores", {}), machine["cores"], machine.get("omp", {}))
 
 
 def expected_speed(report: dict) -> str:
-    """What parallelism can bring on this machine, and why it may be nothing."""
+    """The speed that parallelism can bring on this machine, and why it may be nothing."""
     machine, n, batch = report["machine"], report["world_size"], report["global_batch_size"]
     gpus, cores = len(machine["gpus"]), machine["cores"]
     if n == 1:

@@ -63,7 +63,7 @@ def _panel(panel, group: dict) -> None:
 
 
 class Bar(NamedTuple):
-    """What is drawn of one way, in milliseconds: where the grey part ends, where the bar ends, and its quartiles."""
+    """The bar of one way, in milliseconds: the end of its grey part, its own end, and its quartiles."""
 
     way: str
     computing: float
@@ -111,7 +111,7 @@ class Agreement(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the two differ by no more than the quartiles' distances of both together."""
+        """Do the two differ by no more than the quartiles' distances of both together?"""
         return abs(self.in_lanes - self.timed) <= self.spread
 
     def __str__(self) -> str:

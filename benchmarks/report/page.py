@@ -185,7 +185,7 @@ def _lanes(folder: Path) -> list[_Section]:
 
 
 def _memory(report: dict) -> str:
-    """What the plot shows, as numbers: device 0 by category, then the totals."""
+    """The numbers of the plot: device 0 by category, then the totals."""
     rows = [["network", "wrapper", "devices", *CATEGORIES, "device 0", "emptiest", "spread", "source"]]
     for row in report.get("memory") or []:
         rows.append([row["title"], row["wrapper"], str(row["devices"]), *cells(row), row["source"]])

@@ -56,7 +56,7 @@ class _Note(NamedTuple):
 
 
 class _Words(NamedTuple):
-    """What is written into the panel of one wrapper: above it, below its bars, and above its bars."""
+    """Text in the panel of one wrapper: above it, below its bars, and above its bars."""
 
     title: str
     devices: tuple[str, ...]
@@ -81,7 +81,7 @@ FOUR_DEVICES = {
 
 
 class MissingResults(LookupError):
-    """What a plot shows has not been measured."""
+    """Results that a plot shows have not been measured."""
 
 
 def draw(report: dict, folder: Path) -> tuple[list[str], list[str]]:
@@ -145,7 +145,7 @@ def throughput(report: dict, path: Path) -> None:
 
 
 def _notes(groups: list[dict]) -> list[str]:
-    """What the groups say of their rows, without full stops."""
+    """Notes of the groups on their rows, without full stops."""
     found = []
     for group in groups:
         for note in group["notes"]:
@@ -217,7 +217,7 @@ def _stack(panel, position: float, split: dict[str, int]) -> None:
 
 
 def four_devices(report: dict, path: Path) -> None:
-    """What each of four devices holds of BasicNet's training, under DataParallel and under DDP."""
+    """A plot of each of four devices' memory in BasicNet's training, under DataParallel and under DDP."""
     rows = {
         row["wrapper"]: row
         for row in report.get("memory") or []
@@ -253,7 +253,7 @@ def _heights(row: dict) -> list[float]:
 
 
 def overhead(report: dict, path: Path) -> None:
-    """What each abstraction adds to the raw loop's step, in µs: medians of paired differences, and their quartiles."""
+    """A plot of each abstraction's µs beyond the raw loop's step: medians of paired differences, with quartiles."""
     groups = [group for group in report.get("overhead") or [] if group["pairs"]]
     if not groups:
         raise MissingResults("the overhead of a step has not been measured")
@@ -283,7 +283,7 @@ def overhead(report: dict, path: Path) -> None:
 
 
 def place(machine: dict) -> str:
-    """Where the numbers come from: 'x86_64, 2 CPU cores, no GPU, torch 2.11.0'."""
+    """The machine that the numbers come from: 'x86_64, 2 CPU cores, no GPU, torch 2.11.0'."""
     gpus = f"{len(machine['gpus'])} × {machine['gpus'][0]}" if machine["gpus"] else "no GPU"
     return f"{machine['processor']}, {machine['cores']} CPU cores, {gpus}, torch {machine['torch']}"
 

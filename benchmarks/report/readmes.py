@@ -31,7 +31,7 @@ PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILIN
 
 
 class DiffArguments(NamedTuple):
-    """What stands behind the name of a part "diff"."""
+    """The arguments behind the name of a part "diff"."""
 
     before: str
     after: str
@@ -87,7 +87,7 @@ def diff_arguments(text: str) -> DiffArguments:
 
 
 def _diff_blocks(text: str) -> dict[DiffArguments, str]:
-    """What each part "diff" of a README has to contain."""
+    """The text that each part "diff" of a README has to contain."""
     anchors: dict[tuple[str, str], list[str]] = {}
     for name, arguments, _ in PART.findall(text):
         if name == "diff":
@@ -101,7 +101,7 @@ def _diff_blocks(text: str) -> dict[DiffArguments, str]:
 
 
 def lines() -> str:
-    """How long each script is and how much of it is new, as a table."""
+    """A table of each script's length and its new lines."""
     first = ladder.levels()[0]
     rows = [
         "| level | lines | new | gone |",
@@ -141,7 +141,7 @@ def epoch(level: str) -> str:
 
 
 def numbers(level: str) -> str:
-    """What the level gave and what it cost in the recorded comparison, in a line."""
+    """The level's result and cost in the recorded comparison, in a line."""
     record = recorded("results")
     name = ladder.named(level)
     result = record["levels"][name]
@@ -239,7 +239,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _has_drifted(path: Path) -> bool:
-    """Whether a README's parts are not what they should be; the program ends where one cannot be written."""
+    """Are a README's parts other than they should be? The program ends where one cannot be written."""
     text = path.read_text()
     try:
         return renewed(text) != text

@@ -21,7 +21,7 @@ def table(report: dict) -> str:
 
 
 def cells(report: dict) -> list[list[str]]:
-    """What the table says of each level."""
+    """The table's cells, a row for each level."""
     times = timed(report)
     return [_cells_of(level, result, times.get(level)) for level, result in report["levels"].items()]
 
@@ -66,7 +66,7 @@ def per_device(sizes: list[int]) -> str:
 
 
 def notes(report: dict) -> str:
-    """What the columns mean, what did not run, and the verdicts."""
+    """The meaning of the columns, the levels that did not run, and the verdicts."""
     datasets = {result["run"]["dataset"] for result in report["levels"].values() if "run" in result}
     names = ", ".join(sorted(datasets)) or "none"
     lines = []

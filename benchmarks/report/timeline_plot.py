@@ -45,7 +45,7 @@ OfRanks = list[list[Span]]
 
 
 class Row(NamedTuple):
-    """Where a lane is drawn: `bottom` and `height` in units, counted downwards."""
+    """The place of a lane in the drawing: `bottom` and `height` in units, counted downwards."""
 
     bottom: float
     height: float
@@ -86,7 +86,7 @@ def lanes_of(group: dict) -> dict[str, OfRanks]:
 
 
 def _processes(lanes: dict[str, OfRanks]) -> list[Process]:
-    """What a trace shows one below the other: each rank of each way, in seconds."""
+    """The processes of a trace, one below the other: each rank of each way, in seconds."""
     processes = []
     for way, of_ranks in lanes.items():
         for rank, spans in enumerate(of_ranks):
@@ -140,7 +140,7 @@ def _what_lanes_are(link: str) -> str:
 
 
 def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
-    """Where the lanes of each rank are drawn; those of gloo are lower ones."""
+    """The places of each rank's lanes; those of gloo are lower ones."""
     rows = {}
     between = NARROW if len(of_ranks) > 1 else WIDE
     bottom = 0.0
@@ -177,7 +177,7 @@ def _panel(panel, of_ranks: OfRanks) -> None:
 
 
 def _labels(rows: dict[tuple[int, str], Row], several_ranks: bool) -> dict[float, str]:
-    """What stands beside the lanes, by height: the rank's name beside its main thread, or each thread's."""
+    """Labels of the lanes, by height: the rank's name beside its main thread, or each thread's."""
     labels = {}
     for (rank, lane), row in rows.items():
         middle = row.bottom + row.height / 2

@@ -24,7 +24,7 @@ def verdicts(report: dict) -> list[Verdict]:
 
 
 def in_step(levels: dict[str, dict]) -> Verdict:
-    """Whether all levels end at level 00's weights."""
+    """The verdict on weights: do all levels end at level 00's?"""
     distance = {level: result.get("max_weight_difference") for level, result in levels.items()}
     apart = {level: far for level, far in distance.items() if far is not None and not far <= FARTHEST}
     if apart:
@@ -38,7 +38,7 @@ def in_step(levels: dict[str, dict]) -> Verdict:
 
 
 def exact(levels: dict[str, dict]) -> Verdict:
-    """Whether every level evaluated each test sample once on every number of ranks, as level 00 does on one."""
+    """The verdict on evaluation: each test sample once at every level and number of ranks, as at level 00 on one."""
     counted: dict[tuple[str, int], int] = {}  # by level and number of ranks
     missing = []
     for level, result in levels.items():
@@ -64,7 +64,7 @@ def exact(levels: dict[str, dict]) -> Verdict:
 
 
 def _evaluated(level: str, result: dict) -> dict[int, int]:
-    """How many samples the level evaluated, by the number of ranks."""
+    """The number of samples that the level evaluated, by the number of ranks."""
     counted = {}
     if "run" in result:
         ranks = result["run"]["world_size"] if level in ladder.DISTRIBUTED else 1
@@ -75,7 +75,7 @@ def _evaluated(level: str, result: dict) -> dict[int, int]:
 
 
 def balanced(levels: dict[str, dict]) -> Verdict:
-    """Whether DDP's ranks hold the same at every level; DataParallel's devices are told beside, without a promise."""
+    """The verdict on memory: do DDP's ranks hold the same? Nothing is promised of DataParallel's devices."""
     missing = [level for level in levels if level in ON_DEVICES and not _peak_of_each_device(levels[level])]
     if missing:
         return Verdict(None, f"BALANCED? no memory of {listed(missing)}")
@@ -96,13 +96,13 @@ def peaks(result: dict) -> list[int]:
 
 
 def _peak_of_each_device(result: dict) -> bool:
-    """Whether every process or replica of the level has a peak of its own: one for several says nothing of balance."""
+    """Has every process or replica of the level a peak of its own? One for several says nothing of balance."""
     devices = result.get("run", {}).get("world_size", 1)
     return len(peaks(result)) >= devices
 
 
 def _measured(result: dict) -> bool:
-    """Whether the allocator kept the peak of each process or replica apart, which replicas on one GPU do not have."""
+    """Did the allocator keep the peak of each process or replica apart? Replicas on one GPU have none of their own."""
     run = result.get("run", {})
     allocated = run.get("peak_memory_bytes") or []
     devices = max(run.get("world_size", 1), len(result.get("simulated_peak_memory", [])))
@@ -110,7 +110,7 @@ def _measured(result: dict) -> bool:
 
 
 def memory_source(levels: dict[str, dict]) -> str:
-    """Where the `peaks` of the levels come from. Replicas that share a GPU are simulated beside measured processes."""
+    """The source of the levels' `peaks`. Replicas that share a GPU are simulated beside measured processes."""
     known = [level for level, result in levels.items() if peaks(result)]
     simulated = [level for level in known if not _measured(levels[level])]
     if simulated == known:

@@ -145,7 +145,7 @@ def milliseconds(way: str, flags: tuple[str, ...]) -> float:
 
 
 def facts(flags: tuple[str, ...], ways: tuple[str, ...] = WAYS) -> dict[str, dict]:
-    """What each way counts, and how its ranks are set, from a run apart from the timed ones."""
+    """The count of each way, and how its ranks are set, from a run apart from the timed ones."""
     found = {}
     for way in ways:
         results = ranks(RANKS).run(evaluate, way, flags, counting=True, timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""What Python's interpreter lock (GIL) costs threads that compute side by side, as DataParallel's replicas do.
+"""The cost of Python's interpreter lock (GIL) for threads that compute side by side, as DataParallel's replicas do.
 
 A worker is a replica of BasicNet that computes forward again and again on one core. Two workers have a core each. As
 two processes each has a lock of its own. As two threads of one process they share one: a thread can only run Python, or

@@ -63,7 +63,7 @@ MAKING_STEPS = "making steps"
 
 @dataclass(frozen=True)
 class Step:
-    """How one optimizer step is made.
+    """The choices by which one optimizer step is made.
 
     Attributes:
         resident: the images lie on the GPU as bytes; a batch is chosen there.
@@ -115,7 +115,7 @@ def stairs(device: torch.device) -> list[Stair]:
 
 
 def why_no_bf16(device: torch.device) -> str | None:
-    """Why bfloat16 would be slow on `device`, or None."""
+    """The reason why bfloat16 would be slow on `device`, or None."""
     if device.type == "cuda":
         return None if torch.cuda.is_bf16_supported(including_emulation=False) else "the GPU has no bf16 instructions"
     return None if torch.backends.mkldnn.is_available() and _cpu_has_bf16() else "the CPU has no bf16 instructions"
@@ -126,7 +126,7 @@ def _cpu_has_bf16() -> bool:
 
 
 def why_no_compiler(device: torch.device) -> str | None:
-    """Why torch.compile cannot run on `device`, or None."""
+    """The reason why torch.compile cannot run on `device`, or None."""
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) < OLDEST_FOR_TRITON:
             return "the GPU is older than those that Triton compiles for"
@@ -275,7 +275,7 @@ class Training:
 
 
 class Ends(NamedTuple):
-    """Where a training began and where it ended: all parameters as one vector each."""
+    """The weights that a training began and ended with: all parameters as one vector each."""
 
     start: Tensor
     end: Tensor
@@ -297,14 +297,14 @@ def distance(stair: Stair, dataset: DigitImages, device: torch.device) -> float:
 
 
 def drift(stair: Stair, dataset: DigitImages, device: torch.device) -> float:
-    """How far from the first stair's the weights of `stair` end, as a share of how far those went, in float32."""
+    """The distance of `stair`'s last weights from the first stair's, as a share of how far those went, in float32."""
     ours = trained(stair.step, dataset, device, torch.float32)
     first = trained(Step(), dataset, device, torch.float32)
     return ((ours.end - first.end).norm() / (first.end - first.start).norm()).item()
 
 
 def checked(stair: Stair, dataset: DigitImages, device: torch.device) -> dict[str, float]:
-    """What shows that `stair` is the same training as the first one, as facts of its row.
+    """Evidence that `stair` is the same training as the first one, as facts of its row.
 
     Raises:
         ValueError: naming the stair, if it is another training.
@@ -323,7 +323,7 @@ def checked(stair: Stair, dataset: DigitImages, device: torch.device) -> dict[st
 
 @dataclass(frozen=True)
 class Profile:
-    """What one step asks of the device.
+    """The demands of one step on the device.
 
     Attributes:
         launches: kernels and copies on a GPU, those that a graph replays among them; operations of torch on a CPU,
@@ -350,7 +350,7 @@ def profiled(training: Training) -> Profile:
 
 
 def operations(events: Sequence[Any]) -> int:
-    """How many of a profile's events are operations of torch that no other operation has called.
+    """The number of a profile's events that are operations of torch and that no other operation has called.
 
     A backward's and an optimizer's are called by events that are not operations, such as "Optimizer.step#AdamW.step".
     """
@@ -371,7 +371,7 @@ def _called_by_operation(event: Any) -> bool:
 
 
 def kernels(events: Sequence[Any]) -> int:
-    """How many of a profile's events ran on the GPU. A `record_function` is shown there too, and is not counted."""
+    """The number of a profile's events that ran on the GPU. A `record_function` is shown there too, but not counted."""
     on_gpu = [event for event in events if event.device_type == DeviceType.CUDA]
     return sum(not event.is_user_annotation for event in on_gpu)
 
@@ -504,7 +504,7 @@ def warm_up(training: Training) -> None:
 
 
 def steps_for(seconds: float, training: Training) -> int:
-    """How many steps of a warm training take about `seconds`, by the median of three tries."""
+    """The number of steps of a warm training that take about `seconds`, by the median of three tries."""
     rates = [images_per_sec(training, WARM_UP_STEPS) for _ in range(3)]
     return max(1, round(seconds * statistics.median(rates) / BATCH_SIZE))
 

@@ -1,4 +1,4 @@
-"""What a batch costs before it is trained on: tensors in memory against torchvision's images and transforms.
+"""The cost of a batch before it is trained on: tensors in memory against torchvision's images and transforms.
 
 Both pipelines give the same numbers for the same images. With worker processes the loading overlaps with what the
 process does otherwise; here it does nothing else, so that the time between two batches is the pipeline's own.

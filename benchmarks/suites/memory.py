@@ -42,14 +42,14 @@ TENSORS = 12  # of device 0 that a record lists
 
 @dataclass(frozen=True)
 class Share:
-    """What one process stands for under a wrapper: a rank for one device, DataParallel's process for all."""
+    """The devices that one process stands for under a wrapper: a rank for one, DataParallel's process for all."""
 
     wrapper: str
     devices: int
 
     @property
     def is_rank(self) -> bool:
-        """Whether every device has a process of its own."""
+        """Has every device a process of its own?"""
         return self.wrapper != DATA_PARALLEL
 
     @property
@@ -145,7 +145,7 @@ def _name_gradient(parameter: Tensor) -> None:
 
 
 class Accounted(NamedTuple):
-    """What a process's devices held of one network at their peaks.
+    """The bytes of one network that a process's devices held at their peaks.
 
     Attributes:
         peaks: for each device the bytes in each category.
@@ -176,7 +176,7 @@ def train(network: Network, device: torch.device, share: Share, steps: int = STE
 
 
 def accounted(names: list[str], share: Share) -> list[Accounted]:
-    """What this process's devices hold of each network."""
+    """The bytes of each network that this process's devices hold."""
     result = []
     for name in names:
         with accounting() as ledger:
@@ -364,7 +364,7 @@ def table(rows: list[dict]) -> str:
 
 
 def cells(row: dict) -> list[str]:
-    """What a table says of a row, in MiB: device 0 by category and as a whole, the emptiest device; and the spread."""
+    """A row of the table, in MiB: device 0 by category and as a whole, the emptiest device; and the spread."""
     sizes = totals(row)
     first_device = row["peaks"][0]
     by_category = [in_category(first_device, name) for name in CATEGORIES]

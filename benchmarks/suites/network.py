@@ -38,7 +38,7 @@ CALIBRATED_AT = "unlimited"
 
 
 class Extent(NamedTuple):
-    """How much is measured."""
+    """The amount of measuring."""
 
     batches: tuple[int, ...]  # per process
     steps: int  # of a sample
@@ -52,7 +52,7 @@ TIMEOUT = 300  # seconds, for any one job
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the model of a step knows.
+    """Measured constants of the model of a step.
 
     Attributes:
         compute: seconds of a step on the unlimited cable, less the latency of its all-reduces. It thus holds what it
@@ -267,7 +267,7 @@ def record(net: Network, samples: Samples, batches: tuple[int, ...]) -> dict:
 
 
 def link_facts(name: str, batch: int, bits_per_second: float, model: Calibration) -> dict:
-    """What is known of a row of two nodes: its link, of the rate that TCP had, and what the model says of it."""
+    """Facts of a row of two nodes: its link, of the rate that TCP had, and the model's prediction."""
     predicted = 2 * batch / model.step(bits_per_second)
     without_overlap = 2 * batch / model.step(bits_per_second, overlap=False)
     return {
@@ -288,7 +288,7 @@ def rows_of_links(result: dict) -> dict[str, dict]:
 
 
 def notes(result: dict) -> list[str]:
-    """What was measured, what was predicted from what, and how well."""
+    """Notes on the measurement, and on what was predicted from what, and how well."""
     lines = ["Predicted from the unlimited runs (=); nothing is fitted to the limited ones:"]
     lines.append(f"  {'':<34}{'TCP Gbit/s':>11}{'measured':>10}{'model':>8}{'no overlap':>12}")
     for name, row in rows_of_links(result).items():

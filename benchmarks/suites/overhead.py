@@ -1,4 +1,4 @@
-"""What an abstraction adds to a training step: a raw loop, the core, the Trainer and their peers, in one process.
+"""The time that an abstraction adds to a step: a raw loop, the core, the Trainer and their peers, in one process.
 
 The model is Linear(16, 10), the batch 64 samples, in memory, on the CPU with one thread: next to nothing to compute, so
 that what is left is the loop's own cost. Each round runs every contestant once over the same batches, in an order that
@@ -213,7 +213,7 @@ def groups() -> list[Group]:
 
 
 def measured(rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of these rows. What an abstraction adds is known where its raw loop is one of them."""
+    """The record of these rows. The cost of an abstraction is known where its raw loop is one of them."""
     with single_thread():
         samples = measure(chosen(contestants(), rows), extent.rounds)
         record = summary(samples)
@@ -221,7 +221,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
 
 
 def missing(*names: str) -> list[str]:
-    """Which of these packages are not installed."""
+    """Those of these packages that are not installed."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 

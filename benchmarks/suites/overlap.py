@@ -1,4 +1,4 @@
-"""What hides or saves communication: overlap, the size of buckets, no_sync, fp16, bf16 and PowerSGD.
+"""Ways to hide or save communication: overlap, the size of buckets, no_sync, fp16, bf16 and PowerSGD.
 
 Two nodes (see `benchmarks.harness.two_nodes`), a rank on each, one core and one thread each, over 1 Gbit/s and
 100 Mbit/s. The ways of `benchmarks.harness.gradient_averaging` take turns. Beside the time stand the bytes that a rank
@@ -27,7 +27,7 @@ TIMEOUT = 900  # seconds, for one training
 
 
 class Extent(NamedTuple):
-    """How much is measured."""
+    """The amount of measuring."""
 
     ways: tuple[str, ...]
     steps: int  # of a sample
@@ -40,7 +40,7 @@ QUICK = Extent(ways=(ALONE, ALONE_TWICE, NAIVE, TORCH, NO_SYNC, "fp16"), steps=1
 
 
 class Drift(NamedTuple):
-    """What became of a training.
+    """The distance of a training from torch's DDP, and its result.
 
     Attributes:
         share: the distance between its last weights and those of torch's DDP, as a share of the distance that torch's

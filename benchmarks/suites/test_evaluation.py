@@ -1,4 +1,4 @@
-"""What three ways of evaluating on three ranks count and cost."""
+"""Three ways of evaluating on three ranks: their counts and their costs."""
 
 from benchmarks.harness.groups import keyed
 from benchmarks.suites import evaluation

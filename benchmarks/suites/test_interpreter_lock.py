@@ -1,4 +1,4 @@
-"""What the interpreter lock costs replicas in threads."""
+"""The cost of the interpreter lock for replicas in threads."""
 
 from benchmarks.harness.groups import keyed
 from benchmarks.suites import interpreter_lock

@@ -1,4 +1,4 @@
-"""How far level 00's step is from what the hardware can do."""
+"""The distance of level 00's step from what the hardware can do."""
 
 from benchmarks.harness.groups import keyed
 from benchmarks.suites import limit

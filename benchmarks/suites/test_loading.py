@@ -1,4 +1,4 @@
-"""What a batch costs before it is trained on."""
+"""The cost of a batch before it is trained on."""
 
 from benchmarks.harness.groups import keyed
 from benchmarks.suites import loading

@@ -1,4 +1,4 @@
-"""Where the memory of a training step goes, device by device."""
+"""The memory of a training step, device by device."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an abstraction adds to a training step."""
+"""The time that an abstraction adds to a training step."""
 
 from benchmarks.harness.groups import keyed
 from benchmarks.suites import overhead

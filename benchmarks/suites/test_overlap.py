@@ -1,4 +1,4 @@
-"""What overlap, buckets, no_sync and compression gain between two real nodes."""
+"""The gain of overlap, buckets, no_sync and compression between two real nodes."""
 
 from benchmarks.harness.gradient_averaging import ALONE
 from benchmarks.harness.groups import keyed

@@ -1,4 +1,4 @@
-"""What every thread does during one step."""
+"""The work of every thread during one step."""
 
 from benchmarks.harness.groups import keyed
 from benchmarks.suites import timeline

@@ -37,7 +37,7 @@ WORTH_IT = 1.1  # of one process's throughput: where two reach less, the record 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What one row measures.
+    """A level as one row measures it.
 
     Attributes:
         workers: processes, or at level 01 replicas.
@@ -135,7 +135,7 @@ class Throughput:
         self.contestants = {name: partial(self._images_per_sec, name) for name in self.configurations}
 
     def _steps_in(self, seconds: float, results: list[dict]) -> int:
-        """How many steps take about `seconds`: at least 2; on a CPU no more than 400, or than an epoch has."""
+        """The number of steps that take about `seconds`: 2 at least; on a CPU 400 or an epoch's at most."""
         durations = [result["global_batch_size"] / result["images_per_sec"] for result in results]
         largest = max(configuration.batch_size for configuration in self.configurations.values())
         of_an_epoch = 60_000 // largest - WARM_UP_STEPS
@@ -261,7 +261,7 @@ def what_was_run(record: dict, facts: dict[str, dict]) -> list[str]:
 
 
 def environment(facts: dict[str, dict]) -> list[str]:
-    """What the rows of a group have in common."""
+    """Lines on what the rows of a group have in common."""
     threads = {row["processes"]: row["threads_per_process"] for row in facts.values() if row["level"] != FIRST}
     shares = [f"{count} × {share}" for count, share in sorted(threads.items())]
     backends = {row["backend"] for row in facts.values() if row["backend"]}
@@ -296,7 +296,7 @@ def promises(record: dict) -> list[str]:
 
 
 def _microseconds_added(row: dict, to: dict) -> float:
-    """How much longer a step of `row` takes than one of `to`: the median over the rounds."""
+    """The time by which a step of `row` is longer than one of `to`: the median over the rounds."""
     batch = row["global_batch_size"]
     ours = [batch / rate for rate in row["samples"]]
     theirs = [batch / rate for rate in to["samples"]]
@@ -313,7 +313,7 @@ def _verdict(low: float, high: float, least: float, rounds: int) -> str:
 
 
 def why_no_faster(record: dict) -> list[str]:
-    """Where the time of two processes' step goes, if they reach less than WORTH_IT of one.
+    """An account of the time of two processes' step, if they reach less than WORTH_IT of one.
 
     All of it measured in the same rounds: the step of one process, the step of two, and what one of the two has to
     compute, alone on the machine with its half of the cores. There is no reason where one of the three is missing, or

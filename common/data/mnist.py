@@ -17,7 +17,7 @@ MNIST_FILES = {
 
 
 def mnist_on_disk(data_dir: str | Path) -> bool:
-    """True if all four files are in `data_dir`; whether they are whole is for `load_data` to see."""
+    """Are all four files in `data_dir`? Their content is for `load_data` to check."""
     raw = raw_folder(data_dir)
     return all((raw / name).exists() for name in MNIST_FILES)
 

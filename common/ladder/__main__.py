@@ -1,4 +1,4 @@
-"""What changes between two levels, a level on the small abstractions, a check of an exercise; or a tour of the ladder.
+"""A tour of the ladder; or the changes between two levels, a level on the small abstractions, a check of an exercise.
 
 python -m common.ladder
 python -m common.ladder diff 01 02

@@ -1,4 +1,4 @@
-"""What changes from one rung of the ladder to another."""
+"""Differences between two rungs of the ladder."""
 
 import difflib
 import re
@@ -11,7 +11,7 @@ CONTEXT = 3  # equal lines shown around a change
 
 
 class ChangedLines(NamedTuple):
-    """How many lines of the story a step adds, and how many it removes."""
+    """The numbers of the story's lines that a step adds and removes."""
 
     added: int
     removed: int
@@ -29,7 +29,7 @@ class Hunk:
 
 
 def changed_lines(before: str, after: str) -> ChangedLines:
-    """How many lines a reader of `before` finds new in `after`, and how many are gone; blank ones do not count."""
+    """The numbers of lines that a reader of `before` finds new in `after`, or gone; blank ones do not count."""
     matcher = difflib.SequenceMatcher(None, story(before), story(after), autojunk=False)
     added = removed = 0
     for kind, start, end, other_start, other_end in matcher.get_opcodes():
@@ -40,7 +40,7 @@ def changed_lines(before: str, after: str) -> ChangedLines:
 
 
 def diff(before: str, after: str, docstring: bool = False) -> list[Hunk]:
-    """What changes from one script to another, in order; all lines of both are in it.
+    """The changes from one script to another, in order, with all lines of both.
 
     Without `docstring` the module docstrings, of which every script has its own, and the blank lines after them are
     left out.

@@ -1,4 +1,4 @@
-"""Which levels and scripts there are, and how to read and load them.
+"""The levels and scripts of the ladder, and functions that read and load them.
 
 A *level* is a folder of the ladder. A *rung* is a script to climb to: each level's train.py, under the level's name,
 and train_full.py of level 03, which adds what a long training needs. Whatever reads or loads a script takes a rung.

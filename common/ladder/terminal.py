@@ -25,12 +25,12 @@ class Stretch(NamedTuple):
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal and the user has not set NO_COLOR (https://no-color.org)."""
+    """Is `stream` a terminal, and has the user not set NO_COLOR (https://no-color.org)?"""
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def diff_text(before: str, after: str, colour: bool, width: int = 80) -> str:
-    """What goes, what comes, and the lines around it, in `width` columns; changed words stand out in colour."""
+    """Removed and added lines, and some around them, in `width` columns; changed words stand out in colour."""
     changed = changed_lines(before, after)
     shown = [
         f"{before} → {after}: {changed.added} lines added, {changed.removed} removed",

@@ -1,4 +1,4 @@
-"""What greets a new user: what this machine has, what each level will use of it, what to expect, what to type next.
+"""A greeting for a new user: this machine, what each level will use of it, what to expect, what to type next.
 
 python -m common.ladder
 """
@@ -20,7 +20,7 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Machine:
-    """What the levels will find here."""
+    """The hardware and the data that the levels will find here."""
 
     cores: int  # that this process may use
     threads: int  # that torch uses if nobody tells it otherwise
@@ -32,13 +32,13 @@ class Machine:
 
     @property
     def processes(self) -> int:
-        """How many processes, or replicas, the tour suggests: one for each GPU, and two where that would be fewer."""
+        """The number of processes, or replicas, that the tour suggests: one for each GPU, and at least two."""
         return max(2, len(self.gpus))
 
 
 @dataclass(frozen=True)
 class Use:
-    """What one level will use: `processes` of `threads` threads each, which meet over `backend`."""
+    """The resources of one level: `processes` of `threads` threads each, which meet over `backend`."""
 
     level: str
     processes: int
@@ -48,7 +48,7 @@ class Use:
 
 
 def look() -> Machine:
-    """What this machine has. No data is read, and nothing is asked of a network."""
+    """A description of this machine. No data is read, and nothing is asked of a network."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     data_dir = os.environ.get("MNIST_ROOT", "data")
     return Machine(
@@ -63,7 +63,7 @@ def look() -> Machine:
 
 
 def uses(machine: Machine) -> list[Use]:
-    """What each level will use, started with the commands that the tour shows."""
+    """The resources of each level, started with the commands that the tour shows."""
     n = machine.processes
     gpus = len(machine.gpus)
     device = "cuda" if gpus else "cpu"
@@ -94,7 +94,7 @@ def command(level: str, machine: Machine) -> str:
 
 
 def expectation(machine: Machine) -> str:
-    """How fast several processes will be here, before anybody is disappointed."""
+    """The speed to expect of several processes here, before anybody is disappointed."""
     n, gpus, cores = machine.processes, len(machine.gpus), machine.cores
     if gpus > 1:
         return (
@@ -145,7 +145,7 @@ def text(machine: Machine) -> str:
 
 
 def _facts(machine: Machine) -> list[str]:
-    """What the machine has, a line or more for each kind."""
+    """Facts of the machine, a line or more for each kind."""
     counts = Counter(machine.gpus)
     gpus = ", ".join(f"{count} × {name}" for name, count in counts.items())
     facts = {

@@ -19,7 +19,7 @@ PER_STEP = 4
 
 
 def count_windows(model, optimizer):
-    """How many micro-batches each step has had: a list that keeps up."""
+    """The number of micro-batches of each step, in a list that keeps up."""
     windows = [0]
 
     def count(_):

@@ -76,7 +76,7 @@ def _numbers(reports: list[Report]) -> str:
 
 
 def _finding(reports: list[Report]) -> str | None:
-    """What the detector says on the first rank where it says something."""
+    """The detector's words on the first rank where it has any."""
     for report in reports:
         if report.finding:
             return report.finding

@@ -48,7 +48,7 @@ def faults_per_step(numbers):
 
 
 def allocator_of_glibc():
-    """What glibc's own rule grows to: blocks of up to 32 MiB are kept."""
+    """The allocator that glibc's rule grows to: it keeps blocks to 32 MiB."""
     if why_not() is None:
         set_parameter(M_MMAP_THRESHOLD, OLD_MMAP_THRESHOLD)
         set_parameter(M_TRIM_THRESHOLD, 2 * OLD_MMAP_THRESHOLD)

@@ -1,4 +1,4 @@
-"""What a pitfall stands on: a process group, and the view of all its ranks."""
+"""The stage of a pitfall: a process group, and the view of all its ranks."""
 
 import importlib
 import os
@@ -23,7 +23,7 @@ _folder: Path | None = None
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank has to say of one version of a pitfall."""
+    """The report of one rank on one version of a pitfall."""
 
     number: str
     finding: str | None
@@ -104,7 +104,7 @@ def at(place: str) -> None:
 
 
 def places() -> list[str]:
-    """Where the ranks are, in rank order, by their last call of `at`."""
+    """The places of the ranks, in rank order, by their last call of `at`."""
     ranks = range(dist.get_world_size())
     return [_store.get(f"place/{rank}").decode() for rank in ranks]
 

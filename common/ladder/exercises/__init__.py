@@ -12,7 +12,7 @@ NAMES = ("average_gradients", "accumulate", "exact_evaluation")
 
 
 def task(name: str) -> str:
-    """What the exercise asks for.
+    """The text of the exercise.
 
     Raises:
         ValueError: if there is no such exercise.
@@ -27,7 +27,7 @@ def _check_name(name: str) -> None:
 
 
 def check(name: str, path: Path) -> list[str]:
-    """What is wrong with the solution in `path`; nothing if it has passed.
+    """Findings against the solution in `path`; none if it has passed.
 
     Raises:
         ValueError: if there is no such exercise, or no such file.

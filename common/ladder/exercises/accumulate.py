@@ -66,7 +66,7 @@ def run(path: str) -> dict:
 
 
 def expected() -> dict[str, torch.Tensor]:
-    """What one device trains that has all samples of a step in one batch."""
+    """The weights that one device trains with all samples of a step in one batch."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""How a solution is run: loaded from its file on every rank of a process group, with an end to waiting."""
+"""The run of a solution: loaded from its file on every rank of a process group, with an end to waiting."""
 
 import importlib.util
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def process_group() -> AbstractContextManager[None]:
 
 
 def on_ranks(world_size: int, job: Callable[..., Any], path: Path) -> list[Any]:
-    """What `job(path)` returns on each of `world_size` ranks.
+    """The results of `job(path)` on each of `world_size` ranks.
 
     Raises:
         SolutionFailed: if it does not return on every rank; the message says why.
