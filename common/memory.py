@@ -57,6 +57,14 @@ class _Allocation:
     counts: bool = True
 
 
+@dataclass
+class _Followed:
+    """A storage whose size changes without an operation, and its bytes when it was looked at last."""
+
+    storage: weakref.ref
+    nbytes: int
+
+
 class Ledger:
     """The bytes that are held now, by device and category, and each device's at its peak."""
 
@@ -66,7 +74,7 @@ class Ledger:
         self._category: dict[int, str] = {}  # by serial number, kept after death
         self._made: dict[int, tuple[str, tuple[int, ...]]] = {}  # by serial number: operation and shape
         self._names: dict[int, str] = {}  # by serial number
-        self._resized: dict[int, weakref.ref] = {}  # by address: storages whose size changes without an operation
+        self._resized: dict[int, _Followed] = {}  # by address: storages whose size changes without an operation
         self._held: dict[int, dict[int, int]] = {}  # per device: bytes by serial number
         self._total: dict[int, int] = {}
         self._peak: dict[int, int] = {}
@@ -154,16 +162,17 @@ class Ledger:
     def follow_size(self, tensor: Tensor) -> None:
         """Look at the storage's size before every operation: whoever resizes it calls none."""
         storage = tensor.untyped_storage()
-        self._resized[storage._cdata] = weakref.ref(storage)
+        self._resized[storage._cdata] = _Followed(weakref.ref(storage), nbytes=-1)  # looked at in any case
 
     def look_at_sizes(self) -> None:
         """Enter what has become of the storages that `follow_size` was told of."""
         with self._lock:
-            for address, reference in list(self._resized.items()):
-                storage = reference()
+            for address, followed in list(self._resized.items()):
+                storage = followed.storage()
                 if storage is None:
                     del self._resized[address]
-                else:
+                elif storage.nbytes() != followed.nbytes:  # most have not changed, and this runs at every operation
+                    followed.nbytes = storage.nbytes()
                     self._resize(self._alive[address], _in_blocks(storage))
 
     def _resize(self, allocation: _Allocation, size: int) -> None:

@@ -1,0 +1,165 @@
+"""Tensors with a shape and a storage that nobody writes to: training without computing, in memory that is never used.
+
+Within `hollow()` an operation's results are allocated and left as they are. Memory that nobody touches costs address
+space only, so a step that would need 40 GiB runs in some seconds on a laptop. Unlike torch's fake tensors these are
+ordinary tensors of the CPU, so DDP's C++ code, FSDP and optimizers work on them, and `common.memory.accounting` counts
+their storages.
+
+Their numbers mean nothing. Small tensors are computed all the same: optimizers and wrappers read their steps and sizes.
+A network whose shapes depend on the numbers of large tensors cannot run this way.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
+
+SMALL = 4096  # elements up to which tensors are computed
+# What these do to a tensor is not its numbers: they send it, or say where it begins in a profile.
+_NOT_ARITHMETIC = ("c10d", "profiler")
+_READ_ONE_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+
+
+class DependsOnNumbers(RuntimeError):
+    """An operation's result has a shape, or a value, that only the numbers of large tensors can tell."""
+
+
+@contextmanager
+def hollow() -> Iterator[None]:
+    """Run operations without computing them.
+
+    Raises:
+        DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
+    """
+    with _Hollow():
+        yield
+
+
+class Layout(NamedTuple):
+    """All of a tensor but its numbers.
+
+    Attributes:
+        argument: of a result that lies in the memory of an argument, that argument's position among the leaves.
+        offset: of its first element there, counted from the argument's first one.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int | None = None
+    offset: int = 0
+
+
+class _Hollow(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes = FakeTensorMode()
+        self.known: dict[tuple, Any] = {}  # layouts of results, by operation and layouts of arguments
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace in _NOT_ARITHMETIC or func in _READ_ONE_NUMBER or _changes_metadata_only(func):
+            return func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+        if tensors and all(tensor.numel() <= SMALL for tensor in tensors):
+            return func(*args, **kwargs)
+        if _writes_to_arguments(func):
+            written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
+            return _as_returned(written)
+        leaves, structure = tree_flatten((args, kwargs))
+        layouts = self._layouts_of_results(func, leaves, structure)
+        return tree_map(partial(_allocated, leaves), layouts, is_leaf=_is_layout)
+
+    def _layouts_of_results(self, func, leaves, structure) -> Any:
+        layouts = tuple(map(_layout, leaves))
+        key = (func, structure, layouts)
+        try:
+            if key in self.known:
+                return self.known[key]
+        except TypeError:  # an argument that cannot be a part of a key
+            return self._inferred(func, layouts, structure)
+        result = self.known[key] = self._inferred(func, layouts, structure)
+        return result
+
+    def _inferred(self, func, layouts, structure) -> Any:
+        try:
+            with self.shapes:
+                fakes = [_without_numbers(layout) for layout in layouts]
+                args, kwargs = tree_unflatten(fakes, structure)
+                results = func(*args, **kwargs)
+        except DynamicOutputShapeException as error:
+            raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers") from error
+        except DataDependentOutputException as error:
+            raise DependsOnNumbers(f"{func} reads numbers") from error
+        # Not every operation says in its schema that it returns an argument.
+        storages = {_storage(fake): position for position, fake in enumerate(fakes) if isinstance(fake, Tensor)}
+        return tree_map(partial(_layout, storages=storages), results)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _layout(leaf: Any, storages: dict[int, int] | None = None) -> Any:
+    """The Layout of `leaf`, if that is a tensor. `storages`: positions of the arguments, by their storages."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    layout = Layout(leaf.shape, leaf.stride(), leaf.dtype)
+    if storages is None or _storage(leaf) not in storages:
+        return layout
+    return layout._replace(argument=storages[_storage(leaf)], offset=leaf.storage_offset())
+
+
+def _is_layout(leaf: Any) -> bool:
+    return isinstance(leaf, Layout)
+
+
+def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
+    """Whether the results are views of the arguments, or the arguments with another shape or storage."""
+    if torch.Tag.inplace_view in func.tags:
+        return True
+    aliases = [result.alias_info for result in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _writes_to_arguments(func: torch._ops.OpOverload) -> bool:
+    """Whether all that the operation returns, perhaps nothing, are arguments that it has written to."""
+    return all(result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns)
+
+
+def _argument(func: torch._ops.OpOverload, alias: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The argument that a result with this alias is."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.before_set == alias.before_set:
+            return args[position] if position < len(args) else kwargs[argument.name]
+    raise AssertionError(f"{func} returns {alias}, which is none of its arguments")
+
+
+def _as_returned(results: list) -> Any:
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _without_numbers(leaf: Any) -> Any:
+    """A fake tensor with the layout `leaf`, if that is one. To be called within a FakeTensorMode."""
+    if not isinstance(leaf, Layout):
+        return leaf
+    return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+
+
+def _allocated(leaves: list, leaf: Any) -> Any:
+    """A tensor with the layout `leaf`: of an argument among `leaves`, or new. Small ones are 0: they may be read."""
+    if not isinstance(leaf, Layout):
+        return leaf
+    if leaf.argument is not None:
+        argument = leaves[leaf.argument]
+        return argument.as_strided(leaf.shape, leaf.stride, argument.storage_offset() + leaf.offset)
+    tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+    return tensor.zero_() if tensor.numel() <= SMALL else tensor

@@ -1,0 +1,209 @@
+"""The ways to train one network on several devices, as they look from one process: how each wraps model and optimizer.
+
+The process is one rank of a group that has no other members (torch's fake backend): its collectives return at once.
+What a rank allocates does not depend on what the others send. DataParallel is one process for all devices.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from benchmarks.your_network.spec import UserNetwork, call
+from common.memory import copy_to, follow_size, name_category
+from common.small.data_parallel import gather, replicate
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to train on several devices.
+
+    Attributes:
+        name: for tables.
+        wrap: of the model, which lies on its device, and the group's mesh.
+        shard_optimizer: ZeRO-1: each rank has the optimizer's state of its parameters only.
+        one_process: whether it is one process for all devices, instead of one for each.
+    """
+
+    name: str
+    wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
+    shard_optimizer: bool = False
+    one_process: bool = False
+    needs_several: bool = field(default=True)
+
+    def batch_of_process(self, global_batch: int, devices: int) -> int:
+        """Samples of a step that one process has."""
+        return global_batch if self.one_process else global_batch // devices
+
+
+class Replicated(nn.Module):
+    """DataParallel's four steps, as in `common.small.data_parallel`, for inputs and outputs of any structure.
+
+    The replicas run one after the other. Each device holds what it would hold if they ran side by side.
+    """
+
+    def __init__(self, module: nn.Module, devices: int) -> None:
+        super().__init__()
+        self.module = module
+        self.devices = devices
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = tree_flatten((args, kwargs))
+        shards = [leaf.chunk(self.devices) if isinstance(leaf, Tensor) else [leaf] * self.devices for leaf in leaves]
+        count = min(len(shard) for shard in shards)
+        replicas = replicate(self.module, count)
+        outputs = []
+        for device, replica in enumerate(replicas):
+            own = [_sent(shard[device], device) for shard in shards]
+            own_args, own_kwargs = tree_unflatten(own, structure)
+            outputs.append(replica(*own_args, **own_kwargs))
+        return _joined(outputs)
+
+
+def _sent(leaf: Any, device: int) -> Any:
+    return copy_to(leaf, 0, device) if isinstance(leaf, Tensor) else leaf
+
+
+def _joined(outputs: list) -> Any:
+    """The outputs of the replicas on the first device, tensor by tensor; numbers become a vector, as with torch's."""
+    flat = [tree_flatten(output) for output in outputs]
+    structure = flat[0][1]
+    joined = []
+    for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
+        if isinstance(leaves[0], Tensor):
+            joined.append(gather([leaf.reshape(1) if leaf.dim() == 0 else leaf for leaf in leaves]))
+        else:
+            joined.append(leaves[0])
+    return tree_unflatten(joined, structure)
+
+
+def _data_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return Replicated(model, mesh.size())
+
+
+def _ddp(model: nn.Module, mesh: DeviceMesh, gradient_as_bucket_view: bool = False) -> nn.Module:
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=gradient_as_bucket_view)
+    wrapped.register_comm_hook(None, _averaged_already)
+    return wrapped
+
+
+def _averaged_already(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """A hook in place of the all-reduce, of whose result the fake group would say nothing."""
+    name_category(bucket.buffer(), "communication", "bucket")
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _fully_sharded(model: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool) -> nn.Module:
+    for unit in units(model):
+        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard_after_forward)
+        unit.register_forward_pre_hook(_name_gathered)  # runs after FSDP's own hook, which gathers
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    model.register_forward_pre_hook(_name_gathered)
+    return model
+
+
+def _name_gathered(unit: nn.Module, _: Any) -> None:
+    """Say for the accounting which tensors are gathered parameters, and that FSDP frees and fills their storages."""
+    for parameter in unit.parameters():
+        if not hasattr(parameter, "device_mesh"):  # another unit's are still cut
+            name_category(parameter, "parameters", "gathered parameter")
+            follow_size(parameter)
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """The parts that FSDP gathers, or checkpointing repeats, one at a time: the elements of Sequential and ModuleList.
+
+    An element that is such a container itself is opened; what lies deeper within an element belongs to it.
+    """
+    if type(model) in _CONTAINERS:
+        return _elements(model)
+    found = []
+    for child in model.children():
+        found += units(child)
+    return found
+
+
+def _elements(container: nn.Module) -> list[nn.Module]:
+    found = []
+    for element in container.children():
+        if type(element) in _CONTAINERS:
+            found += _elements(element)
+        elif any(True for _ in element.parameters()):
+            found.append(element)
+    return found
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    """`model`, whose units keep their inputs only and compute again in backward."""
+    chosen = set(units(model))
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if child in chosen:
+                setattr(parent, name, checkpoint_wrapper(child))
+    return model
+
+
+def _unchanged(model: nn.Module, _: DeviceMesh) -> nn.Module:
+    return model
+
+
+ONE_DEVICE = Strategy("one device", _unchanged, one_process=True)
+DATA_PARALLEL = Strategy("DataParallel", _data_parallel, one_process=True)
+DDP = Strategy("DDP", _ddp)
+BUCKET_VIEWS = Strategy("DDP, bucket views", partial(_ddp, gradient_as_bucket_view=True))
+ZERO_1 = Strategy("ZeRO-1", _ddp, shard_optimizer=True)
+ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False))
+ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True))
+ON_SEVERAL = (DATA_PARALLEL, DDP, BUCKET_VIEWS, ZERO_1, ZERO_2, ZERO_3)
+
+
+@contextmanager
+def lone_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
+    """This process as a rank of a group without other members."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield init_device_mesh("cpu", (world_size,))
+    finally:
+        dist.destroy_process_group()
+
+
+def make_optimizer(network: UserNetwork, model: nn.Module, sharded: bool) -> torch.optim.Optimizer:
+    """The network's optimizer, which takes all parameters at once, as torch's do on a GPU unless they are told."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if sharded:
+        optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(parameters, network.optimizer)
+        groups = optimizer.optim.param_groups
+    else:
+        optimizer = network.optimizer(parameters)
+        groups = optimizer.param_groups
+    for group in groups:
+        if group.get("foreach", True) is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer
+
+
+def scaled_loss(network: UserNetwork, model: nn.Module, inputs: Any, targets: Any, dtype: torch.dtype | None) -> Tensor:
+    """The loss of a batch, computed in mixed precision if there is a `dtype`."""
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        return network.loss(call(model, inputs), targets)
+
+
+def to_device(batch: Any) -> Any:
+    """A batch on the process's device."""
+    return tree_map(lambda leaf: leaf.to("cpu") if isinstance(leaf, Tensor) else leaf, batch)

@@ -1,0 +1,226 @@
+"""What a network of somebody else's needs: the same as where it is really trained, without its memory."""
+
+import json
+import resource
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from benchmarks.your_network import __main__ as program
+from benchmarks.your_network import memory, spec, strategies
+from benchmarks.your_network.hollow import DependsOnNumbers, hollow
+from benchmarks.your_network.memory import Setting
+from common.errors import UserError
+from common.memory import accounting
+from common.process_group import process_group
+from common.processes import ranks
+
+TEXTS = '''
+import torch
+from torch import nn
+
+class Texts(nn.Module):
+    """Two inputs, attention, and a parameter beside children."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(500, 32)
+        self.scale = nn.Parameter(torch.ones(32))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(2))
+        self.score = nn.Linear(32, 3)
+
+    def forward(self, words, lengths):
+        hidden = self.words(words) * self.scale
+        hidden[:, 0] += lengths[:, None]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return {"scores": self.score(hidden.mean(dim=1))}
+
+def build():
+    return Texts()
+
+def batch(n):
+    return {"words": torch.randint(500, (n, 24)), "lengths": torch.rand(n)}, torch.randint(3, (n,))
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs["scores"], targets)
+'''
+ALL = (strategies.ONE_DEVICE, *strategies.ON_SEVERAL)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.py"
+    path.write_text(TEXTS)
+    return spec.load(f"{path}:build")
+
+
+def on_ranks(path: str, number: int, devices: int, batch: int, shape: tuple[int, ...]) -> dict[str, int]:
+    """What this rank, one of several that are really there, needs for steps that are really computed."""
+    strategy = strategies.ON_SEVERAL[number]
+    network = spec.load(path, shape)
+    with process_group("gloo"), accounting() as ledger:
+        mesh = init_device_mesh("cpu", (devices,))
+        memory.train(network, Setting(strategy, devices), mesh, strategy.batch_of_process(batch, devices))
+    (split,) = ledger.peaks().values()
+    return split
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda strategy: strategy.name)
+def test_what_is_not_computed_needs_what_is_computed(texts, strategy):
+    setting = Setting(strategy, devices=1 if strategy is strategies.ONE_DEVICE else 2)
+    assert memory.need(texts, setting, 8).devices == memory.need(texts, setting, 8, computes=True).devices
+
+
+@pytest.mark.parametrize("precision, checkpointing", [("bf16", False), ("fp16", False), ("no", True)])
+def test_so_it_does_in_mixed_precision_and_with_checkpointing(texts, precision, checkpointing):
+    setting = Setting(strategies.DDP, 2, precision, checkpointing)
+    found = memory.need(texts, setting, 8)
+    assert found.devices == memory.need(texts, setting, 8, computes=True).devices
+    plain = memory.need(texts, Setting(strategies.DDP, 2), 8)
+    assert found.devices[0]["activations"] < plain.devices[0]["activations"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["torchvision:resnet18", "torchvision:vgg16"])
+@pytest.mark.parametrize("strategy", [s for s in strategies.ON_SEVERAL if not s.one_process], ids=lambda s: s.name)
+def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(network, strategy, monkeypatch):
+    shape = (3, 64, 64)
+    number = strategies.ON_SEVERAL.index(strategy)
+    setting = Setting(strategy, 2)
+    of_ranks = ranks(2).run(on_ranks, network, number, 2, 16, shape, timeout=280)
+    for rank, really in enumerate(of_ranks):
+        (found,) = memory.need(spec.load(network, shape), replace(setting, rank=rank), 16).devices
+        if strategy in (strategies.ZERO_2, strategies.ZERO_3):
+            assert sum(found.values()) == pytest.approx(sum(really.values()), rel=0.05)
+        else:
+            assert found == really
+
+
+def test_parameters_gradients_and_state_are_those_of_the_network(texts):
+    parameters = list(texts.build().parameters())
+    in_blocks = sum(-(-parameter.nbytes // 512) * 512 for parameter in parameters)
+    (found,) = memory.need(texts, Setting(strategies.BUCKET_VIEWS, 2), 2).devices
+    assert found["parameters"] == in_blocks
+    # Two moments for each parameter, and its step, a number that stays on the host.
+    assert found["optimizer state"] == 2 * in_blocks
+    assert found["gradients"] == pytest.approx(sum(parameter.nbytes for parameter in parameters), rel=0.01)
+
+
+def test_zero_shares_out_the_state_then_the_gradients_then_the_parameters(tmp_path):
+    path = tmp_path / "wide.py"
+    path.write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))\n"
+    )
+    network = spec.load(f"{path}:build", (512,))
+
+    def split(strategy):
+        return memory.need(network, Setting(strategy, 4), 8).devices[0]
+
+    ddp, first, third = split(strategies.DDP), split(strategies.ZERO_1), split(strategies.ZERO_3)
+    assert first["optimizer state"] < 0.6 * ddp["optimizer state"]
+    assert third["optimizer state"] == pytest.approx(ddp["optimizer state"] / 4, rel=0.1)
+    assert third["parameters"] < 0.7 * ddp["parameters"]
+
+
+def test_a_network_that_is_larger_than_the_machine_can_be_asked_about(tmp_path):
+    path = tmp_path / "large.py"
+    path.write_text("from torch import nn\ndef build():\n    return nn.Linear(50_000, 40_000)\n")
+    network = spec.load(f"{path}:build", (50_000,))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = memory.need(network, Setting(strategies.ONE_DEVICE, 1), 4)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
+    assert found.most > 4 * 50_000 * 40_000 * 4
+    assert grown < 2**20
+
+
+def test_the_largest_batch_fits_and_a_slightly_larger_one_does_not(texts):
+    setting = Setting(strategies.DDP, 2)
+    known = {size: memory.need(texts, setting, size).most for size in (256, 512)}
+    limit = 40 * 2**20
+    batch = memory.largest_batch(texts, setting, limit, known)
+    assert batch % 2 == 0
+    assert memory.need(texts, setting, batch).most <= limit
+    assert memory.need(texts, setting, int(batch * 1.03) + 4).most > limit
+    assert memory.largest_batch(texts, setting, 2**16, known) == 0
+
+
+def test_a_shape_that_depends_on_numbers_is_noticed_and_computed(tmp_path):
+    with hollow(), pytest.raises(DependsOnNumbers):
+        torch.randn(100, 100).nonzero()
+    path = tmp_path / "picky.py"
+    path.write_text(
+        "from torch import nn\n"
+        "class Picky(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        scores = super().forward(x)\n"
+        "        return scores + scores[scores > 0].mean()\n"
+        "def build():\n"
+        "    return Picky(100, 100)\n"
+    )
+    found = memory.need(spec.load(f"{path}:build", (100,)), Setting(strategies.ONE_DEVICE, 1), 64)
+    assert found.computed
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("resnet18", "names no network"),
+        ("torchvision:resnet19", "no network 'resnet19'"),
+        ("torchvision:ssd300_vgg16", "boxes"),
+        ("torchvision:quantized_resnet18", "cannot be trained"),
+        ("nowhere.py:build", "there is no file nowhere.py"),
+        ("FILE:make", "has no function 'make'"),
+        ("FILE:fails", "cannot be built: ValueError: no weights"),
+        ("FILE:wrong", "the forward of 2 samples failed"),
+        ("FILE:rows", "the loss must be a scalar tensor, not a tensor of shape (2,)"),
+    ],
+)
+def test_what_cannot_be_asked_about_is_one_line(text, message, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def fails(): raise ValueError('no weights')\n"
+        "def wrong(): return nn.Linear(5, 5)\n"
+        "def rows(): return nn.Linear(4, 5)\n"
+        "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
+        "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
+    )
+    with pytest.raises(UserError):
+        program.main(["memory", text.replace("FILE", str(path)), "--batch", "2", "--devices", "1"])
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(memory, "largest_batch", lambda *_: 8)  # another test seeks it
+    path = tmp_path / "answer.json"
+    program.main(
+        [
+            "memory",
+            f"{tmp_path / 'texts.py'}:build",
+            "--batch",
+            "8",
+            "--devices",
+            "2",
+            "--gib",
+            "1",
+            "--json",
+            str(path),
+        ]
+    )
+    printed = capsys.readouterr().out
+    answer = json.loads(path.read_text())
+    assert [row["strategy"] for row in answer["memory"]] == [strategy.name for strategy in strategies.ON_SEVERAL]
+    assert printed.splitlines()[-3:] == answer["verdict"]
+    assert max(map(len, printed.splitlines()[:-3])) <= 82
+
+
+def test_samples_that_devices_cannot_share_are_refused(capsys):
+    with pytest.raises(UserError):
+        program.main(["memory", "torchvision:resnet18", "--batch", "3", "--devices", "2"])
+    assert "cannot be divided among 2" in capsys.readouterr().err
