@@ -211,12 +211,12 @@ def rows(
 
 def table(found: list[dict]) -> str:
     """The rows in 80 columns: MiB of the fullest device by category, of the emptiest, and the largest batches."""
-    heads = ("weights", "grads", "optim.", "activ.", "comm.", "temp.", "peak", "least")
+    heads = ("weights", "grads", "optim.", "acts.", "comm.", "temp.", "peak", "least")
     lines = [
-        "MiB at the peak of a step on the device that needs most. weights: parameters and",
-        "gathered ones; optim.: the optimizer's state; activ.: what forward keeps for",
-        "backward; comm.: DDP's buckets, DataParallel's copies, messages; temp.: what an",
-        "operation needs for a moment; least: the peak of the device that needs least.",
+        "MiB at the peak of a step on the device that needs most. weights: parameters, the",
+        "gathered ones too; optim.: the optimizer's state; acts.: activations, which",
+        "forward keeps for backward; comm.: DDP's buckets, DataParallel's copies, messages;",
+        "temp.: what an operation needs for a moment; least: the device that needs least.",
         "",
         f"{'on devices':<20}" + "".join(f"{head:>7}" for head in heads[:-2]) + "".join(f"{h:>8}" for h in heads[-2:]),
     ]

@@ -176,7 +176,8 @@ class Accelerator:
         if self.mixed_precision == "fp16":
             scaler_settings = {} if self.scaler_handler is None else self.scaler_handler.to_kwargs()
             self.scaler = LossScaler(self.device.type, **scaler_settings)
-        # Micro-batches that `accumulate` has counted since the end of a loader last closed a window.
+        # Calls of `accumulate`. A window closes at every multiple of the steps, and at a loader's end, where the count
+        # begins again at 0.
         self.step = 0
         self.flag_tensor: torch.Tensor | None = None
         self._models: list[torch.nn.Module] = []

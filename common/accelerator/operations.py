@@ -452,7 +452,7 @@ def _gather_real_rows(data: Any, loader: Any, as_objects: bool) -> Any:
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
     rows = _count_rows(data)
     is_batch = rows >= 0 if partial.rows is None else rows == partial.rows
-    # The answer is small, so it is gathered on the device at once.
+    # Do all ranks hold a whole batch? They must agree, or some would gather and others not.
     votes = gather(torch.tensor([is_batch], dtype=torch.int32, device=PartialState().device))
     if votes.all():
         real = data[: partial.num_real]

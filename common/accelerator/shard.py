@@ -54,8 +54,8 @@ class DataLoaderStateMixin:
 
     Attributes:
         end_of_dataloader: whether the batch just yielded is the last.
-        remainder: samples of all processes in the last step, or -1 where that is not known. If the last step is whole,
-            it is 0; only a DataLoaderDispatcher sets it, in that step, to the number of the step's samples.
+        remainder: samples of all processes in the last step, 0 if that step is whole, -1 where it is not known. In a
+            DataLoaderDispatcher's whole last step it is the number of samples.
         partial_step: a PartialStep where some process lacks samples of its own in this step, else None.
     """
 

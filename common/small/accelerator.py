@@ -2,8 +2,8 @@
 
 Every process runs the whole script. Three places here make one training of them:
 
-- `DataLoaderShard` gives each rank its part of every batch, and counts the samples, so that duplicates are known.
-- `backward` averages the gradients: `prepare` has put the model into DistributedDataParallel, which does it.
+- `DataLoaderShard` reads a rank's part of every batch, and counts the samples, so that duplicates are known.
+- DistributedDataParallel (DDP), into which `prepare` puts the model, averages the gradients: see `common/small/ddp`.
 - `gather_for_metrics` brings together what the ranks have computed, without the duplicates.
 
 The names are those of Hugging Face Accelerate. `common.accelerator` is the whole one. Both import lines of train.py can
@@ -44,7 +44,8 @@ class InitProcessGroupKwargs:
 class DataLoaderShard:
     """The parts of the batches of `loader` that belong to one rank, on its device.
 
-    This is who gets which of ten samples, in batches of four, on two ranks:
+    Every rank works out the same order of all samples, and reads its own ones; no rank sends samples to another. This
+    is who reads which of ten samples, not shuffled, in batches of four, on two ranks:
 
         batch       rank 0    rank 1    samples_in_step
         0 1 2 3     0 1       2 3       4
@@ -81,8 +82,8 @@ class DataLoaderShard:
         own_start = own_size * self.accelerator.process_index
         order = self.order()
         for batch in BatchSampler(order, batch_size, self.loader.drop_last):
-            while len(batch) < batch_size and num_processes > 1:  # one process alone waits for nobody
-                batch = batch + order
+            while len(batch) < batch_size and num_processes > 1:  # a rank that is alone may take a short batch
+                batch = batch + order  # perhaps more than is missing: the line below takes what is needed
             yield batch[own_start : own_start + own_size]
 
     def __len__(self) -> int:
@@ -96,9 +97,9 @@ class DataLoaderShard:
             num_workers=self.loader.num_workers,
             pin_memory=self.loader.pin_memory,
         )
-        # A last step with fewer samples than a batch ends in duplicates.
         samples_left = len(self.loader.dataset)
         for batch in own_loader:
+            # In the last step this may be less than a batch. gather_for_metrics keeps as many rows, no duplicates.
             self.accelerator.samples_in_step = min(samples_left, self.loader.batch_size)
             samples_left -= self.loader.batch_size
             yield map_nested(self.accelerator.to_device, batch)
@@ -116,22 +117,21 @@ class Accelerator:
         self.dataloader_config = dataloader_config
         self.process_index = int(os.environ.get("RANK", 0))
         self.num_processes = int(os.environ.get("WORLD_SIZE", 1))
-        self.is_main_process = self.process_index == 0
+        self.is_main_process = self.process_index == 0  # of all machines
         self.samples_in_step = 0  # of all ranks in the present step, each sample counted once
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.local_process_index = int(os.environ.get("LOCAL_RANK", 0))  # among the processes of this machine
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.device = torch.device("cpu")
         backend = "gloo"
         if torch.cuda.is_available() and not cpu:
-            # Local rank, not rank: on the second machine rank 2 is the first process and takes the first GPU.
-            self.device = torch.device("cuda", local_rank % torch.cuda.device_count())
+            # Not process_index: on the second machine rank 2 is the first process and takes the first GPU.
+            self.device = torch.device("cuda", self.local_process_index % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
             if local_world_size <= torch.cuda.device_count():
                 backend = "nccl"  # faster, but wants a GPU for each process
-        store = dist.HashStore()  # where one process meets itself
-        if "RANK" in os.environ:
-            store = None  # torchrun has set one up
-            # torchrun gives each process one thread. They share the cores of the machine instead.
+        # Processes find each other by a store, which torchrun has made. One alone needs none that others can reach.
+        store = None if "RANK" in os.environ else dist.HashStore()
+        if "RANK" in os.environ:  # torchrun gives each process one thread: they share the cores instead
             torch.set_num_threads(max(1, available_cores() // local_world_size))
         [group] = kwargs_handlers
         dist.init_process_group(
@@ -139,7 +139,7 @@ class Accelerator:
         )
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        if self.is_main_process:
+        if self.local_process_index == 0:  # once on each machine
             print(*args, **kwargs)
 
     def to_device(self, tensor: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Accelerator:
         for tensor in tensors:
             of_ranks = [torch.empty_like(tensor) for _ in range(self.num_processes)]
             dist.all_gather(of_ranks, tensor)
-            # Joined in the order of the ranks, the parts are the batch again. What has filled it up comes last.
+            # Joined in the order of the ranks, the parts are the batch again. Duplicates come last: they are cut off.
             gathered.append(torch.cat(of_ranks)[: self.samples_in_step])
         return gathered
 

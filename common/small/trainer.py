@@ -173,7 +173,7 @@ class Trainer:
             batches = iter(loader)
             for _ in range(steps_done):
                 next(batches)
-            if steps_done > 0:  # in the epoch of a checkpoint, whose random state goes with the step after it
+            if steps_done > 0:  # resumed: what was skipped may have drawn, and dropout goes on as the checkpoint says
                 self.generator.set_state(random_state)
             yield from batches
 
@@ -186,6 +186,7 @@ class Trainer:
         for inputs in loader:
             with torch.no_grad():
                 loss = self.compute_loss(self.model, inputs)
+            # Once for each sample, so that duplicates can be cut off and a short batch weighs less.
             losses += self.accelerator.gather_for_metrics((loss.repeat(own_size),))
         metrics = {"eval_loss": float(torch.cat(losses).mean())}
         self.log(metrics)

@@ -1,11 +1,13 @@
 """ZeRO to read, in three steps; each trains the same weights as DDP and leaves less in a rank's memory.
 
 Under DDP every rank has all parameters, all gradients and the optimizer's whole state, which for AdamW is twice as
-large as the parameters. With W ranks, each needs only a part of 1/W:
+large as the parameters. With W ranks, a part of 1/W is enough:
 
-1. `zero1`: of the optimizer's state. A rank updates its part of every parameter, and the ranks exchange the parts.
-2. `zero2`: and of the gradients. As soon as backward has a gradient, each rank keeps its part of the mean.
-3. `zero3`: and of the parameters. A layer is gathered when it computes, and dropped again. FSDP does this.
+1. `zero1`: Each rank keeps a part of the optimizer's state. It updates its part of every parameter, and the ranks
+   exchange the parts.
+2. `zero2`: It also keeps only its part of the gradients. As soon as backward has computed one, the rest is dropped.
+3. `zero3`: It also keeps only its part of the parameters. A layer is gathered when it computes, and dropped again. FSDP
+   does this.
 
 A step is written as without ZeRO:
 

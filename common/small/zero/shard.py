@@ -1,4 +1,8 @@
-"""A parameter in equal parts, one for each rank, and the two collectives that connect the parts."""
+"""A parameter in equal parts, one for each rank, and the two collectives that connect the parts.
+
+A *reduce-scatter* adds up the ranks' tensors and gives each rank its part of the sum. An *all-gather* gives every rank
+the parts of all. One after the other they are an all-reduce.
+"""
 
 import math
 
@@ -30,10 +34,11 @@ class Shard:
         start = part_size * dist.get_rank()
         self.flat = F.pad(parameter.data.flatten(), (0, part_size * self.world_size - numbers))
         self.part = nn.Parameter(self.flat[start : start + part_size])
+        # The network computes with this memory, so gathering the parts into `flat` updates the parameter.
         parameter.data = self.flat[:numbers].view_as(parameter)
 
     def reduce_gradient(self) -> None:
-        """Add this rank's part of the mean gradient to `part.grad`, and drop the whole gradient. A reduce-scatter."""
+        """Add this rank's part of the mean gradient to `part.grad` by a reduce-scatter, and drop the rest."""
         gradient = F.pad(self.parameter.grad.flatten(), (0, self.flat.numel() - self.parameter.numel()))
         self.parameter.grad = None
         mean = torch.empty_like(self.part)
@@ -42,5 +47,5 @@ class Shard:
         self.part.grad = mean if self.part.grad is None else self.part.grad + mean
 
     def gather(self) -> None:
-        """Make the parameter whole again after the ranks have updated their parts. An all-gather."""
+        """Make the parameter whole again by an all-gather, after the ranks have updated their parts."""
         dist.all_gather_into_tensor(self.flat, self.part.detach())

@@ -8,9 +8,9 @@ from common.small.zero.shard import Shard
 
 
 class ZeRO1:
-    """An optimizer of which each rank has 1/W.
+    """An optimizer whose state is shared out: each of W ranks has 1/W of it.
 
-    The optimizer must treat every number by itself, as SGD and AdamW do, because it sees parts of parameters.
+    It sees parts of parameters. So its step of one number must not depend on the others, as is so for SGD and AdamW.
 
     Args:
         module: the network on this rank; its weights become rank 0's.

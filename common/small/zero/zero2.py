@@ -8,10 +8,11 @@ from common.small.zero.shard import Shard
 
 
 class ZeRO2:
-    """An optimizer of which each rank has 1/W, as its gradients.
+    """An optimizer whose state and gradients are shared out: each of W ranks has 1/W of both.
 
-    At any time there is one whole gradient, or a few: backward has just computed it, and its hook has not cut it yet.
-    Every rank must produce its gradients in the same order, because the ranks' reduce-scatters are matched by it.
+    At any time there is one whole gradient, or a few: backward has just computed it, and the hook below has not yet
+    reduced it. The first reduce-scatter of one rank meets the first of the others, the second meets the second, and so
+    on. So all ranks must compute their gradients in the same order.
 
     Args:
         module, optimizer_class, settings: as of `ZeRO1`.

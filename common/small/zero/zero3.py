@@ -24,12 +24,12 @@ class FreeableShard(Shard):
         super().gather()
 
     def free(self) -> None:
-        # The tensor stays, without memory: the network, and autograd's graph, refer to it until it is filled again.
+        # The tensor itself stays: the network and autograd refer to it. Only its memory goes, until `gather`.
         self.flat.untyped_storage().resize_(0)
 
 
 class ZeRO3:
-    """An optimizer of which each rank has 1/W, as its gradients and the parameters of the network.
+    """An optimizer whose state, gradients and parameters are shared out: each of W ranks has 1/W of each.
 
     A layer is a module with parameters of its own. It is gathered twice in a step:
 
@@ -70,7 +70,7 @@ class ZeRO3:
             shard.free()
 
     def _cut_gradient(self, parameter: nn.Parameter) -> None:
-        # Backward has the gradient, so whatever needs the parameter has been computed.
+        # Backward computes a parameter's gradient after all that needs the parameter, which can go now.
         shard = self.shards[parameter]
         shard.reduce_gradient()
         shard.free()
