@@ -101,19 +101,21 @@ class Stage:
 
 def first_on_gpus(gpus: int) -> list[Stage]:
     """The checks that only a GPU can answer; tests/gpu/README.md asks for them before anything is measured."""
-    python = sys.executable
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
+    python = [sys.executable]
+    pytest = [sys.executable, "-m", "pytest", "-q"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
     short = ["--dataset", "synthetic", "--max-steps", "100", "--batch-size", str(8 * gpus)]
-    return [
-        Stage("first: the imitated GPUs", [python, "-m", "pytest", "-q", "tests/gpu"]),
-        Stage("first: the checks on a real GPU", [python, "-m", "pytest", "-q", *GPU_CHECKS]),
-        Stage("first: level 00 on one GPU", [python, "00_single_gpu/train.py", *short]),
-        Stage("first: level 02 on all GPUs", [*torchrun, "02_ddp_raw/train.py", *short]),
-        Stage(
-            "first: level 03 in bf16", [*torchrun, "03_accelerate/train_full.py", "--mixed-precision", "bf16", *short]
-        ),
-        Stage("first: level 04 in fp16", [*torchrun, "04_trainer/train.py", "--mixed-precision", "fp16", *short]),
-    ]
+    in_bf16 = ["--mixed-precision", "bf16", *short]
+    in_fp16 = ["--mixed-precision", "fp16", *short]
+    commands = {
+        "first: the imitated GPUs": [*pytest, "tests/gpu"],
+        "first: the checks on a real GPU": [*pytest, *GPU_CHECKS],
+        "first: level 00 on one GPU": [*python, "00_single_gpu/train.py", *short],
+        "first: level 02 on all GPUs": [*torchrun, "02_ddp_raw/train.py", *short],
+        "first: level 03 in bf16": [*torchrun, "03_accelerate/train_full.py", *in_bf16],
+        "first: level 04 in fp16": [*torchrun, "04_trainer/train.py", *in_fp16],
+    }
+    return [Stage(title, command) for title, command in commands.items()]
 
 
 def stages(processes: int, folder: Path, quick: bool, gpus: int = 0) -> list[Stage]:

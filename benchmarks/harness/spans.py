@@ -90,22 +90,19 @@ def chrome_trace(processes: list[Process]) -> dict[str, Any]:
         for lane, thread_id in thread_ids.items():
             events.append(_name_of("thread_name", lane, process_id, thread_id))
         for span in process.spans:
-            events.append(_complete_event(span, process_id, thread_ids[span.lane]))
+            event = {
+                "ph": "X",  # a complete event: begin and duration
+                "name": span.name,
+                "cat": "step",
+                "ts": round(1e6 * span.start, 1),
+                "dur": round(1e6 * span.seconds, 1),
+                "pid": process_id,
+                "tid": thread_ids[span.lane],
+            }
+            events.append(event)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
 def _name_of(kind: str, title: str, process_id: int, thread_id: int) -> dict[str, Any]:
     """A metadata event, which names a process or a thread."""
     return {"ph": "M", "name": kind, "pid": process_id, "tid": thread_id, "args": {"name": title}}
-
-
-def _complete_event(span: Span, process_id: int, thread_id: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": span.name,
-        "cat": "step",
-        "ts": round(1e6 * span.start, 1),
-        "dur": round(1e6 * span.seconds, 1),
-        "pid": process_id,
-        "tid": thread_id,
-    }

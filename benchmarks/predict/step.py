@@ -202,19 +202,16 @@ def _when_free(
     sent = 0
     while sent < len(gradients):
         start = max(gradients[sent].share * backward, end)
-        size = gradients[sent].size
+        size = gradients[sent].size  # a gradient that is larger than a bucket is sent alone
         sent += 1
-        # A gradient that is larger than a bucket is sent alone.
-        while sent < len(gradients) and _fits(gradients[sent], size, start, buckets, backward):
-            size += gradients[sent].size
+        for gradient in gradients[sent:]:
+            is_there = gradient.share * backward <= start
+            if not is_there or size + gradient.size > buckets.size:
+                break
+            size += gradient.size
             sent += 1
         end = start + all_reduce(size, gpus, cluster)
         yield Transfer(start, end)
-
-
-def _fits(gradient: Gradient, size: float, now: float, buckets: Buckets, backward: float) -> bool:
-    is_there = gradient.share * backward <= now
-    return is_there and size + gradient.size <= buckets.size
 
 
 def expected_maximum(count: int) -> float:

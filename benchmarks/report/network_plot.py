@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy
+
 from benchmarks.report.plots import BLUE, GREEN, ORANGE, SOFT, STYLE, VERMILION, save, subplots
 from benchmarks.suites.network import Calibration, rows_of_links
 
@@ -35,7 +37,7 @@ def _measured(result: dict, models: dict[int, Calibration], machine: dict, path:
     figure, (panel,) = subplots(1, 1, HEIGHT)
     rows = list(rows_of_links(result).values())
     rates = [row["tcp_bits_per_sec"] for row in rows]
-    across = _logarithmic(min(rates) / 1.6, max(rates) * 1.6)
+    across = numpy.geomspace(min(rates) / 1.6, max(rates) * 1.6, 200)
     for (batch, model), colour, marker in zip(models.items(), COLOURS, MARKERS, strict=False):
         own = [row for row in rows if row["batch_per_process"] == batch]
         whiskers = [[row["median"] - row["low"] for row in own], [row["high"] - row["median"] for row in own]]
@@ -80,7 +82,3 @@ def _predicted(result: dict, models: dict[int, Calibration], machine: dict, path
     told = f"Predicted by the model calibrated on two nodes: {1000 * model.compute:.0f} ms of compute a step, "
     told += f"{1e6 * model.latency:.0f} µs a message, 2(n−1) messages in a row; 100 % is one node, measured"
     save(figure, path, told, machine)
-
-
-def _logarithmic(low: float, high: float, points: int = 200) -> list[float]:
-    return [low * (high / low) ** (i / (points - 1)) for i in range(points)]

@@ -21,16 +21,16 @@ def table(report: dict) -> str:
 
 
 def cells(report: dict) -> list[list[str]]:
-    """The table's cells, a row for each level."""
+    """The table's cells, a row for each level; a dash for a result that is missing."""
     times = timed(report)
-    return [_cells_of(level, result, times.get(level)) for level, result in report["levels"].items()]
-
-
-def _cells_of(level: str, result: dict, row: dict | None) -> list[str]:
-    """`result` is what the comparison has of a level, `row` its throughput; what is missing is a dash."""
-    memory = per_device(peaks(result)) or MISSING
-    checksum = result.get("weight_checksum", MISSING)
-    return [level, *_run_cells(level, result.get("run")), *_speed_cells(row), memory, checksum]
+    rows = []
+    for level, result in report["levels"].items():
+        run = _run_cells(level, result.get("run"))
+        speed = _speed_cells(times.get(level))
+        memory = per_device(peaks(result)) or MISSING
+        checksum = result.get("weight_checksum", MISSING)
+        rows.append([level, *run, *speed, memory, checksum])
+    return rows
 
 
 def _run_cells(level: str, run: dict | None) -> list[str]:

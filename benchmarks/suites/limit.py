@@ -118,11 +118,10 @@ def why_no_bf16(device: torch.device) -> str | None:
     """The reason why bfloat16 would be slow on `device`, or None."""
     if device.type == "cuda":
         return None if torch.cuda.is_bf16_supported(including_emulation=False) else "the GPU has no bf16 instructions"
-    return None if torch.backends.mkldnn.is_available() and _cpu_has_bf16() else "the CPU has no bf16 instructions"
-
-
-def _cpu_has_bf16() -> bool:
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if torch.backends.mkldnn.is_available() and has_instructions:
+        return None
+    return "the CPU has no bf16 instructions"
 
 
 def why_no_compiler(device: torch.device) -> str | None:

@@ -269,19 +269,25 @@ def measure(names: list[str], counts: list[int], wrappers: tuple[str, ...] = WRA
             simulated = _simulated(names, wrapper, devices)
             real = _measured(names, wrapper, devices)
             for name, (peaks, tensors), measured in zip(names, simulated, real, strict=True):
+                network = NETWORKS[name]
                 row = {
                     "network": name,
-                    "title": NETWORKS[name].title,
-                    "global_batch_size": NETWORKS[name].batch_size,
+                    "title": network.title,
+                    "global_batch_size": network.batch_size,
                     "wrapper": wrapper,
                     "devices": devices,
                     "peaks": peaks,
                     "tensors": [tensor._asdict() for tensor in tensors],
-                    "allocated": [peak.allocated for peak in measured] if measured else None,
-                    "reserved": [peak.reserved for peak in measured] if measured else None,
-                    "workspaces": [peak.workspaces for peak in measured] if measured else None,
-                    "source": "measured" if measured else "simulated",
+                    "allocated": None,
+                    "reserved": None,
+                    "workspaces": None,
+                    "source": "simulated",
                 }
+                if measured:
+                    row["allocated"] = [peak.allocated for peak in measured]
+                    row["reserved"] = [peak.reserved for peak in measured]
+                    row["workspaces"] = [peak.workspaces for peak in measured]
+                    row["source"] = "measured"
                 rows.append(row)
     return rows
 

@@ -70,8 +70,10 @@ def named(text: str) -> str:
     """
     beginning, _, name = text.partition("/")
     stem = name.removesuffix(".py") or "train"
-    candidates = [rung for rung in [*rungs(), *templates()] if script(rung).stem == stem]
-    found = [rung for rung in candidates if rung.startswith(beginning)]
+    found = []
+    for rung in [*rungs(), *templates()]:
+        if rung.startswith(beginning) and script(rung).stem == stem:
+            found.append(rung)
     if len(found) != 1:
         raise ValueError(f"{text!r} names no level: one of {', '.join(rungs())}, or the beginning of one")
     return found[0]

@@ -151,7 +151,7 @@ def _facts(machine: Machine) -> list[str]:
     facts = {
         "CPU": f"{machine.cores} core{'s' if machine.cores > 1 else ''}",
         "GPU": gpus or "none",
-        "backends": f"{_gloo(machine)}; {_nccl(machine)}",
+        "backends": _backends(machine),
         "data": _data(machine),
         "torch": torch.__version__,
     }
@@ -161,14 +161,13 @@ def _facts(machine: Machine) -> list[str]:
     return lines
 
 
-def _gloo(machine: Machine) -> str:
-    return "gloo (CPU, shared GPUs)" if machine.gloo else "gloo is not in this torch"
-
-
-def _nccl(machine: Machine) -> str:
+def _backends(machine: Machine) -> str:
+    gloo = "gloo (CPU, shared GPUs)" if machine.gloo else "gloo is not in this torch"
     if not machine.nccl:
-        return "nccl is not in this torch"
-    return "nccl (a GPU for each process)" if machine.gpus else "nccl, without a GPU to use it on"
+        return f"{gloo}; nccl is not in this torch"
+    if not machine.gpus:
+        return f"{gloo}; nccl, without a GPU to use it on"
+    return f"{gloo}; nccl (a GPU for each process)"
 
 
 def _data(machine: Machine) -> str:

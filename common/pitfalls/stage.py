@@ -62,7 +62,8 @@ def play(module: str, version: str, folder: str) -> Report:
             try:
                 outcome = getattr(pitfall, version)()
             except RuntimeError as error:
-                if not timeout or not _has_given_up(error):
+                gave_up = any(sign in str(error) for sign in GIVEN_UP)
+                if not timeout or not gave_up:
                     raise
                 outcome = error
             finding = pitfall.detect(outcome)  # at once: it may be about time
@@ -80,10 +81,6 @@ def _forget_the_job_before() -> None:
     """Let the core find out anew who this process is and what it counts."""
     for state in (PartialState, GradientState):
         state._reset_state()
-
-
-def _has_given_up(error: RuntimeError) -> bool:
-    return any(sign in str(error) for sign in GIVEN_UP)
 
 
 def _wait_for_all(what: str, rank: int, world_size: int) -> None:
