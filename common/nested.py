@@ -39,7 +39,9 @@ def map_nested(
         if is_leaf is not None and is_leaf(data):
             return function(data, *others)
         if isinstance(data, (tuple, list)):
-            mapped = (walk(item, *(other[index] for other in others)) for index, item in enumerate(data))
+            mapped = []
+            for index, item in enumerate(data):
+                mapped.append(walk(item, *(other[index] for other in others)))
             return honor_type(data, mapped)
         if isinstance(data, Mapping):
             content = {}

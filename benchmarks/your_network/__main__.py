@@ -62,7 +62,7 @@ def answer_memory(options: argparse.Namespace) -> None:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
     network = spec.load(options.spec, options.input, options.optimizer)
     counts = sorted(set(options.devices))
-    total = sum(1 if devices == 1 else len(strategies.ON_SEVERAL) for devices in counts)
+    total = sum(len(strategies.on(devices)) for devices in counts)
     with tqdm(total=total, leave=False, disable=None) as bar:
         setting = (options.precision, options.checkpointing, sorted(set(options.gib)))
         found = list(memory.rows(network, options.batch, counts, *setting, bar))

@@ -124,8 +124,12 @@ def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     """Whether the results are views of the arguments, or the arguments with another shape or storage."""
     if torch.Tag.inplace_view in func.tags:
         return True
-    aliases = [result.alias_info for result in func._schema.returns]
-    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+    results = func._schema.returns
+    return bool(results) and all(_is_view(result.alias_info) for result in results)
+
+
+def _is_view(alias: Any) -> bool:
+    return alias is not None and not alias.is_write
 
 
 def _writes_to_arguments(func: torch._ops.OpOverload) -> bool:

@@ -165,7 +165,8 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
 
 def _on_the_line(known: dict[int, int], limit: int, devices: int) -> int:
     """The batch with a peak of `limit`, by the two known ones that are nearest to it; a multiple of `devices`."""
-    near, other = sorted(known, key=lambda batch: abs(known[batch] - limit))[:2]
+    nearest_first = sorted(known, key=lambda batch: abs(known[batch] - limit))
+    near, other = nearest_first[:2]
     bytes_per_sample = (known[near] - known[other]) / (near - other)
     batch = near + (limit - known[near]) / bytes_per_sample
     return int(batch) // devices * devices
@@ -190,8 +191,7 @@ def rows(
         bar: goes on by 1 with each row.
     """
     for devices in counts:
-        chosen = (strategies.ONE_DEVICE,) if devices == 1 else strategies.ON_SEVERAL
-        for strategy in chosen:
+        for strategy in strategies.on(devices):
             setting = Setting(strategy, devices, precision, checkpointing)
             setting, found = of_fullest_rank(network, setting, batch)
             fits = None
@@ -222,9 +222,9 @@ def table(found: list[dict]) -> str:
     ]
     for row in found:
         fullest = max(row["peaks"], key=_sum)
-        parts = [fullest[category] for category in CATEGORIES]
-        sums = [_sum(fullest), min(map(_sum, row["peaks"]))]
-        lines.append(f"{_label(row):<20}" + "".join(map(_mib, parts)) + "".join(f" {_mib(size)}" for size in sums))
+        cells = [_mib(fullest[category], 7) for category in CATEGORIES]
+        cells += [_mib(_sum(fullest), 8), _mib(min(map(_sum, row["peaks"])), 8)]
+        lines.append(f"{_label(row):<20}" + "".join(cells))
     if any(row["computed"] for row in found):
         lines += [
             "",
@@ -253,8 +253,8 @@ def _sum(split: dict[str, int]) -> int:
     return sum(split.values())
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:>7.0f}"
+def _mib(size: int, width: int) -> str:
+    return f"{size / 2**20:>{width}.0f}"
 
 
 def verdict(found: list[dict]) -> list[str]:

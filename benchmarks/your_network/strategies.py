@@ -4,7 +4,7 @@ The process is one rank of a group that has no other members (torch's fake backe
 What a rank allocates does not depend on what the others send. DataParallel is one process for all devices.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from benchmarks.your_network.spec import UserNetwork, call
 from common.memory import copy_to, follow_size, name_category
@@ -63,7 +63,7 @@ class Replicated(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree_flatten((args, kwargs))
-        shards = [leaf.chunk(self.devices) if isinstance(leaf, Tensor) else [leaf] * self.devices for leaf in leaves]
+        shards = [self._shards(leaf) for leaf in leaves]
         count = min(len(shard) for shard in shards)
         replicas = replicate(self.module, count)
         outputs = []
@@ -72,6 +72,12 @@ class Replicated(nn.Module):
             own_args, own_kwargs = tree_unflatten(own, structure)
             outputs.append(replica(*own_args, **own_kwargs))
         return _joined(outputs)
+
+    def _shards(self, leaf: Any) -> Sequence:
+        """Each device's part of a tensor; what is no tensor goes to all of them."""
+        if isinstance(leaf, Tensor):
+            return leaf.chunk(self.devices)
+        return [leaf] * self.devices
 
 
 def _sent(leaf: Any, device: int) -> Any:
@@ -85,7 +91,8 @@ def _joined(outputs: list) -> Any:
     joined = []
     for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
         if isinstance(leaves[0], Tensor):
-            joined.append(gather([leaf.reshape(1) if leaf.dim() == 0 else leaf for leaf in leaves]))
+            rows = [torch.atleast_1d(leaf) for leaf in leaves]
+            joined.append(gather(rows))
         else:
             joined.append(leaves[0])
     return tree_unflatten(joined, structure)
@@ -173,6 +180,11 @@ ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward
 ON_SEVERAL = (DATA_PARALLEL, DDP, BUCKET_VIEWS, ZERO_1, ZERO_2, ZERO_3)
 
 
+def on(devices: int) -> tuple[Strategy, ...]:
+    """The strategies for so many devices."""
+    return (ONE_DEVICE,) if devices == 1 else ON_SEVERAL
+
+
 @contextmanager
 def lone_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
     """This process as a rank of a group without other members."""
@@ -206,4 +218,4 @@ def scaled_loss(network: UserNetwork, model: nn.Module, inputs: Any, targets: An
 
 def to_device(batch: Any) -> Any:
     """A batch on the process's device."""
-    return tree_map(lambda leaf: leaf.to("cpu") if isinstance(leaf, Tensor) else leaf, batch)
+    return tree_map_only(Tensor, lambda tensor: tensor.to("cpu"), batch)

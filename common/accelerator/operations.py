@@ -396,7 +396,11 @@ def _ready_to_pickle(data: Any) -> Any:
 
     if not any(is_on_gpu(leaf) for leaf in leaves(data)):
         return data
-    return map_nested(lambda leaf: _FromGpu(leaf.cpu()) if is_on_gpu(leaf) else leaf, data)
+
+    def marked(leaf: Any) -> Any:
+        return _FromGpu(leaf.cpu()) if is_on_gpu(leaf) else leaf
+
+    return map_nested(marked, data)
 
 
 def _unpickled(data: Any) -> Any:
@@ -404,7 +408,11 @@ def _unpickled(data: Any) -> Any:
     if not any(isinstance(leaf, _FromGpu) for leaf in leaves(data)):
         return data
     device = PartialState().device
-    return map_nested(lambda leaf: leaf.content.to(device) if isinstance(leaf, _FromGpu) else leaf, data)
+
+    def moved(leaf: Any) -> Any:
+        return leaf.content.to(device) if isinstance(leaf, _FromGpu) else leaf
+
+    return map_nested(moved, data)
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
