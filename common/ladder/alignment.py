@@ -1,4 +1,8 @@
-"""Which line of a change stands beside which, and which of their words differ."""
+"""Rows of a side-by-side diff: similar lines beside each other, with the words that differ.
+
+`difflib` compares here, but its own views (`ndiff`, `HtmlDiff`) do not: they pair lines from a similarity of 0.75 on,
+which leaves a call with other arguments alone, and mark letters, which cuts a name that changes into pieces.
+"""
 
 import difflib
 import re

@@ -1,8 +1,9 @@
 """A diff of two rungs in a terminal: as wide as the terminal is, and colour where it is wanted."""
 
 import os
+import textwrap
 from itertools import groupby
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from common.ladder.alignment import Piece, marked, rows
 from common.ladder.diffs import CONTEXT, Hunk, changed_lines, diff
@@ -14,14 +15,6 @@ DIM = "\x1b[2m"
 STRONG = "\x1b[1;7m"
 END = "\x1b[0m"
 COLOUR_OF_SIGN = {"-": RED, "+": GREEN, " ": ""}
-
-
-class Stretch(NamedTuple):
-    """The part of a line that stands on one row of the terminal."""
-
-    indent: str
-    start: int
-    end: int
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -80,43 +73,22 @@ def _equal_lines(lines: tuple[str, ...], colour: bool, width: int) -> list[str]:
 
 
 def _line(sign: str, pieces: list[Piece], colour: bool, width: int) -> list[str]:
-    """One line of a file on as many rows as it needs."""
+    """One line of a file on as many rows as it needs; all but the first stand four columns deeper."""
     text = "".join(piece.text for piece in pieces)
     marks = [piece.changed for piece in pieces for _ in piece.text]
-    shown = []
-    for indent, start, end in _stretches(text, width):
-        prefix = f"{sign} {indent}"
-        row = _row(prefix, text[start:end], marks[start:end], colour)
-        shown.append(row.rstrip())
+    code = text.lstrip()
+    margin = text.removesuffix(code)
+    deeper = margin + 4 * " "
+    wrapper = textwrap.TextWrapper(width - SIGN_WIDTH, margin, deeper, break_on_hyphens=False)
+    shown: list[str] = []
+    end = 0
+    for row in wrapper.wrap(code) or [""]:
+        indent = deeper if shown else ""
+        part = row.removeprefix(indent)
+        start = text.index(part, end)  # the spaces at which the line was cut are left out
+        end = start + len(part)
+        shown.append(_row(f"{sign} {indent}", part, marks[start:end], colour).rstrip())
     return shown
-
-
-def _stretches(text: str, width: int) -> list[Stretch]:
-    """Where a line is cut between words to fit; what does not fit on the first row stands four columns deeper."""
-    margin = len(text) - len(text.lstrip())
-    stretches = []
-    indent = ""
-    start = 0
-    earliest = margin + 1  # a cut before the first word would leave an empty row
-    while True:
-        room = width - SIGN_WIDTH - len(indent)
-        end = _cut(text, start, earliest, room)
-        stretches.append(Stretch(indent, start, end))
-        start = end
-        if text.startswith(" ", start):
-            start += 1
-        if start >= len(text):
-            return stretches
-        indent = " " * (margin + 4)
-        earliest = start + 1
-
-
-def _cut(text: str, start: int, earliest: int, room: int) -> int:
-    """Where the row that begins at `start` ends: at the last space that leaves it short enough, or where it is full."""
-    if len(text) - start <= room:
-        return len(text)
-    space = text.rfind(" ", earliest, start + room + 1)
-    return space if space > 0 else start + room
 
 
 def _row(prefix: str, text: str, marks: list[bool], colour: bool) -> str:
