@@ -24,6 +24,12 @@ RANKED = {
 }
 
 
+def become_rank(monkeypatch, **changes: str) -> None:
+    """Let this process be a rank of three, but for these changes."""
+    for name, value in (RANKED | changes).items():
+        monkeypatch.setenv(name, value)
+
+
 def parse(level: str, *argv: str):
     path = level if "/" in level else f"{level}/train"
     return parse_args(f"/anywhere/{path}.py", list(argv))
@@ -154,15 +160,14 @@ def test_a_flag_of_another_level_is_refused_by_name(level, capsys):
     assert f"--mixed-precision belongs to 03_accelerate/train_full and 04_trainer, not to {level}\n" in message
 
 
-def test_replicas_default_to_two_without_gpus():
+def test_replicas_default_to_two_without_gpus_and_may_be_uneven():
     if torch.cuda.device_count() < 2:
         assert parse("01_data_parallel").replicas == 2
-    assert parse("01_data_parallel", "--replicas", "5", "--device", "cpu").replicas == 5
+    assert parse("01_data_parallel", "--replicas", "5", "--batch-size", "64", "--device", "cpu").replicas == 5
 
 
 def test_a_batch_that_processes_cannot_share_names_the_nearest_that_they_can(capsys, monkeypatch):
-    for name, value in RANKED.items():
-        monkeypatch.setenv(name, value)
+    become_rank(monkeypatch)
     message = refusal(capsys, "02_ddp_raw", "--batch-size", "64")
     assert message == "error: --batch-size 64 does not divide by 3 (3 processes): use 63 or 66\n"
     assert refusal(capsys, "02_ddp_raw", "--batch-size", "2").endswith("use 3\n")
@@ -171,25 +176,19 @@ def test_a_batch_that_processes_cannot_share_names_the_nearest_that_they_can(cap
     assert parse("02_ddp_raw", "--batch-size", "66").batch_size == 66
 
 
-def test_replicas_may_be_uneven():
-    assert parse("01_data_parallel", "--replicas", "3", "--batch-size", "64").batch_size == 64
-
-
-def test_one_process_levels_refuse_a_world(capsys, monkeypatch):
-    for name, value in RANKED.items():
+@pytest.mark.parametrize(
+    "environment, said",
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set: unset it"),
+        (RANKED, "WORLD_SIZE is 3: unset it"),
+        (RANKED | {"TORCHELASTIC_RUN_ID": "1"}, "WORLD_SIZE is 3: start it with python, not torchrun"),
+    ],
+)
+@pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel"])
+def test_one_process_levels_refuse_a_world_and_say_what_to_do(level, environment, said, capsys, monkeypatch):
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert "00_single_gpu is one process, but WORLD_SIZE is 3" in refusal(capsys, "00_single_gpu")
-
-
-def test_one_process_levels_say_what_to_unset_where_no_launcher_is_at_work(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    said = refusal(capsys, "00_single_gpu")
-    assert said == "error: 00_single_gpu is one process, but WORLD_SIZE is set: unset it\n"
-    for name, value in RANKED.items():
-        monkeypatch.setenv(name, value)
-    assert refusal(capsys, "01_data_parallel").endswith("but WORLD_SIZE is 3: unset it\n")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert refusal(capsys, "01_data_parallel").endswith("but WORLD_SIZE is 3: start it with python, not torchrun\n")
+    assert refusal(capsys, level) == f"error: {level} is one process, but {said}\n"
 
 
 def test_the_script_of_one_clone_is_not_run_with_the_modules_of_another(tmp_path, capsys):
@@ -225,8 +224,7 @@ def test_too_little_shared_memory_for_the_workers_is_one_line(capsys, monkeypatc
 
 @pytest.mark.parametrize("missing", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"])
 def test_half_an_environment_says_what_is_missing(missing, capsys, monkeypatch):
-    for name, value in RANKED.items():
-        monkeypatch.setenv(name, value)
+    become_rank(monkeypatch)
     monkeypatch.delenv(missing)
     assert f"is set but {missing} is not: start the ranks with torchrun" in refusal(capsys, "02_ddp_raw")
 
@@ -234,8 +232,7 @@ def test_half_an_environment_says_what_is_missing(missing, capsys, monkeypatch):
 @pytest.mark.parametrize("name, value", [("RANK", "3"), ("RANK", "-1"), ("LOCAL_RANK", "3"), ("WORLD_SIZE", "two")])
 def test_an_impossible_environment_is_one_line(name, value, capsys, monkeypatch):
     monkeypatch.setattr("common.errors.time", mock.Mock())
-    for each, usual in (RANKED | {name: value}).items():
-        monkeypatch.setenv(each, usual)
+    become_rank(monkeypatch, **{name: value})
     assert f"{name}={value}" in refusal(capsys, "02_ddp_raw", "--batch-size", "66")
 
 
@@ -261,16 +258,29 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch, capsy
 
 
 @pytest.mark.parametrize("level", [FULL, "04_trainer"])
-def test_fp16_on_a_cpu_is_warned_of_once(level, monkeypatch, capsys):
-    for name, value in RANKED.items():
-        monkeypatch.setenv(name, value)
-    for rank, times in (("0", 1), ("1", 0)):
-        monkeypatch.setenv("RANK", rank)
-        parse(level, "--mixed-precision", "fp16", "--device", "cpu", "--batch-size", "66")
+@pytest.mark.parametrize(
+    "precision, has_bf16, warning",
+    [
+        ("fp16", True, "fp16 on a CPU works, but its convolutions are some 90 times slower"),
+        ("bf16", False, "this CPU has no instructions for bf16"),
+        ("bf16", True, None),
+        ("no", False, None),
+    ],
+)
+def test_a_slow_precision_on_a_cpu_is_warned_of_once(level, precision, has_bf16, warning, monkeypatch, capsys):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    flags = ["--mixed-precision", precision, "--device", "cpu", "--batch-size"]
+    for rank in ("0", "1"):
+        become_rank(monkeypatch, RANK=rank)
+        parse(level, *flags, "66")
         said = capsys.readouterr().err
-        assert said.count("fp16 on a CPU works, but its convolutions are some 90 times slower") == times
-        assert said.count("\n") == times
-    assert "warning" not in refusal(capsys, level, "--mixed-precision", "fp16", "--device", "cpu", "--batch-size", "64")
+        if warning and rank == "0":
+            assert warning in said and said.count("\n") == 1
+        else:
+            assert said == ""
+    assert "warning" not in refusal(capsys, level, *flags, "64")
 
 
 def test_a_checkpoint_dir_is_one_place_wherever_it_is_looked_for(tmp_path, monkeypatch, capsys):
@@ -280,22 +290,6 @@ def test_a_checkpoint_dir_is_one_place_wherever_it_is_looked_for(tmp_path, monke
         assert parse(FULL, f"--checkpoint-dir={given}").checkpoint_dir == meant
     assert parse("04_trainer").checkpoint_dir is None
     assert "argument --checkpoint-dir: must name a folder" in refusal(capsys, "04_trainer", "--checkpoint-dir", "")
-
-
-@pytest.mark.parametrize("level", [FULL, "04_trainer"])
-@pytest.mark.parametrize("instructions, times", [(True, 0), (False, 1)])
-def test_bf16_on_a_cpu_without_instructions_for_it_is_warned_of_once(level, instructions, times, monkeypatch, capsys):
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    for rank, said in (("0", times), ("1", 0)):
-        for name, value in (RANKED | {"RANK": rank}).items():
-            monkeypatch.setenv(name, value)
-        parse(level, "--mixed-precision", "bf16", "--device", "cpu", "--batch-size", "66")
-        err = capsys.readouterr().err
-        assert err.count("\n") == err.count("this CPU has no instructions for bf16") == said
-    parse(level, "--device", "cpu", "--batch-size", "66")
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("level", [FULL, "04_trainer"])

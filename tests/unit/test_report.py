@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.model import BasicNet
 from common.process_group import process_group
 from common.processes import ranks
-from common.run import Run, checkpointing, metrics
+from common.run import Run
 from common.run.checkpointing import Checkpointing
 from common.run.metrics import Meter
 from tests.levels import SHORT, farthest, run_level
@@ -26,6 +26,8 @@ from tests.states import forget_states
 
 CPU = torch.device("cpu")
 WARM_UP_STEPS = 10
+TWO_STEPS = ["--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "32", "--batch-size", "32"]
+TWO_STEPS += ["--max-steps", "2"]
 
 
 def a_run(argv=(), level="00_single_gpu", train=640, **keywords) -> Run:
@@ -53,7 +55,9 @@ def finish(run: Run) -> dict:
 def let_pass(monkeypatch):
     """`let_pass(seconds)` on a clock that nothing else moves."""
     now = [0.0]
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
+    for module in ("common.run.run", "common.run.metrics", "common.run.checkpointing"):
+        monkeypatch.setattr(f"{module}.time", clock)
 
     def let_pass(seconds: float) -> None:
         now[0] += seconds
@@ -61,53 +65,39 @@ def let_pass(monkeypatch):
     return let_pass
 
 
-def test_throughput_leaves_out_the_warm_up_and_the_evaluation(let_pass):
+@pytest.mark.parametrize(
+    "epochs, images_per_sec",
+    [
+        pytest.param([WARM_UP_STEPS * [0.02] + 20 * [0.002]], 5000, id="without the warm-up"),
+        pytest.param([4 * [0.01]], 1000, id="of all of a short run"),
+        pytest.param(3 * [8 * [0.005]], 2000, id="over several epochs"),
+    ],
+)
+def test_throughput_is_of_the_steps_after_the_warm_up_and_of_no_evaluation(epochs, images_per_sec, let_pass):
     meter = Meter(CPU, images_per_step=10, warm_up_steps=WARM_UP_STEPS)
-    meter.start()
-    for step in range(WARM_UP_STEPS + 20):
-        let_pass(0.02 if step < WARM_UP_STEPS else 0.002)
-        meter.step()
-    meter.stop()
-    let_pass(0.3)
-    assert meter.seconds == pytest.approx(0.24)
-    assert meter.images_per_sec == pytest.approx(5000)
-
-
-def test_throughput_of_a_short_run_counts_all_of_it(let_pass):
-    meter = Meter(CPU, images_per_step=10, warm_up_steps=WARM_UP_STEPS)
-    meter.start()
-    for _ in range(4):
-        let_pass(0.01)
-        meter.step()
-    meter.stop()
-    assert meter.images_per_sec == pytest.approx(1000)
-
-
-def test_throughput_goes_on_in_the_next_epoch(let_pass):
-    meter = Meter(CPU, images_per_step=10, warm_up_steps=WARM_UP_STEPS)
-    for _ in range(3):
+    for steps in epochs:
         meter.start()
-        for _ in range(8):
-            let_pass(0.005)
+        for seconds in steps:
+            let_pass(seconds)
             meter.step()
         meter.stop()
-        let_pass(0.2)
-    assert meter.images_per_sec == pytest.approx(2000)
+        let_pass(0.3)
+    assert meter.seconds == pytest.approx(sum(sum(steps) for steps in epochs))
+    assert meter.images_per_sec == pytest.approx(images_per_sec)
 
 
-def test_epochs_and_steps_end_where_the_flags_say():
-    run = a_run(["--epochs", "3"])
-    counts = train_all(run)
-    assert counts == [10, 10, 10]
-    run = a_run(["--epochs", "3", "--max-steps", "14"])
-    counts = train_all(run)
-    assert counts == [10, 4] and finish(run)["steps"] == 14
-
-
-def test_accumulation_counts_steps_not_micro_batches():
-    run = a_run(["--gradient-accumulation-steps", "4", "--max-steps", "3"], level=ladder.FULL)
-    counts = train_all(run)
-    assert counts == [12] and finish(run)["steps"] == 3
+@pytest.mark.parametrize(
+    "flags, level, batches, steps",
+    [
+        (["--epochs", "3"], "00_single_gpu", [10, 10, 10], 30),
+        (["--epochs", "3", "--max-steps", "14"], "00_single_gpu", [10, 4], 14),
+        (["--gradient-accumulation-steps", "4", "--max-steps", "3"], ladder.FULL, [12], 3),
+    ],
+)
+def test_epochs_and_steps_end_where_the_flags_say(flags, level, batches, steps):
+    run = a_run(flags, level)
+    assert train_all(run) == batches
+    assert finish(run)["steps"] == steps
 
 
 def test_the_loss_is_the_mean_of_the_last_epoch():
@@ -119,24 +109,19 @@ def test_the_loss_is_the_mean_of_the_last_epoch():
 
 
 @pytest.mark.parametrize("is_terminal, lines", [(False, 2), (True, 0)])
-def test_a_log_file_gets_a_line_a_minute(is_terminal, lines, monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("common.run.run.time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_a_log_file_gets_a_line_a_minute(is_terminal, lines, monkeypatch, capsys, let_pass):
     run = a_run(["--epochs", "2"])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     for epoch in run.epochs():
         for _ in run.batches(range(100)):
-            now[0] += 7
+            let_pass(7)
             run.count(torch.tensor(1.0 + epoch))
-    said = capsys.readouterr().err.splitlines()
-    said = [line for line in said if " of 20" in line]
-    assert (
-        said[:2]
-        == [
-            "00_single_gpu: step 9 of 20, loss 1.0000 in epoch 1 of 2",
-            "00_single_gpu: step 18 of 20, loss 2.0000 in epoch 2 of 2",
-        ][:lines]
-    )
+    said = [line for line in capsys.readouterr().err.splitlines() if " of 20" in line]
+    expected = [
+        "00_single_gpu: step 9 of 20, loss 1.0000 in epoch 1 of 2",
+        "00_single_gpu: step 18 of 20, loss 2.0000 in epoch 2 of 2",
+    ]
+    assert said[:2] == expected[:lines]
 
 
 def test_an_evaluation_has_a_bar_on_a_terminal(monkeypatch, capsys):
@@ -266,23 +251,12 @@ def test_rank_0_decides_for_all_whether_to_resume(rank, tmp_path):
     assert ranks(2).run(_as_rank_0_finds, str(tmp_path)) == [rank == 0] * 2
 
 
-@pytest.fixture
-def seconds_pass(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(checkpointing, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def pass_seconds(seconds: float) -> None:
-        now[0] += seconds
-
-    return pass_seconds
-
-
-def test_checkpoints_are_due_by_steps_or_by_time(tmp_path, seconds_pass):
+def test_checkpoints_are_due_by_steps_or_by_time(tmp_path, let_pass):
     by_steps = Checkpointing(tmp_path, CheckpointInterval(steps=3), CPU)
     by_time = Checkpointing(tmp_path, CheckpointInterval(seconds=60), CPU)
     due = {"steps": [], "time": []}
     for step in range(1, 13):
-        seconds_pass(25)
+        let_pass(25)
         for name, checkpoints in (("steps", by_steps), ("time", by_time)):
             checkpoints.ask_all_ranks(step)
             if checkpoints.is_due(step, 100):
@@ -296,8 +270,7 @@ def test_checkpoints_are_due_by_steps_or_by_time(tmp_path, seconds_pass):
 @pytest.mark.parametrize("level", ladder.with_checkpoints())
 def test_the_last_step_is_saved_and_said_and_resumed_there_is_nothing_to_train(level, tmp_path, capsys):
     module = ladder.load(level)
-    argv = ["--dataset", "synthetic", "--eval-samples", "32", "--batch-size", "32", "--train-samples", "96"]
-    args = parse_args(module.__file__, [*argv, "--checkpoint-dir", str(tmp_path), "--max-steps", "2"])
+    args = parse_args(module.__file__, [*TWO_STEPS, "--checkpoint-dir", str(tmp_path)])
     first = module.train(args)
     said = capsys.readouterr().out
     assert said.count("saved at step") == 1 and f"saved at step 2 in {tmp_path}\n" in said
@@ -353,12 +326,14 @@ def train_on_other_data() -> str:
         (["--seed", "43"], "seed 42, not 43"),
         (["--train-samples", "100"], "training samples 96, not 100"),
         (["--batch-size", "16"], "batch size 32, not 16"),
+        (["--dataset", "mnist"], "dataset synthetic, not mnist"),
     ],
 )
-def test_a_run_that_was_asked_for_something_else_is_not_resumed(level, flags, difference, tmp_path, capsys):
+def test_a_run_that_was_asked_for_something_else_is_not_resumed(level, flags, difference, tmp_path, capsys, request):
+    if "mnist" in flags:
+        flags = [*flags, "--data-dir", request.getfixturevalue("mnist")]
     module = ladder.load(level)
-    argv = ["--dataset", "synthetic", "--eval-samples", "32", "--batch-size", "32", "--train-samples", "96"]
-    argv += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1", "--max-steps", "2"]
+    argv = [*TWO_STEPS, "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1"]
     module.train(parse_args(module.__file__, argv))
     capsys.readouterr()
     with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} is of a run with {difference}"):
@@ -367,23 +342,9 @@ def test_a_run_that_was_asked_for_something_else_is_not_resumed(level, flags, di
 
 
 @pytest.mark.parametrize("level", ladder.with_checkpoints())
-def test_a_run_on_another_dataset_is_not_resumed(level, tmp_path, mnist):
-    module = ladder.load(level)
-    argv = ["--dataset", "synthetic", "--eval-samples", "32", "--batch-size", "32", "--train-samples", "96"]
-    argv += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1", "--max-steps", "2"]
-    module.train(parse_args(module.__file__, argv))
-    with pytest.raises(UserError, match="is of a run with dataset synthetic, not mnist"):
-        module.train(parse_args(module.__file__, [*argv, "--dataset", "mnist", "--data-dir", mnist]))
-
-
-def test_the_flag_decides_on_the_precision_also_against_the_launcher(monkeypatch):
-    weights = []
-    for launchers in (None, "bf16"):
-        if launchers:
-            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launchers)
-        for level in ladder.with_checkpoints():
-            _, trained = run_level(level, [*SHORT, "--max-steps", "1", "--mixed-precision", "no"])
-            weights.append(trained)
-            if launchers:
-                monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launchers)
-    assert [farthest(weights[0], weights[2]), farthest(weights[1], weights[3])] == [0, 0]
+def test_the_flag_decides_on_the_precision_also_against_the_launcher(level, monkeypatch):
+    argv = [*SHORT, "--max-steps", "1", "--mixed-precision", "no"]
+    _, weights = run_level(level, argv)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    _, against_the_launcher = run_level(level, argv)
+    assert farthest(weights, against_the_launcher) == 0
