@@ -55,7 +55,7 @@ def build_network(arch, classes):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """How many images are classified rightly, and how many there are."""
+    """The number of images that are classified rightly, and of all images, as a tensor."""
     model.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     for images, labels in loader:

@@ -1,4 +1,4 @@
-"""What the others see when one of three ranks raises, leaves out a collective, or calls another one.
+"""Errors that the others see when one of three ranks raises, leaves out a collective, or calls another one.
 
     torchrun --standalone --nproc-per-node 3 02_ddp_raw/one_rank_fails.py raises
     torchrun --standalone --nproc-per-node 3 02_ddp_raw/one_rank_fails.py leaves-out

@@ -121,7 +121,7 @@ def _is_layout(leaf: Any) -> bool:
 
 
 def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
-    """Whether the results are views of the arguments, or the arguments with another shape or storage."""
+    """True where the results are views of the arguments, or the arguments with another shape or storage."""
     if torch.Tag.inplace_view in func.tags:
         return True
     results = func._schema.returns
@@ -133,7 +133,7 @@ def _is_view(alias: Any) -> bool:
 
 
 def _writes_to_arguments(func: torch._ops.OpOverload) -> bool:
-    """Whether all that the operation returns, perhaps nothing, are arguments that it has written to."""
+    """True where all that the operation returns, perhaps nothing, are arguments that it has written to."""
     return all(result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns)
 
 

@@ -29,7 +29,7 @@ TRIES = 6  # batches that are run, at most, to find the largest one for one size
 
 @dataclass(frozen=True)
 class Setting:
-    """How a network is trained.
+    """A way to train a network.
 
     Attributes:
         strategy: one of `strategies`.
@@ -69,7 +69,7 @@ class Need:
 
 
 def need(network: UserNetwork, setting: Setting, batch: int, computes: bool = False) -> Need:
-    """What a step of a global `batch` needs.
+    """The bytes that a step of a global `batch` needs.
 
     Args:
         computes: compute the step, in real memory.
@@ -258,7 +258,7 @@ def _mib(size: int, width: int) -> str:
 
 
 def verdict(found: list[dict]) -> list[str]:
-    """What to take, why, and what would change it, a line each; for the largest number of devices that was asked."""
+    """The strategy to take, why, and what would change it, a line each; for the most devices that were asked about."""
     devices = max(row["devices"] for row in found)
     of_devices = {row["strategy"]: row for row in found if row["devices"] == devices}
     if devices == 1:

@@ -56,7 +56,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def load(text: str, shape: tuple[int, ...] = IMAGE, optimizer: str = "adamw") -> UserNetwork:
-    """What SPEC names.
+    """The network that SPEC names.
 
     Args:
         text: SPEC.

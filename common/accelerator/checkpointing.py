@@ -1,4 +1,4 @@
-"""What a checkpoint of an Accelerator holds, and how a run goes on from one as if it had never stopped.
+"""Checkpoints of an Accelerator: their content, and how a run goes on from one as if it had never stopped.
 
 The files bear the names that Accelerate gives them. `utils/checkpoint_folder.py` makes them appear all at once,
 `utils/serialization.py` lets them hold nothing that could execute code.
@@ -237,7 +237,7 @@ def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> P
 
 @dataclass
 class CollectedState:
-    """What a process contributes to a checkpoint.
+    """A process's contribution to a checkpoint.
 
     Attributes:
         weights: of each model.
@@ -318,7 +318,7 @@ def _weights_name(index: int, safe_serialization: bool) -> str:
 
 
 def _state_of_rank(accelerator: Any) -> dict[str, Any]:
-    """What only this process knows, by a pattern for the name of its file."""
+    """The things that only this process knows, by a pattern for the name of its file."""
     states = {"step": accelerator.step, **get_random_states(accelerator.device)}
     of_rank: dict[str, Any] = {RANDOM_STATES_FILE: states}
     is_within_window = accelerator.step % accelerator.gradient_accumulation_steps != 0
@@ -523,7 +523,7 @@ class _Checkpoint:
             raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
     def count(self, pattern: str) -> int:
-        """How many files there are of those that are numbered from 0 by `pattern`."""
+        """The number of files that are numbered from 0 by `pattern`."""
         number = 0
         while pattern.format(number) in self.manifest:
             number += 1
@@ -590,7 +590,7 @@ class SavedState(NamedTuple):
 def _saved_states_of_loaders(
     accelerator: Any, checkpoint: _Checkpoint, identities: dict[str, LoaderIdentity]
 ) -> list[SavedState]:
-    """What a checkpoint holds of the loaders that are prepared now. The others start at their beginning.
+    """The states in a checkpoint of the loaders that are prepared now. The others start at their beginning.
 
     Files tell the loaders apart by their number only. A script that evaluates may prepare its test data first, where
     the training had prepared its training data; and a loader that was prepared after the checkpoint has no file.

@@ -34,7 +34,7 @@ from .utils.dataclasses import RNGType  # noqa: F401
 
 @dataclass
 class _Source:
-    """What a prepared loader reads, as arguments for it.
+    """The source of a prepared loader, as arguments for it.
 
     Attributes:
         dataset: the data set; for a stream perhaps its shard.
@@ -50,7 +50,7 @@ class _Source:
 
 
 class _Sharing(NamedTuple):
-    """How processes share the data of a loader."""
+    """The way in which processes share the data of a loader."""
 
     num_processes: int
     process_index: int
@@ -179,7 +179,7 @@ def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSa
 
 
 def _source(dataloader: DataLoader, batches: Any, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
-    """What the loader of one process reads, where a single process would draw `batches`."""
+    """The source of one process's loader, where a single process would draw `batches`."""
     sampler = innermost_sampler(batches)
     if isinstance(dataloader.dataset, IterableDataset):
         return _stream(dataloader, sharing)
@@ -272,7 +272,7 @@ def _sampling(dataloader: DataLoader, batches: Any) -> dict[str, Any]:
 
 
 def _loading_options(dataloader: DataLoader) -> dict[str, Any]:
-    """How `dataloader` loads, as arguments for another loader; what it loads is left out."""
+    """The way in which `dataloader` loads, as arguments for another loader; what it loads is left out."""
     return {name: getattr(dataloader, name) for name in LOADING_OPTIONS}
 
 

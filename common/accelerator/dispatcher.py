@@ -16,7 +16,7 @@ from .state import PartialState
 
 
 class DispatchedStep(NamedTuple):
-    """What the main process sends to all: a step's batch, and whether it is the last."""
+    """The message of the main process to all: a step's batch, and whether it is the last."""
 
     batch: Any
     is_last: bool
@@ -140,7 +140,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         return share if self._drop_last else share + 1
 
     def _state_of_step(self, rows: int, share: int, is_last: bool) -> StepState:
-        """What is known of a step, for which the main process has read `rows` samples and each process gets `share`."""
+        """The facts about a step for which the main process has read `rows` samples and each process gets `share`."""
         partial = None
         if rows != self.total_batch_size:
             rows_from_here_on = max(rows - self.state.process_index * share, 0)

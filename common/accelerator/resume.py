@@ -109,7 +109,7 @@ class Pass:
 
 @dataclass
 class LoaderPosition:
-    """How far a loader is. A loader and those that `skip_first_batches` makes of it share one object.
+    """The position of a loader. A loader and those that `skip_first_batches` makes of it share one object.
 
     Attributes:
         under_way: the passes that were begun and neither finished nor given up.
@@ -218,7 +218,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
     @property
     def _order_sampler(self) -> Any:
-        """What draws the order; None for streams."""
+        """The sampler that draws the order; None for streams."""
         if isinstance(self.dataset, IterableDataset):
             return None
         return innermost_sampler(batches_of(self))
@@ -370,7 +370,7 @@ _DRAWN_AT_ONCE = (
 
 
 def can_be_redrawn(batch_sampler: Any) -> bool:
-    """Whether the order of `batch_sampler` is known to be drawn from torch's generators when an epoch begins.
+    """True where the order of `batch_sampler` is known to be drawn from torch's generators when an epoch begins.
 
     A sampler of the script's own may draw from elsewhere, or while the epoch goes on.
     """

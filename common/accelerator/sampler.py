@@ -146,7 +146,7 @@ class BatchSamplerShard(BatchSampler):
 
     @property
     def sampler(self) -> Any:
-        """What draws the sample numbers, under the batch samplers."""
+        """The sampler that draws the numbers, under the batch samplers."""
         return innermost_sampler(self.batch_sampler)
 
     @sampler.setter
@@ -437,12 +437,12 @@ def replace_sampler(batch_sampler: Any, sampler: Any) -> None:
 
 
 def groups_in_order(wrapper: Any) -> bool:
-    """Whether `wrapper` makes batches of what it is given, and draws nothing by itself."""
+    """True where `wrapper` makes batches of what it is given, and draws nothing by itself."""
     return isinstance(wrapper, (BatchSamplerShard, SkipBatchSampler)) or type(wrapper) is BatchSampler
 
 
 def follows_from_epoch(batches: Any) -> bool:
-    """Whether the order of `batches` is sequential, or a function of a seed and the epoch, as far as is known."""
+    """True where the order of `batches` is sequential, or a function of a seed and the epoch, as far as is known."""
     *wrappers, sampler = sampler_chain(batches)
     known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, Sequence)
     return isinstance(sampler, known) and all(map(groups_in_order, wrappers))

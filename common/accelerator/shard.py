@@ -42,7 +42,7 @@ LOADING_OPTIONS = (
 
 
 class StepState(NamedTuple):
-    """What a loader knows of a step while the script works on its batch: see DataLoaderStateMixin."""
+    """The facts about a step while the script works on its batch: see DataLoaderStateMixin."""
 
     end_of_dataloader: bool = False
     remainder: int = -1
@@ -50,7 +50,7 @@ class StepState(NamedTuple):
 
 
 class DataLoaderStateMixin:
-    """What a loader tells the accumulation of gradients and `gather_for_metrics`.
+    """The facts that a loader tells the accumulation of gradients and `gather_for_metrics`.
 
     Attributes:
         end_of_dataloader: whether the batch just yielded is the last.
@@ -195,7 +195,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
 
     @property
     def _index_sampler(self) -> Any:
-        """What torch draws sample numbers from."""
+        """The source from which torch draws sample numbers."""
         if isinstance(self.dataset, IterableDataset):
             return super()._index_sampler
         return LookAhead(self._undrawn_batches)
@@ -341,12 +341,12 @@ class SkipDataLoader(DataLoaderShard):
 
 
 def batches_of(dataloader: DataLoader) -> Any:
-    """What draws the batches: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
+    """The source of the batches: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
     return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
 
 
 def get_sampler(dataloader: DataLoader) -> Any:
-    """What draws the sample numbers for the batch sampler of `dataloader`; None where there is no such thing."""
+    """The sampler that draws the numbers for the batch sampler of `dataloader`; None where there is no such thing."""
     batches = batches_of(dataloader)
     if isinstance(batches, BatchSamplerShard):
         batches = batches.batch_sampler

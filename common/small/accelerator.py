@@ -28,7 +28,7 @@ from common.nested import map_nested
 
 @dataclass
 class DataLoaderConfiguration:
-    """How the ranks share data. Only the whole Accelerator can do without the first two."""
+    """The way in which ranks share data. Only the whole Accelerator can do without the first two."""
 
     split_batches: bool  # a loader's batch is that of all ranks, and each gets a part of it
     use_seedable_sampler: bool  # shuffled data has an order that follows from data_seed + epoch
@@ -106,7 +106,7 @@ class DataLoaderShard:
 
 
 class Accelerator:
-    """What differs between the processes of a training, and what connects them.
+    """A process of a training: who it is among the others, and what connects them.
 
     All processes make one, which joins the process group. torchrun tells them who they are; without it there is one.
     """

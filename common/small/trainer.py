@@ -46,7 +46,7 @@ class TrainingArguments:
 
 @dataclass
 class TrainerState:
-    """Where a training stands."""
+    """The progress of a training."""
 
     global_step: int = 0
     epoch: float = 0.0  # 1.5: in the middle of the second one
@@ -56,7 +56,7 @@ class TrainerState:
 
 @dataclass
 class TrainerControl:
-    """What the Trainer does after this step. Callbacks set it."""
+    """The things to do after this step. Callbacks set them."""
 
     should_log: bool = False
     should_evaluate: bool = False
@@ -212,7 +212,7 @@ class Trainer:
 
     @property
     def generator(self) -> torch.Generator:
-        """What dropout draws from. All ranks have seeded theirs alike and draw equally often, so they stay alike."""
+        """The generator of dropout. All ranks have seeded theirs alike and draw equally often, so they stay alike."""
         device = self.accelerator.device
         return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
 

@@ -46,7 +46,7 @@ class CheckpointVersionError(CheckpointError):
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a file must be like: its size and the SHA-256 of its content, in hexadecimal digits."""
+    """A file's description: its size and the SHA-256 of its content, in hexadecimal digits."""
 
     bytes: int
     sha256: str
@@ -344,7 +344,7 @@ def _manifest_of(folder: Path) -> Manifest:
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether a save to `folder` has been completed, whatever became of its files since."""
+    """True where a save to `folder` has been completed, whatever became of its files since."""
     return any(_status(place / MANIFEST_NAME) is not None for place in (folder, folder / COMPLETE_NAME))
 
 
@@ -366,12 +366,12 @@ def _number(folder: Path, prefix: str) -> int:
 
 
 def holds_something(folder: Path) -> bool:
-    """Whether more is in `folder` than the draft of a save that never ended."""
+    """True where more is in `folder` than the draft of a save that never ended."""
     return any(not is_draft(path) for path in folder.iterdir())
 
 
 def has_checkpoints(parent: Path, prefix: str = "checkpoint_") -> bool:
-    """Whether `parent` holds a numbered checkpoint, whole or damaged, that has not been set aside as damaged."""
+    """True where `parent` holds a numbered checkpoint, whole or damaged, that has not been set aside as damaged."""
     return any(holds_something(folder) for folder in numbered(parent, prefix))
 
 

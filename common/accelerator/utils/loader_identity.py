@@ -17,7 +17,7 @@ from ..shard import batches_of
 
 @dataclass(frozen=True)
 class LoaderIdentity:
-    """What stays the same of a loader when a run is resumed with another batch size or number of processes.
+    """The facts about a loader that stay the same when a run is resumed with another batch size or number of processes.
 
     Attributes:
         is_stream: whether the data set is an IterableDataset, which has no sample numbers.
@@ -44,7 +44,7 @@ class LoaderIdentity:
         return cls(is_stream=False, samples=samples, shuffles=_is_random(sampler))
 
     def is_other_than(self, saved: "LoaderIdentity") -> bool:
-        """Whether something that is known of both differs."""
+        """True where something that is known of both differs."""
         return (
             self.is_stream != saved.is_stream
             or _differ(self.samples, saved.samples)
