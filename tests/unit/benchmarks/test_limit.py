@@ -41,29 +41,27 @@ def other_batches_for(change: str, monkeypatch) -> None:
     monkeypatch.setattr(limit.Training, "_drawn", one_batch_later)
 
 
-@pytest.mark.parametrize("change", ["fused", pytest.param("channels_last", marks=pytest.mark.slow)])
-def test_a_stair_of_the_cpu_trains_the_same_weights(change, digits, one_thread, monkeypatch):
+@pytest.mark.parametrize(
+    "change",
+    [
+        "fused",
+        "resident",
+        pytest.param("channels_last", marks=pytest.mark.slow),
+        pytest.param("compiled", marks=pytest.mark.long),
+    ],
+)
+def test_a_stair_trains_the_same_weights(change, digits, one_thread, monkeypatch):
+    if change == "compiled" and limit.why_no_compiler(CPU):
+        pytest.skip(limit.why_no_compiler(CPU))
     monkeypatch.setattr(limit, "CHECKED_STEPS", 3)
-    assert limit.distance(stair(change), digits, CPU) <= limit.EXACT
-
-
-def test_data_on_the_device_are_the_same_as_those_of_the_loader(digits, one_thread, monkeypatch):
-    monkeypatch.setattr(limit, "CHECKED_STEPS", 2)
     monkeypatch.setattr(torch.Tensor, "pin_memory", unpinned)
-    assert limit.distance(stair("resident"), digits, CPU) <= limit.EXACT
+    assert limit.distance(stair(change), digits, CPU) <= limit.EXACT
 
 
 @pytest.mark.long
 def test_bf16_drifts_less_than_it_may(digits):
     found = limit.checked(stair("bf16"), digits, CPU)
     assert 0 < found["drift"] <= found["most_drift"]
-
-
-@pytest.mark.long
-def test_what_the_compiler_makes_trains_the_same_weights(digits):
-    if limit.why_no_compiler(CPU):
-        pytest.skip(limit.why_no_compiler(CPU))
-    assert limit.distance(stair("compiled"), digits, CPU) <= limit.EXACT
 
 
 def test_a_stair_that_is_another_training_is_refused(digits, one_thread, monkeypatch):

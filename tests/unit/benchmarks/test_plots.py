@@ -117,19 +117,19 @@ def test_the_memory_plot_stacks_the_categories_and_tells_the_spread(report, tmp_
         assert spreads == ["spread\n2.00", "spread\n1.00"]
 
 
-def test_memory_of_a_device_that_held_nothing_is_drawn_all_the_same(report, tmp_path, figures):
-    report["memory"][0] |= {"allocated": [44 * 2**20, 0], "source": "measured"}
-    plots.memory(report, tmp_path / "memory.png")
-    (figure,) = figures
-    spreads = [text.get_text() for text in figure.axes[0].texts if "spread" in text.get_text()]
-    assert spreads == ["spread\ninf", "spread\n1.00"]
-
-
-def test_measured_memory_is_marked_and_named(report, tmp_path, figures):
-    report["memory"][1] |= {"allocated": [44 * 2**20, 22 * 2**20], "source": "measured"}
+@pytest.mark.parametrize(
+    "row, held, spreads",
+    [
+        pytest.param(0, [44, 0], ["spread\ninf", "spread\n1.00"], id="a device held nothing"),
+        pytest.param(1, [44, 22], ["spread\n2.00", "spread\n2.00"], id="ranks differ"),
+    ],
+)
+def test_measured_memory_is_marked_and_named(row, held, spreads, report, tmp_path, figures):
+    report["memory"][row] |= {"allocated": [mib * 2**20 for mib in held], "source": "measured"}
     plots.memory(report, tmp_path / "memory.png")
     (figure,) = figures
     assert "diamonds: measured by CUDA's allocator" in _below(figure)
-    marked = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
-    assert [list(line.get_ydata()) for line in marked] == [[44, 22]]
-    assert [text.get_text() for text in figure.axes[0].texts if "spread" in text.get_text()][1] == "spread\n2.00"
+    panel = figure.axes[0]
+    marked = [line for line in panel.lines if line.get_marker() == "D"]
+    assert [list(line.get_ydata()) for line in marked] == [held]
+    assert [text.get_text() for text in panel.texts if "spread" in text.get_text()] == spreads

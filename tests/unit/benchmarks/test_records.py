@@ -69,10 +69,13 @@ def test_a_single_round_claims_no_spread():
 
 def test_a_file_is_read_back_as_it_was_written(tmp_path):
     path = tmp_path / "suite.json"
-    records.write(path, "suite", records.circumstances(), groups=[_record()])
+    began = records.circumstances()
+    records.write(path, "suite", began, groups=[_record()])
     written = json.loads(path.read_text())
     assert list(written) == ["suite", "machine", "began", "ended", "groups"]
     assert (written["suite"], written["machine"], written["groups"]) == ("suite", records.machine(), [_record()])
+    assert written["began"] == began
+    assert written["ended"]["date"] >= began["date"]
     assert [file.name for file in tmp_path.iterdir()] == ["suite.json"]
 
 
@@ -105,28 +108,34 @@ def test_a_table_says_how_little_the_intervals_of_few_rounds_can_claim():
     assert "confidence" not in records.table(records.group("g", "s", samples, ratios=[("a", "b")]))
 
 
-def test_the_circumstances_of_a_recording_are_no_part_of_the_machine(tmp_path):
-    began = records.circumstances()
-    assert set(began) == {"commit", "command", "date", "load"}
-    assert not set(began) & set(records.machine())
-    assert records.machine() == records.machine()
-    records.write(tmp_path / "suite.json", "suite", began, groups=[])
-    written = json.loads((tmp_path / "suite.json").read_text())
-    assert written["began"] == began
-    assert written["ended"]["date"] >= began["date"]
+def test_the_circumstances_of_a_recording_are_no_part_of_the_machine():
+    circumstances = records.circumstances()
+    assert set(circumstances) == {"commit", "command", "date", "load"}
+    assert not set(circumstances) & set(records.machine())
 
 
-def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(monkeypatch):
+@pytest.mark.parametrize(
+    "module, argv, command",
+    [
+        (
+            None,
+            ["/home/me/bin/pytest", "benchmarks", "--record", "/home/out", "-k", "a or b"],
+            "pytest benchmarks --record out -k 'a or b'",
+        ),
+        (
+            "benchmarks.compare",
+            ["/home/me/clone/benchmarks/compare.py", "--full"],
+            "python -m benchmarks.compare --full",
+        ),
+        ("pytest.__main__", ["/home/me/pytest/__main__.py", "--full"], "python -m pytest --full"),
+    ],
+)
+def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(module, argv, command, monkeypatch):
     import __main__
 
-    monkeypatch.setattr(sys, "argv", ["/home/me/bin/pytest", "benchmarks", "--record", "/home/out", "-k", "a or b"])
-    monkeypatch.setattr(__main__, "__spec__", None)
-    assert records.circumstances()["command"] == "pytest benchmarks --record out -k 'a or b'"
-    monkeypatch.setattr(sys, "argv", ["/home/somebody/clone/benchmarks/compare.py", "--full"])
-    monkeypatch.setattr(__main__, "__spec__", SimpleNamespace(name="benchmarks.compare"))
-    assert records.circumstances()["command"] == "python -m benchmarks.compare --full"
-    monkeypatch.setattr(__main__, "__spec__", SimpleNamespace(name="pytest.__main__"))
-    assert records.circumstances()["command"] == "python -m pytest --full"
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(__main__, "__spec__", module and SimpleNamespace(name=module))
+    assert records.circumstances()["command"] == command
 
 
 @pytest.mark.parametrize("path", sorted(ladder.ROOT.glob("benchmarks/results/*/*.json")), ids=lambda path: path.stem)
