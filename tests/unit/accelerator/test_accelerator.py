@@ -269,6 +269,16 @@ def test_a_prepared_optimizer_is_an_optimizer_for_schedulers_pickle_and_copy():
     assert clone.gradient_state.sync_gradients is False  # it is in the window of the run, not in one of its own
 
 
+def test_copies_of_an_optimizer_follow_the_windows_of_the_run():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    optimizer = copy.deepcopy(accelerator.prepare(parts()[1]))
+    followed = []
+    for _ in range(2):
+        with accelerator.accumulate():
+            followed.append(optimizer.gradient_state.sync_gradients)
+    assert followed == [False, True]
+
+
 def test_a_prepared_scheduler_can_be_pickled():
     accelerator = Accelerator(cpu=True)
     _, optimizer = parts()

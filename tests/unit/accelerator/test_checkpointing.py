@@ -853,6 +853,18 @@ def test_a_compiled_model_that_is_prepared_again_is_saved_once():
     assert len(accelerator._models) == 1
 
 
+def models_in_a_checkpoint_after_preparing_twice():
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(accelerator.prepare(torch.nn.Linear(2, 1)))
+    number = len(accelerator._models)
+    forget_states()
+    return number
+
+
+def test_a_model_that_two_processes_prepare_again_is_saved_once():
+    assert ranks(2).run(models_in_a_checkpoint_after_preparing_twice) == [1, 1]
+
+
 # What a state dict may hold beside tensors with memory of their own
 
 
@@ -942,3 +954,12 @@ def test_further_arguments_of_save_state_are_ignored_as_in_the_original(tmp_path
     for each, folder in ((accelerator, "ours"), (original.Accelerator(cpu=True), "theirs")):
         each.save_state(str(tmp_path / folder), exclude_frozen_parameters=True)
         assert (tmp_path / folder / "random_states_0.pkl").exists()
+
+
+def test_gradients_that_were_there_before_loading_are_those_of_the_checkpoint_afterwards(tmp_path):
+    accelerator, model = weighing(3.0, compiled=False)
+    accelerator.save_state(tmp_path / "c")  # at the end of a window, without gradients
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None
+    accelerator.load_state(tmp_path / "c")
+    assert model.weight.grad is None

@@ -1,5 +1,6 @@
 """Prepared loaders: who gets which sample, in which order, with which seeds. One process plays all ranks."""
 
+import copy
 import importlib
 import itertools
 import pickle
@@ -23,6 +24,7 @@ from torch.utils.data import (
 )
 
 import common.accelerator.data_loader
+from common.accelerator import Accelerator
 from common.accelerator.data_loader import (
     DataLoaderShard,
     IterableDatasetShard,
@@ -800,6 +802,51 @@ def test_a_position_that_is_no_whole_number_of_steps_is_refused():
 def test_skipping_works_on_loaders_that_were_not_prepared():
     assert [b.tolist() for b in skip_first_batches(DataLoader(Numbers(5), batch_size=2), 1)] == [[2, 3], [4]]
     assert [b.tolist() for b in skip_first_batches(DataLoader(Stream(5), batch_size=2), 1)] == [[2, 3], [4]]
+
+
+def test_skipping_twice_leaves_out_both_numbers_of_batches():
+    for dataset, world in itertools.product((Numbers(11), Stream(11)), (1, 2)):
+        loaders = ranks(world, lambda rank, d=dataset: DataLoader(d, batch_size=2))
+        rest = [skip_first_batches(skip_first_batches(loader, 1), 1) for loader in loaders]
+        assert gathered(rest) == list(range(11))[4 * world :]
+
+
+def test_what_skipping_made_of_a_prepared_loader_stays_as_it_is_when_it_is_prepared():
+    accelerator = Accelerator(cpu=True, split_batches=True)
+    rest = accelerator.skip_first_batches(accelerator.prepare(DataLoader(Numbers(5), batch_size=2)), 1)
+    assert accelerator.prepare(rest) is rest
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_the_last_batch_of_a_copied_loader_ends_its_window(copied):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader = copied(accelerator.prepare(DataLoader(Numbers(3), batch_size=1)))
+    ends = []
+    for _ in loader:
+        with accelerator.accumulate():
+            ends.append(accelerator.sync_gradients)
+    assert ends == [False, True, True]
+
+
+class EpochNumbers(Numbers):
+    """Numbers of an epoch: 100 stands for the first sample of epoch 1."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return 100 * self.epoch + super().__getitem__(index)
+
+
+def test_an_epoch_that_is_set_in_the_loop_reaches_the_next_batch():
+    (loader,) = ranks(1, lambda rank: DataLoader(EpochNumbers(3), batch_size=1))
+    seen = []
+    for batch in loader:
+        loader.set_epoch(1)
+        seen += batch.tolist()
+    assert seen == [0, 101, 102]
 
 
 def test_skipping_leaves_the_epoch_of_a_stream_that_was_not_prepared_to_the_script():
