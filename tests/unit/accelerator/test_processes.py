@@ -165,6 +165,7 @@ def gather_what_has_no_rows():
     structures = [
         accelerator.gather_for_metrics({"logits": torch.ones(1), "past": None}),
         accelerator.gather_for_metrics((torch.ones(1), 2.5)),
+        accelerator.gather_for_metrics(5 + accelerator.process_index),
     ]
     losses = []
     for sample in accelerator.prepare(DataLoader([torch.ones(2)] * 3, batch_size=None)):
@@ -175,9 +176,10 @@ def gather_what_has_no_rows():
 
 def test_none_numbers_and_losses_are_gathered_too():
     for structures, losses in ranks(2).run(gather_what_has_no_rows):
-        outputs, (ones, numbers) = structures
+        outputs, (ones, numbers), bare_numbers = structures
         assert outputs["logits"].tolist() == ones.tolist() == [1.0, 1.0]
         assert outputs["past"] == [None, None] and numbers == [2.5, 2.5]
+        assert bare_numbers == [5, 6]
         assert losses == [[1.0, 1.0], [1.0, 1.0]]
 
 
