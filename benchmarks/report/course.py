@@ -190,7 +190,11 @@ def smaller() -> str:
     columns = {"DDP": "DDP", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
     rows = [f"| devices | {' | '.join(columns.values())} |", "|--:|" + "--:|" * len(columns)]
     for ranks in WORLD_SIZES:
-        cells = [f"{_fullest(wrapper, ranks) / MIB:.1f}" for wrapper in columns]
+        cells = []
+        for wrapper in columns:
+            (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == ranks]
+            fullest = max(sum(split.values()) for split in row["peaks"])
+            cells.append(f"{fullest / MIB:.1f}")
         rows.append(f"| {ranks} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -215,12 +219,6 @@ def _microseconds(row: dict) -> str:
     """The median of a row, with a star if its rounds differ much."""
     star = "*" if row["noisy"] else ""
     return f"{row['median']:,.0f} µs{star}"
-
-
-def _fullest(wrapper: str, devices: int) -> int:
-    """The accounted peak in bytes of the fullest of so many devices."""
-    (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == devices]
-    return max(sum(split.values()) for split in row["peaks"])
 
 
 def zero() -> str:

@@ -77,14 +77,12 @@ def _row(row: Row, before_number: int, after_number: int) -> str:
 
 
 def _cell(side: str, tag: str, line: str, pieces: list[Piece], number: int) -> str:
-    code = "".join(_piece(piece, tag) for piece in pieces)
+    code = ""
+    for piece in pieces:
+        text = html.escape(piece.text)
+        code += f"<{tag}>{text}</{tag}>" if piece.changed else text
     indent = len(line) - len(line.lstrip())
     return f'<div class="{side}"><i>{number}</i><code style="--in:{indent}ch">{code}</code></div>'
-
-
-def _piece(piece: Piece, tag: str) -> str:
-    text = html.escape(piece.text)
-    return f"<{tag}>{text}</{tag}>" if piece.changed else text
 
 
 STYLE = """

@@ -91,7 +91,7 @@ def import_statements(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
 
 
 def absolute(module: str | None, level: int, importer: str, is_package: bool) -> str:
-    """What `from ..module import` means in the module `importer`."""
+    """The module that `from ..module import` means in the module `importer`."""
     if level == 0:
         return module
     parts = importer.split(".")

@@ -1,4 +1,4 @@
-"""Which levels there are, what changes between them, and how that is shown."""
+"""The list of levels, the changes between them, and the views of these changes."""
 
 import html
 import io

@@ -1,4 +1,4 @@
-"""What others compute meanwhile: counted on our cores only, and said with what it slows and what helps."""
+"""The load that other programs put on our cores: counted on these only, and said with what it slows and what helps."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the ways of averaging gradients cost: the record, its plot, the bytes on the wire, and the drift."""
+"""The cost of ways to average gradients: the record, its plot, the bytes on the wire, and the drift."""
 
 import json
 import time

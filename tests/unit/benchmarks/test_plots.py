@@ -81,7 +81,7 @@ def figures(monkeypatch, coarse):
 
 
 def _below(figure) -> str:
-    """What stands below a plot, in one line."""
+    """The text below a plot, in one line."""
     (text,) = figure.texts
     return " ".join(text.get_text().split())
 

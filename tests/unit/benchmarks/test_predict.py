@@ -284,7 +284,7 @@ PUBLISHED = {case.name: case for case in cases()}
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_predicted_losses_are_within_a_factor_of_two_of_published_ones(name):
-    """Where all inputs are published; the others say in their remark what is not."""
+    """This holds where all inputs are published; the others say in their remark what is not."""
     case = PUBLISHED[name]
     prediction = predict(case)
     assert prediction.kind <= prediction.lost <= prediction.harsh

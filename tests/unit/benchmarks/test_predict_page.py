@@ -28,7 +28,7 @@ ONE_EACH = Cluster(1, Link(1e-3, 1e9), Link(3e-5, 2e8), start=1e-5)
 
 
 def chromium(path: Path, folder: Path) -> str:
-    """What a page holds after its scripts have run."""
+    """The page as it is after its scripts have run."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     command += ["--disable-component-update", "--disable-sync", "--no-first-run", f"--user-data-dir={folder / 'user'}"]
     command += ["--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom", path.as_uri()]
@@ -175,7 +175,7 @@ PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="800" srcd
 
 
 def shown_batches(network: str, cluster: Cluster) -> list[list[str]]:
-    """What the page's table has to show of a network."""
+    """The cells that the page's table has to show of a network."""
     lines = []
     for row in rows(presets.GPUS["a100"], cluster):
         if row.network == network:

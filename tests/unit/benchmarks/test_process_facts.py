@@ -1,4 +1,4 @@
-"""What a row says of the process that did its work is true: its threads, its allocator and its cores."""
+"""Facts of a row about the process that did its work are true: its threads, its allocator and its cores."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SEVERAL_CORES = pytest.mark.skipif(
 
 
 def python(*arguments: str, text: str = "", **environment: str) -> str:
-    """What a fresh Python prints that reads `text`."""
+    """The output of a fresh Python that reads `text`."""
     command = [sys.executable, *arguments]
     environment = os.environ | environment
     done = subprocess.run(

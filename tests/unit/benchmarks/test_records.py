@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: small, complete, printable in 80 columns."""
+"""Records of benchmarks: small, complete, printable in 80 columns."""
 
 import json
 import re

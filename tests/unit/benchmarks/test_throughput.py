@@ -32,14 +32,14 @@ KNOWN = {
 
 
 def facts_of(configurations: list[Configuration]) -> dict[str, dict]:
-    """What the rows tell of themselves after a run in which nothing was timed."""
+    """Facts of the rows after a run in which nothing was timed."""
     timed = Throughput(configurations, 0.1, quick=True)
     return {row.name: timed._facts(row.name, KNOWN) for row in configurations}
 
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """What a test says of rows on a CPU holds on machines with GPUs too."""
+    """A machine without GPUs, so that a test of rows on a CPU holds everywhere."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 

@@ -173,7 +173,7 @@ def check_naive_and_others(lanes: dict[str, list[list[Span]]], others: tuple[str
 
 
 def check_messages(lanes: dict[str, list[list[Span]]]) -> None:
-    """How many all-reduces each way has; and no_sync sends nothing before its second backward."""
+    """Each way has its number of all-reduces, and no_sync sends nothing before its second backward."""
     for rank in (0, 1):
         messages = {way: sum(span.name == ALL_REDUCE for span in of_ranks[rank]) for way, of_ranks in lanes.items()}
         assert messages[NAIVE] == messages[OVERLAPPED] == 52
