@@ -715,8 +715,11 @@ class GradientState:
     def _remove_dataloader(self, dataloader: Any) -> None:
         # A state that was forgotten while the loader was being iterated over does not know it any more.
         references = getattr(self, "dataloader_references", [])
-        if dataloader in references:
-            references.remove(dataloader)
+        # A loader that is iterated over twice at once is left in the inner loop first.
+        for place in reversed(range(len(references))):
+            if references[place] is dataloader:
+                del references[place]
+                return
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients

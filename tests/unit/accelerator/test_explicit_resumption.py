@@ -254,6 +254,19 @@ def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known():
     assert alone[-1] == ([5], True)
 
 
+def test_the_loop_between_two_over_the_same_loader_stays_active_after_the_inner_one():
+    accelerator = Accelerator(cpu=True)
+    examples = accelerator.prepare(DataLoader(range(2)))
+    batches = accelerator.prepare(DataLoader(range(3)))
+    ends = []
+    for _ in examples:
+        for _ in batches:
+            list(examples)
+            ends.append(accelerator.gradient_state.end_of_dataloader)
+        assert accelerator.gradient_state.active_dataloader is examples
+    assert ends == [False, False, True] * 2
+
+
 def gathered_of_uneven(number):
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(range(number)))
