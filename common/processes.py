@@ -115,7 +115,11 @@ class Ranks:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-            worker.pipe.send(Job(function, args, kwargs, of_torchrun | (environment or {})))
+            try:
+                worker.pipe.send(Job(function, args, kwargs, of_torchrun | (environment or {})))
+            except BrokenPipeError as error:  # for example killed, because the machine had no memory left
+                self.stop()
+                raise RankFailed(f"rank {worker.rank}: its process has ended since the last job") from error
         try:
             answers = self._answers(timeout)
         except BaseException:  # Ctrl-C: their answers to this job must not be taken for those to the next one

@@ -1,6 +1,7 @@
 """The test ranks themselves: they share a group, and a failure on one of them reaches the test."""
 
 import os
+import signal
 import time
 from unittest import mock
 
@@ -70,6 +71,18 @@ def test_a_job_that_is_interrupted_does_not_answer_the_next_one(monkeypatch):
             patched.setattr("common.processes.wait", mock.Mock(side_effect=KeyboardInterrupt))
             pool.run(len, "first")
         assert pool.run(len, "the next one") == [12]
+    finally:
+        pool.stop()
+
+
+def test_ranks_that_have_ended_between_two_jobs_are_said_once_and_replaced():
+    pool = Ranks(1)
+    try:
+        (process,) = pool.run(os.getpid)
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(RankFailed, match="rank 0"):
+            pool.run(os.getpid)
+        assert pool.run(os.getpid) != [process]
     finally:
         pool.stop()
 

@@ -83,20 +83,29 @@ def test_so_it_does_in_mixed_precision_and_with_checkpointing(texts, precision, 
     assert found.devices[0]["activations"] < plain.devices[0]["activations"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("network", ["torchvision:resnet18", "torchvision:vgg16"])
+@pytest.fixture
+def two_ranks():
+    """Two ranks that are ended afterwards: they keep the gigabytes that a large network has needed."""
+    yield ranks(2)
+    ranks(2).stop()
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param("torchvision:resnet18", marks=pytest.mark.slow),
+        pytest.param("torchvision:vgg16", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("strategy", [s for s in strategies.ON_SEVERAL if not s.one_process], ids=lambda s: s.name)
-def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(network, strategy, monkeypatch):
+def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(network, strategy, two_ranks):
     shape = (3, 64, 64)
     number = strategies.ON_SEVERAL.index(strategy)
     setting = Setting(strategy, 2)
-    of_ranks = ranks(2).run(on_ranks, network, number, 2, 16, shape, timeout=280)
+    of_ranks = two_ranks.run(on_ranks, network, number, 2, 16, shape, timeout=280)
     for rank, really in enumerate(of_ranks):
         (found,) = memory.need(spec.load(network, shape), replace(setting, rank=rank), 16).devices
-        if strategy in (strategies.ZERO_2, strategies.ZERO_3):
-            assert sum(found.values()) == pytest.approx(sum(really.values()), rel=0.05)
-        else:
-            assert found == really
+        assert found == really
 
 
 def test_parameters_gradients_and_state_are_those_of_the_network(texts):
