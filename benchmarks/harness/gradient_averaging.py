@@ -1,7 +1,7 @@
 """Ways to average the gradients of two ranks: `common.small.ddp`, torch's DDP, and what makes it send less.
 
 A rank trains DeepNet on its own images with one of `WAYS`. The phases of a step bear names that torch's profiler
-records, so that `benchmarks.timeline` sees the same step that `benchmarks.suites.overlap` times.
+records, so that `benchmarks.suites.timeline` sees the same step that `benchmarks.suites.overlap` times.
 """
 
 import contextlib

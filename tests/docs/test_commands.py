@@ -150,8 +150,8 @@ def test_pytest_takes_its_command_lines_and_finds_tests(words):
 
 # Programs that take a second or a few. The others of a reader's own machine are long tests.
 QUICK = {"common.ladder", "benchmarks.predict", "benchmarks.report.readmes"}
-# Programs that have tests of their own, and would take half an hour here, or need a network that they may cut.
-OWN_TESTS = {"benchmarks.record", "benchmarks.timeline", "benchmarks.suites.overlap", "benchmarks.suites.network"}
+# It has tests of its own, and would take half an hour here.
+OWN_TESTS = {"benchmarks.record"}
 # What a command leaves to its reader, or reads where another one has written it.
 OWN_FILES = re.compile(r"FOLDER|PATH|DATA|solution\.py|\w+\.json|--full")
 
