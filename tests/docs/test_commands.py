@@ -160,7 +160,11 @@ def module_commands() -> list:
     """The commands that run a module of ours, and need nothing for it."""
     cases = []
     for words in all_commands():
-        if words[:2] != ["python", "-m"] or script_and_world(words) or words[2] in OWN_TESTS | {"torch.distributed.run"}:
+        if (
+            words[:2] != ["python", "-m"]
+            or script_and_world(words)
+            or words[2] in OWN_TESTS | {"torch.distributed.run"}
+        ):
             continue
         if not OWN_FILES.search(" ".join(words)):
             trains = words[2:4] == ["common.ladder", "run"]
