@@ -13,7 +13,7 @@ from common.accelerator import Accelerator, PartialState
 from common.errors import UserError
 from common.process_group import abort_on_error, process_group
 from common.run.metrics import demand_finite_weights
-from tests.gpu.levels import BATCH, train_on_rank
+from tests.gpu.levels import BATCH, STEPS, train_on_rank
 from tests.gpu.machine import GPUS, Machine, Misplaced, Wait, imitated_rank
 
 SLOW = pytest.mark.slow
@@ -145,6 +145,18 @@ SET_DEVICE = ("        torch.cuda.set_device(device)\n", "")
 IMAGES = (
     "        for images, targets in run.batches(train_loader):\n            images = images.to({}, non_blocking=True)"
 )
+
+
+@SLOW
+def test_a_trainer_that_clips_and_schedules_waits_in_no_step_before_it_logs(tmp_path):
+    defaults = (
+        ("max_grad_norm=0,", "max_grad_norm=1.0,"),
+        ('lr_scheduler_type="constant",', 'lr_scheduler_type="linear",'),
+        ('logging_strategy="epoch",', f'logging_strategy="steps", logging_steps={STEPS},'),
+    )
+    machine = train_on_rank("04_trainer", 3, path=planted("04_trainer", tmp_path, *defaults))
+    assert waits_of_steps(machine) == []
+    assert any("linalg_vector_norm" in name for name in machine.watch.operations)
 
 
 def test_level_02_without_set_device_is_found(tmp_path):
