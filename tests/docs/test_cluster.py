@@ -18,7 +18,8 @@ SLURM = {
     "SLURM_CPUS_PER_TASK": "16",
     "SLURM_GPUS_ON_NODE": "2",
 }
-PROGRAMS = {"scontrol": "printf 'node7\\nnode8\\n'", "srun": 'printf "%s\\n" "$@"'}
+# So many nodes that who stops reading after the first line ends scontrol by a signal.
+PROGRAMS = {"scontrol": "printf 'node%s\\n' {7..20000}", "srun": 'printf "%s\\n" "$@"'}
 
 
 def requested() -> dict[str, str]:

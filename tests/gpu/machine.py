@@ -384,10 +384,8 @@ def imitated_rank(
 
     A single process is started without torchrun. Every integer that is read from a tensor is `integers`.
     """
-    if not hasattr(torch._C, "_ensureCUDADeviceGuardSet") or not hasattr(torch_optimizer, "_foreach_supported_types"):
-        pytest.skip(
-            f"torch {torch.__version__} has no FakeTensors of a GPU that asks no driver, or no list for foreach"
-        )
+    if not hasattr(torch_optimizer, "_foreach_supported_types"):
+        pytest.skip(f"torch {torch.__version__} has no list of tensors for foreach")
     machine = Machine(rank, world_size, gpus)
     machine.watch.integers = integers
     environment = {}
@@ -416,6 +414,10 @@ def imitated_rank(
         hook = torch_optimizer.register_optimizer_step_post_hook(machine.count_step)
         stack.callback(hook.remove)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        try:
+            torch.empty(1).to("cuda")
+        except RuntimeError as error:  # torch 2.11 asks the driver, even for a FakeTensor
+            pytest.skip(f"torch {torch.__version__} has no FakeTensors of a GPU where there is none: {error}")
         stack.enter_context(machine.watch)
         yield machine
 

@@ -548,6 +548,8 @@ def test_a_second_accelerator_may_ask_for_another_compiler():
 
 
 def test_objects_that_cannot_be_registered_are_named_with_their_places():
+    pytest.importorskip("accelerate")
+
     def places(library, *objects):
         accelerator = importlib.import_module(library).Accelerator(cpu=True)
         with pytest.raises(ValueError) as error:
