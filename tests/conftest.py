@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from tests.states import forget_states
 
 # Each worker imports torch and transformers, and starts the ranks of its tests: about 2 GB.
 MOST_WORKERS = 4
+# GiB: with less left, ranks that wait for a job are ended between two test files.
+LEAST_GIB = 8
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -38,6 +42,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def available_gib() -> float:
+    """GiB of memory that programs may still take; infinite where the system does not say."""
+    path = Path("/proc/meminfo")
+    if not path.exists():
+        return math.inf
+    found = re.search(r"^MemAvailable: +(\d+) kB$", path.read_text(), re.MULTILINE)
+    return int(found[1]) / 2**20 if found else math.inf
+
+
 @pytest.fixture(scope="session")
 def mnist() -> str:
     """The value of --data-dir under which real MNIST lies; the test is skipped where it does not."""
@@ -52,6 +65,9 @@ def fresh_processes():
     """Let no file find what another one has left: which files run before it in its worker changes from run to run."""
     forget_states()
     for pool in started_pools():
+        if available_gib() < LEAST_GIB:  # ranks keep what their jobs have needed; new ones begin small
+            pool.stop()
+            continue
         with contextlib.suppress(RankFailed):  # its ranks are thrown away then, and the next ones are new
             pool.run(forget_states)
 
