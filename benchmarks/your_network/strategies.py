@@ -6,7 +6,7 @@ What a rank allocates does not depend on what the others send. DataParallel is o
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,6 @@ class Strategy:
     wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
     shard_optimizer: bool = False
     one_process: bool = False
-    needs_several: bool = field(default=True)
 
     def batch_of_process(self, global_batch: int, devices: int) -> int:
         """Samples of a step that one process has."""
