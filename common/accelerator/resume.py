@@ -123,6 +123,10 @@ class LoaderPosition:
         """The pass that says where the loader stands; None at the beginning of an epoch."""
         return max(self.under_way, key=lambda each: (each.epoch, each.step), default=self.saved)
 
+    def newest(self) -> Pass:
+        """The pass that began last. What starts it, such as torch's iterator, asks for it."""
+        return self.under_way[-1]
+
 
 class StatefulDataLoaderShard(DataLoaderShard):
     """A DataLoaderShard with `state_dict` and `load_state_dict`.
@@ -141,8 +145,6 @@ class StatefulDataLoaderShard(DataLoaderShard):
         self.use_stateful_dataloader = True
         self._position = LoaderPosition() if position is None else position
         self._first_step = first_step
-        # The pass that began last: torch's iterator is made of it.
-        self._pass = Pass(self.iteration, 0)
         self._has_warned = False
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -153,7 +155,6 @@ class StatefulDataLoaderShard(DataLoaderShard):
             own.step = self._first_step or position.saved.step
         position.saved = None
         position.under_way.append(own)
-        self._pass = own
         first_step = own.step
         batches: Any = super().__iter__()
         try:
@@ -169,7 +170,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
     @contextmanager
     def _generators_kept_at_checkpoint(self) -> Iterator[None]:
-        if self._pass.resumes is None:
+        if self._position.newest().resumes is None:
             with super()._generators_kept_at_checkpoint():
                 yield
             return
@@ -181,36 +182,18 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
     @property
     def _undrawn_batches(self) -> Any:
-        return _BatchesOfPass(self, super()._undrawn_batches)
-
-    def _draw(self, own: Pass, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches of sample numbers of one pass.
-
-        Those of an interrupted epoch are drawn again. The generators are put back when all is drawn that had been drawn
-        before the checkpoint: what follows it, and as many batches more as were read ahead.
-        """
-        sampler = self._order_sampler
-        saved = own.resumes
-        if saved is None:
-            own.rng_before_order = GeneratorStates.now(sampler)
-            yield from batches
-            return
         # A loader that `skip_first_batches` made leaves its first batches out by itself.
-        first_batch = 0 if self._first_step else saved.step * self.batches_per_step
+        batches_per_saved_step = 0 if self._first_step else self.batches_per_step
         # For 3 processes of which one reads for all: when step 0 is yielded, the batches 3, 4 and 5 of step 1 have been
         # drawn. The resumed pass begins with batch 3, so 3 - 1 = 2 further batches had been drawn.
         drawn_ahead = self.batches_per_step - 1 + self.num_workers * (self.prefetch_factor or 0)
-        with ExitStack() as drawing_again:
-            drawing_again.enter_context(generators_as_they_were(sampler, saved.rng_before_order))
-            own.rng_before_order = GeneratorStates.now(sampler)
-            for number, batch in enumerate(islice(batches, first_batch, None)):
-                if number == drawn_ahead:
-                    drawing_again.close()
-                yield batch
+        return _BatchesOfPass(
+            self._position, super()._undrawn_batches, self._order_sampler, batches_per_saved_step, drawn_ahead
+        )
 
     def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
         steps = super()._steps(reading)
-        saved = self._pass.resumes
+        saved = self._position.newest().resumes
         is_stream = isinstance(self.dataset, IterableDataset)
         if saved is None or not is_stream or self._first_step:
             return steps
@@ -325,18 +308,50 @@ class StatefulDataLoaderDispatcher(StatefulDataLoaderShard, DataLoaderDispatcher
     """A DataLoaderDispatcher with `state_dict` and `load_state_dict`."""
 
 
+@dataclass(frozen=True)
 class _BatchesOfPass:
-    """Batches of sample numbers for the pass of `loader` that begins when their iterator is made."""
+    """Batches of sample numbers for the pass that begins when their iterator is made.
 
-    def __init__(self, loader: StatefulDataLoaderShard, batches: Any) -> None:
-        self.loader = loader
-        self.batches = batches
+    Those of an interrupted epoch are drawn again. The generators are put back when all is drawn that had been drawn
+    before the checkpoint: what follows it, and as many batches more as were read ahead.
+
+    It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
+    circle only the garbage collector would end the workers, and then torch waits five seconds for each of them.
+
+    Attributes:
+        position: of the loader.
+        batches: of the whole epoch.
+        sampler: draws the order.
+        batches_per_saved_step: batches left out for each step before the checkpoint.
+        drawn_ahead: batches after the checkpoint that had been drawn when it was made.
+    """
+
+    position: LoaderPosition
+    batches: Any
+    sampler: Any
+    batches_per_saved_step: int
+    drawn_ahead: int
 
     def __iter__(self) -> Iterator[Any]:
-        return self.loader._draw(self.loader._pass, iter(self.batches))
+        return self._draw(self.position.newest(), iter(self.batches))
 
     def __len__(self) -> int:
         return len(self.batches)
+
+    def _draw(self, own: Pass, batches: Iterator[Any]) -> Iterator[Any]:
+        saved = own.resumes
+        if saved is None:
+            own.rng_before_order = GeneratorStates.now(self.sampler)
+            yield from batches
+            return
+        first_batch = saved.step * self.batches_per_saved_step
+        with ExitStack() as drawing_again:
+            drawing_again.enter_context(generators_as_they_were(self.sampler, saved.rng_before_order))
+            own.rng_before_order = GeneratorStates.now(self.sampler)
+            for number, batch in enumerate(islice(batches, first_batch, None)):
+                if number == self.drawn_ahead:
+                    drawing_again.close()
+                yield batch
 
 
 class SeedableOrder:

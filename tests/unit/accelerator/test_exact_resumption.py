@@ -3,6 +3,7 @@
 import io
 import itertools
 import logging
+import weakref
 
 import pytest
 import torch
@@ -127,6 +128,15 @@ def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world):
 @pytest.mark.parametrize("kind", ["random", "random, the loader's generator", "random, with replacement", "weighted"])
 def test_loader_workers_change_nothing(kind, persistent):
     assert_exact(lambda: prepared(kind, 1, 0, num_workers=1, persistent_workers=persistent))
+
+
+def test_a_loader_that_is_let_go_ends_its_workers_at_once():
+    """In a circle of references they would end when garbage is collected, and torch would wait seconds for each."""
+    loader = prepared("random", 1, 0, num_workers=1, persistent_workers=True)
+    next(iter(loader))
+    freed = weakref.ref(loader)
+    del loader
+    assert freed() is None
 
 
 def test_random_numbers_that_the_data_set_draws_in_the_main_process_are_the_same():
