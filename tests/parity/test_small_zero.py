@@ -81,7 +81,7 @@ def test_zero_trains_the_weights_of_one_device(kind, world_size):
         assert farthest(weights, of_ranks[0]) == 0
 
 
-@pytest.mark.parametrize("ours, torchs", [(ZeRO1, ddp), (ZeRO3, fsdp)])
+@pytest.mark.parametrize("ours, torchs", [pytest.param(ZeRO1, ddp, marks=pytest.mark.slow), (ZeRO3, fsdp)])
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_zero_trains_the_weights_of_torchs(ours, torchs, world_size):
     [mine, *_] = ranks(world_size).run(train, ours, EXACT)

@@ -42,7 +42,7 @@ def test_bytes_after_the_end_are_refused(tmp_path):
         read_idx(path, 1)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(content=st.binary(max_size=60), sizes=st.lists(st.integers(0, 2**32 - 1), min_size=3, max_size=3))
 def test_any_bytes_are_a_tensor_or_an_idx_error(tmp_path_factory, content, sizes):
     path = tmp_path_factory.getbasetemp() / "fuzz"

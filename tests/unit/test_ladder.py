@@ -170,6 +170,7 @@ def test_the_command_line_names_levels_by_their_number(capsys, tmp_path, monkeyp
 RUN_SMALL = ["run", "03", "--small", "--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "30"]
 
 
+@pytest.mark.slow
 def test_a_level_runs_on_the_small_ones(tmp_path):
     argv = [*RUN_SMALL, "--processes", "2", "--json", str(tmp_path / "r.json")]
     done = subprocess.run(

@@ -117,6 +117,7 @@ def test_flags_win_over_the_file_and_reach_the_script(tmp_path):
         assert rank["ACCELERATE_DYNAMO_USE_DYNAMIC"] == "True" and "ACCELERATE_DYNAMO_MODE" not in rank
 
 
+@pytest.mark.slow
 def test_a_script_that_is_launched_with_a_compiler_is_compiled(tmp_path):
     text = """
     import sys, torch

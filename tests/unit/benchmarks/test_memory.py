@@ -190,7 +190,9 @@ def _state_and_weights(wrapper: str, network: Network) -> tuple[int, torch.Tenso
     return peak["optimizer state"], weights
 
 
-@pytest.mark.parametrize("build", [_vision_transformer, _convnext, _swin])
+@pytest.mark.parametrize(
+    "build", [_vision_transformer, *(pytest.param(build, marks=pytest.mark.slow) for build in (_convnext, _swin))]
+)
 def test_fsdp_trains_modules_with_parameters_beside_children_as_ddp_does(build):
     network = Network(build.__name__, build, (3, 16, 16), 10, 4)
     (of_ddp, expected), _ = ranks(2).run(_state_and_weights, memory.DDP, network)

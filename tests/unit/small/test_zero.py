@@ -71,7 +71,7 @@ def by_category(ledger: Ledger, network: nn.Module, shards: list[Shard]) -> dict
     return ledger.now()
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_what_is_cut_shrinks_to_one_part(world_size):
     part = PARAMETERS / world_size
     expected = {  # parameters, gradients, optimizer state
