@@ -87,7 +87,7 @@ def right():
 def test_ranks_that_die_or_raise_are_an_error_and_the_next_pitfall_gets_new_ones(version, reason):
     with pytest.raises(RuntimeError, match=f"(?s)test_pitfalls has failed.*rank 0.*{reason}.*rank 1.*{reason}"):
         reports(__name__, version)
-    assert examine(pitfalls.module_name("batch_size_per_process")).caught
+    assert examine(pitfalls.module_name("set_epoch_forgotten")).caught
 
 
 def test_ranks_that_fail_end_the_run_with_their_traceback(monkeypatch, capsys):
