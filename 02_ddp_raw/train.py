@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.accelerator.sampler import DistributedEvalSampler
 from common.args import parse_args
-from common.cores import available_cores
+from common.cores import threads_per_worker
 from common.data import check_same_dataset, collate, load_data
 from common.model import build_model
 from common.process_group import abort_on_error
@@ -40,7 +40,7 @@ def train(args):
         torch.cuda.set_device(device)
         if local_world_size <= torch.cuda.device_count():
             backend = "nccl"  # faster, but wants a GPU for each process
-    torch.set_num_threads(max(1, available_cores() // local_world_size))
+    torch.set_num_threads(threads_per_worker(local_world_size))
     store = dist.HashStore()
     if "RANK" in os.environ:
         store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=args.timeout))

@@ -1,6 +1,28 @@
-"""The CPU cores that this process may use."""
+"""The CPU cores that this process may use, and devices made of them where there are no GPUs.
 
+GPUs cannot be shared out; cores can. Where levels are compared without GPUs, a *device* is therefore an equal part of
+the cores: whoever computes on it has as many threads as it has cores, and stays on them. Nothing is divided unless
+somebody calls `confine_to_device`, as the flag `--cores-per-device` does.
+"""
+
+import contextlib
 import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_THREADS = Path("/proc/self/task")
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+class _Division(NamedTuple):
+    """The cores that this process could use before it was confined to a part of them."""
+
+    cores: list[int]
+    cores_per_device: int
+
+
+_division: _Division | None = None
 
 
 def available_cores() -> int:
@@ -8,3 +30,77 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def threads_per_worker(workers: int) -> int:
+    """The threads of each of so many workers on this machine: its device's cores, else a fair share of all."""
+    if _division is not None:
+        return _division.cores_per_device
+    return max(1, available_cores() // workers)
+
+
+def device_cores(index: int, cores_per_device: int) -> list[int]:
+    """The numbers of the cores of device `index`; an empty list where the system cannot confine a thread to cores.
+
+    With 2 cores per device, device 0 has the first two that this process may use, device 1 the next two. The hardware
+    threads of one physical core stand side by side in this order, so that two devices share none if they need not.
+    """
+    start = index * cores_per_device
+    return _undivided_cores()[start : start + cores_per_device]
+
+
+def confine_to_device(index: int, cores_per_device: int) -> None:
+    """Let all threads of this process, and those that they start, run on the cores of device `index` only.
+
+    How many threads torch has is left to the caller: see `threads_per_worker`. The system (macOS, Windows) may know no
+    such thing; then only the number of threads is that of a device.
+    """
+    global _division
+    _division = _Division(_undivided_cores(), cores_per_device)
+    _pin_all_threads(device_cores(index, cores_per_device))
+
+
+def confine_thread_to_device(index: int) -> None:
+    """Move the calling thread to another device than the process's, if the cores are divided into devices."""
+    if _division is not None:
+        _pin(0, device_cores(index, _division.cores_per_device))
+
+
+def use_all_cores() -> None:
+    """Undo `confine_to_device`, for all threads of this process."""
+    global _division
+    if _division is not None:
+        _pin_all_threads(_division.cores)
+        _division = None
+
+
+def _undivided_cores() -> list[int]:
+    """The cores that this process may use, or could before it was confined to a device."""
+    if _division is not None:
+        return _division.cores
+    if not hasattr(os, "sched_setaffinity"):
+        return []
+    return sorted(os.sched_getaffinity(0), key=lambda core: (_first_sibling(core), core))
+
+
+def _first_sibling(core: int) -> int:
+    """The first hardware thread of the physical core that `core` is a thread of: of "3,19" or "3-4", 3."""
+    path = Path(_SIBLINGS.format(core))
+    if not path.exists():
+        return core
+    return int(path.read_text().replace("-", ",").partition(",")[0])
+
+
+def _pin_all_threads(cores: Iterable[int]) -> None:
+    """Also those of a pool that has started already: a thread keeps the cores that its creator had then."""
+    threads = [0]
+    if _THREADS.exists():
+        threads = [int(path.name) for path in _THREADS.iterdir()]
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            _pin(thread, cores)
+
+
+def _pin(thread: int, cores: Iterable[int]) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(thread, cores)

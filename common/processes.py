@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from common.allocator import keep_large_blocks
+from common.cores import use_all_cores
 from common.gpus import hide_gpus
 
 MOMENT = 5  # seconds that ranks have to answer once another one has failed
@@ -220,6 +221,7 @@ def _run(job: Job, pipe: Connection) -> None:
             # The next job may be measured on the same GPU, by this process or by another.
             gc.collect()
             torch.cuda.empty_cache()
+        use_all_cores()  # the job may have confined this process to a device
         os.environ.clear()
         os.environ.update(before)
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional
 
-from common.cores import available_cores
+from common.cores import threads_per_worker
 from common.rendezvous import meet
 
 from .environment import (
@@ -475,8 +475,7 @@ def _share_cores(local_world_size: int) -> None:
     if threads:
         torch.set_num_threads(int(threads))
         return
-    fair_share = available_cores() // local_world_size
-    torch.set_num_threads(max(1, fair_share))
+    torch.set_num_threads(threads_per_worker(local_world_size))
 
 
 def _choose_backend(requested: str | None, gpus: int, local_world_size: int) -> str:

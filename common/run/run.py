@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.allocator import keep_large_blocks, why_not
-from common.cores import available_cores
+from common.cores import threads_per_worker
 from common.errors import fail
 from common.files import write_atomically
 from common.process_group import end_with_launcher, get_rank, get_world_size, is_distributed
@@ -106,7 +106,7 @@ class Run:
 
         threads = torch.get_num_threads()
         if self.device.type == "cpu" and self.world_size > get_world_size():
-            threads = max(1, available_cores() // self.world_size)  # emulated replicas share the cores of one process
+            threads = threads_per_worker(self.world_size)  # emulated replicas share the cores of one process
         each = " each" if self.world_size > 1 else ""
 
         precision = str(self.args.dtype).removeprefix("torch.")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from common.cores import available_cores
+from common.cores import threads_per_worker
 from common.nested import map_nested
 
 
@@ -132,7 +132,7 @@ class Accelerator:
         # Processes find each other by a store, which torchrun has made. One alone needs none that others can reach.
         store = None if "RANK" in os.environ else dist.HashStore()
         if "RANK" in os.environ:  # torchrun gives each process one thread: they share the cores instead
-            torch.set_num_threads(max(1, available_cores() // local_world_size))
+            torch.set_num_threads(threads_per_worker(local_world_size))
         [group] = kwargs_handlers
         dist.init_process_group(
             backend, store=store, rank=self.process_index, world_size=self.num_processes, timeout=group.timeout

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.cores import available_cores
+from common.cores import confine_thread_to_device, threads_per_worker
 from common.memory import copy_to, inherited, name_category
 
 
@@ -62,7 +62,7 @@ class EmulatedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         # A thread of its own for every replica: autograd orders the backward of one thread by its forward.
-        self._threads = [_make_thread(replicas) for _ in range(replicas)]
+        self._threads = [_make_thread(device, replicas) for device in range(replicas)]
         self._generators: list[torch.Generator] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -149,9 +149,11 @@ def _draw_generators(count: int, device: torch.device) -> list[torch.Generator]:
     return generators
 
 
-def _make_thread(replicas: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "replica", initializer=_share_cores, initargs=(replicas,))
+def _make_thread(device: int, replicas: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "replica", initializer=_take_cores, initargs=(device, replicas))
 
 
-def _share_cores(replicas: int) -> None:
-    torch.set_num_threads(max(1, available_cores() // replicas))
+def _take_cores(device: int, replicas: int) -> None:
+    """The first thing that a replica's thread does: the threads that it starts for torch stay where it is."""
+    confine_thread_to_device(device)
+    torch.set_num_threads(threads_per_worker(replicas))

@@ -172,7 +172,7 @@ def test_the_plan_says_on_what_the_run_computes_and_how_the_batch_is_shared(
     argv, level, keywords, said, capsys, monkeypatch
 ):
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    monkeypatch.setattr("common.run.run.available_cores", lambda: 6)
+    monkeypatch.setattr("common.cores.available_cores", lambda: 6)
     plan = a_run(argv, level, **keywords).plan
     assert "\n" not in plan and said in plan and "synthetic 640 + 100" in plan
     assert capsys.readouterr().out == ""  # whoever makes a Run decides who prints

@@ -275,7 +275,7 @@ def test_processes_with_gpus_share_the_cores_too(two_gpus, monkeypatch, threads)
     """torchrun leaves each one thread, on which batches would be assembled."""
     torchrun_environment(monkeypatch, 0, 1, LOCAL_WORLD_SIZE="2")
     torch.set_num_threads(1)
-    monkeypatch.setattr("common.accelerator.state.available_cores", lambda: 16)
+    monkeypatch.setattr("common.cores.available_cores", lambda: 16)
     PartialState()
     assert torch.get_num_threads() == 8
 

@@ -1,0 +1,128 @@
+"""Devices made of cores: who computes on one stays on its cores, with all threads, and has as many as it has cores."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import cores
+from common.cores import (
+    available_cores,
+    confine_thread_to_device,
+    confine_to_device,
+    device_cores,
+    threads_per_worker,
+    use_all_cores,
+)
+from common.processes import ranks
+from common.small.data_parallel import EmulatedDataParallel
+
+needs_two_cores = pytest.mark.skipif(
+    available_cores() < 2 or not hasattr(os, "sched_setaffinity"), reason="two devices need two cores to be confined to"
+)
+
+
+def masks_of_threads() -> dict[str, str]:
+    """The cores that each thread of this process may run on, as the kernel says it."""
+    masks = {}
+    for thread in Path("/proc/self/task").iterdir():
+        (line,) = [line for line in (thread / "status").read_text().splitlines() if "Cpus_allowed_list" in line]
+        masks[thread.name] = line.split(":")[1].strip()
+    return masks
+
+
+def compute() -> None:
+    """A matrix product large enough for every thread that torch has."""
+    torch.randn(600, 600) @ torch.randn(600, 600)
+
+
+@pytest.fixture
+def sixteen(monkeypatch):
+    """A machine of eight physical cores with two hardware threads each, numbered as Linux likes to: 0 to 7, 8 to 15."""
+    pinned: dict[int, set[int]] = {}
+
+    def get(thread: int) -> set[int]:
+        return pinned.get(thread or os.getpid(), set(range(16)))
+
+    def pin(thread: int, own: list[int]) -> None:
+        pinned[thread or os.getpid()] = set(own)
+
+    monkeypatch.setattr(os, "sched_getaffinity", get, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", pin, raising=False)
+    monkeypatch.setattr(cores, "_first_sibling", lambda core: core % 8)
+    monkeypatch.setattr(cores, "_division", None)
+    return pinned
+
+
+def test_devices_are_equal_parts_that_share_no_physical_core(sixteen):
+    assert device_cores(0, 8) == [0, 8, 1, 9, 2, 10, 3, 11]
+    assert device_cores(1, 8) == [4, 12, 5, 13, 6, 14, 7, 15]
+    assert threads_per_worker(2) == 8 and threads_per_worker(32) == 1
+
+
+def test_workers_have_their_devices_threads_however_many_they_are(sixteen):
+    confine_to_device(1, 2)
+    assert sixteen[os.getpid()] == {1, 9} and available_cores() == 2
+    assert (threads_per_worker(2), threads_per_worker(4)) == (2, 2)
+    assert device_cores(0, 2) == [0, 8]  # of all, not of those of its own device
+    use_all_cores()
+    assert threads_per_worker(2) == 8
+    assert set(map(len, sixteen.values())) == {16}
+
+
+def test_a_thread_stays_where_it_is_unless_cores_are_divided(sixteen):
+    confine_thread_to_device(1)
+    assert sixteen == {}
+
+
+def confined_after_computing() -> tuple[int, dict[str, str]]:
+    """A pool of threads has started before the process is confined to one core: it must move too."""
+    torch.set_num_threads(2)
+    compute()
+    confine_to_device(int(os.environ["LOCAL_RANK"]), 1)
+    torch.set_num_threads(threads_per_worker(2))
+    compute()
+    return available_cores(), masks_of_threads()
+
+
+@needs_two_cores
+def test_all_threads_of_a_rank_are_on_its_device_and_the_next_job_has_all_cores():
+    every = available_cores()
+    first, second = ranks(2).run(confined_after_computing)
+    for rank, (count, masks) in enumerate((first, second)):
+        assert count == 1 and len(masks) > 1
+        assert set(masks.values()) == {str(*device_cores(rank, 1))}
+    assert ranks(2).run(available_cores) == [every, every]
+
+
+class _Where(torch.nn.Module):
+    """A network that notes the cores and the threads that each replica's thread has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[tuple[set[int], int]] = []
+
+    def __deepcopy__(self, memo):
+        return self  # replicas write into one list
+
+    def forward(self, inputs):
+        self.seen.append((os.sched_getaffinity(0), torch.get_num_threads()))
+        return inputs + self.weight
+
+
+def cores_of_replicas() -> list[tuple[set[int], int]]:
+    confine_to_device(0, 1)
+    torch.set_num_threads(1)
+    network = _Where()
+    EmulatedDataParallel(network, 2)(torch.zeros(2, 1))
+    return [(os.sched_getaffinity(0), torch.get_num_threads()), *network.seen]
+
+
+@needs_two_cores
+def test_each_replica_has_its_devices_cores_and_the_rest_of_the_level_those_of_the_first():
+    (((main, _), *replicas),) = ranks(1).run(cores_of_replicas)
+    first, second = (set(device_cores(device, 1)) for device in (0, 1))
+    assert main == first
+    assert sorted(replicas, key=str) == sorted([(first, 1), (second, 1)], key=str)
