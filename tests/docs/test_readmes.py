@@ -13,7 +13,7 @@ from benchmarks.suites import memory
 from common import ladder
 from common.args import parse_args
 from common.ladder import scripts
-from tests.docs.pages import READMES, name, prose
+from tests.docs.pages import PAGES, name, prose
 
 GENERATED = readmes.readmes()
 QUANTITY = re.compile(
@@ -34,7 +34,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", READMES, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_links_inside_the_repository_resolve(path):
     text = path.read_text()
     defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
@@ -53,7 +53,7 @@ def test_links_inside_the_repository_resolve(path):
         assert not heading or heading in anchors(page.read_text()), target
 
 
-@pytest.mark.parametrize("path", READMES, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_files_named_in_the_text_exist(path):
     for file in re.findall(r"`((?:tests|common|benchmarks|0\d_\w+)/[\w/]+\.\w+)[`:]", path.read_text()):
         assert (ladder.ROOT / file).exists(), file
@@ -262,7 +262,7 @@ def unknown_tests(text: str) -> list[str]:
     return [name for name in named if not re.search(rf"^def {name}\(", sources, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("path", READMES, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_the_tests_that_are_named_exist(path):
     assert unknown_tests(path.read_text()) == []
     assert unknown_tests("`test_the_tests_that_are_named_exist`, `test_of_nothing`") == ["test_of_nothing"]
