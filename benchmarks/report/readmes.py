@@ -1,15 +1,15 @@
-"""The generated parts of the READMEs: diffs of levels, line counts, recorded numbers.
+"""The generated parts of the pages: diffs of levels, line counts, recorded numbers.
 
 python -m benchmarks.report.readmes
 python -m benchmarks.report.readmes --check
 
 Run it after a change of these. A part stands between two comments that no reader sees, `<!-- NAME ARGUMENTS -->` and
-`<!-- /NAME -->`; NAME is "diff" or one of PARTS. What stands around it is written by hand and stays. The parts
-`diff BEFORE AFTER: ANCHOR` of a README divide the diff of two scripts among them, as `divided_diffs` describes.
+`<!-- /NAME -->`; NAME is one of PARTS, or "diff", "added" or "unshown". What stands around it is written by hand and
+stays. The parts `diff BEFORE AFTER: ANCHOR` (new lines and old ones), `added …` (new lines only) and `unshown …` (none)
+of a page divide the diff of two scripts among them, as `divided_diffs` describes.
 """
 
 import argparse
-import importlib
 import json
 import re
 import sys
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.report import course, table
-from benchmarks.report.divided_diffs import Drift, divided
+from benchmarks.report.divided_diffs import KINDS, Drift, divided
 from benchmarks.report.verdicts import peaks
 from benchmarks.suites import memory
 from common import ladder, pitfalls
@@ -31,7 +31,7 @@ PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILIN
 
 
 class DiffArguments(NamedTuple):
-    """The arguments behind the name of a part "diff"."""
+    """The arguments behind the name of a part of a diff."""
 
     before: str
     after: str
@@ -39,13 +39,13 @@ class DiffArguments(NamedTuple):
 
 
 def readmes() -> list[Path]:
-    """The READMEs that have generated parts."""
-    candidates = [scripts.ROOT / "README.md"]
-    for level in ladder.levels():
-        candidates.append(ladder.script(level).with_name("README.md"))
-    candidates.append(scripts.ROOT / "00_single_gpu" / "FROM_YOUR_SCRIPT.md")
-    candidates.append(scripts.ROOT / "common" / "small" / "ddp" / "README.md")
-    return [path for path in candidates if PART.search(path.read_text())]
+    """The pages that have generated parts."""
+    pages = []
+    for path in sorted(scripts.ROOT.rglob("*.md")):
+        is_hidden = any(folder.startswith(".") for folder in path.relative_to(scripts.ROOT).parts)
+        if not is_hidden and PART.search(path.read_text()):
+            pages.append(path)
+    return pages
 
 
 def renewed(text: str) -> str:
@@ -59,19 +59,20 @@ def renewed(text: str) -> str:
     def part(match: re.Match) -> str:
         name = match[1]
         arguments = match[2] or ""
-        if name == "diff":
+        if name in KINDS:
             content = blocks[diff_arguments(arguments)]
         elif name in PARTS:
             content = PARTS[name](*arguments.split())
         else:
-            raise Drift(f"there is no part {name!r}: one of diff, {', '.join(PARTS)}")
-        return f"<!-- {name}{arguments} -->\n{content}\n<!-- /{name} -->"
+            raise Drift(f"there is no part {name!r}: one of {', '.join([*KINDS, *PARTS])}")
+        lines = f"{content}\n" if content else ""
+        return f"<!-- {name}{arguments} -->\n{lines}<!-- /{name} -->"
 
     return PART.sub(part, text)
 
 
 def diff_arguments(text: str) -> DiffArguments:
-    """The arguments of a part "diff BEFORE AFTER: ANCHOR".
+    """The arguments of a part such as "diff BEFORE AFTER: ANCHOR".
 
     Raises:
         Drift: if there is no such script.
@@ -87,12 +88,12 @@ def diff_arguments(text: str) -> DiffArguments:
 
 
 def _diff_blocks(text: str) -> dict[DiffArguments, str]:
-    """The text that each part "diff" of a README has to contain."""
-    anchors: dict[tuple[str, str], list[str]] = {}
+    """The text that each part of a diff in a page has to contain."""
+    anchors: dict[tuple[str, str], dict[str, str]] = {}
     for name, arguments, _ in PART.findall(text):
-        if name == "diff":
+        if name in KINDS:
             asked = diff_arguments(arguments)
-            anchors.setdefault((asked.before, asked.after), []).append(asked.anchor)
+            anchors.setdefault((asked.before, asked.after), {})[asked.anchor] = name
     blocks = {}
     for (before, after), of_pair in anchors.items():
         for anchor, block in divided(before, after, of_pair).items():
@@ -130,29 +131,26 @@ def comparison() -> str:
 
 
 def epoch(level: str) -> str:
-    """The result that one epoch at this level printed, folded to the width of a terminal, without its times.
+    """The result that one epoch at this level printed, folded to the width of a terminal, and its cost in a line.
 
-    One run alone says little about speed. The levels' speeds are compared in rounds, and shown by `numbers`.
+    One run alone says little about speed, so the run's own times are left out. The speed in the last line is that of
+    the comparison's rounds, in which the levels took turns.
     """
     result = recorded("results")["levels"][ladder.named(level)]
     accuracy, losses, _, steps_and_seconds = result_line(result["run"]).split(" | ")
     steps, _, _ = steps_and_seconds.partition(" in ")
-    return f"    {accuracy}\n        {losses} | {steps}"
+    return f"    {accuracy}\n        {losses} | {steps}\n        {_cost(level)}"
 
 
-def numbers(level: str) -> str:
-    """The level's result and cost in the recorded comparison, in a line."""
+def _cost(level: str) -> str:
+    """The level's speed and memory in the recorded comparison."""
     record = recorded("results")
     name = ladder.named(level)
     result = record["levels"][name]
     fields = [_speed(record, name)] if name in table.timed(record) else []
     sizes = [f"{size / 2**20:.0f}" for size in peaks(result)]
     fields.append(f"peak {' and '.join(sizes)} MiB")
-    for before, after in ladder.steps():
-        if after == name:
-            changed = ladder.changed_lines(before, after)
-            fields.append(f"{changed.added} lines new, {changed.removed} gone")
-    return "    " + " | ".join(fields)
+    return " | ".join(fields)
 
 
 def _speed(record: dict, level: str) -> str:
@@ -193,9 +191,8 @@ def _mib(row: dict) -> list[float]:
 
 
 def mistakes(level: str) -> str:
-    """The pitfalls that belong to a level, each with what it is."""
-    modules = {name: importlib.import_module(pitfalls.module_name(name)) for name in pitfalls.NAMES}
-    own = [name for name, module in modules.items() if ladder.named(level) in module.LEVELS]
+    """The pitfalls whose place is this level's page, each with what it is."""
+    own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.named(level)]
     items = [f"- [`{name}`](../common/pitfalls/{name}.py): {pitfalls.title(name)}" for name in own]
     return "\n".join(textwrap.fill(item, 80, subsequent_indent="  ", break_on_hyphens=False) for item in items)
 
@@ -204,7 +201,6 @@ PARTS: dict[str, Callable[..., str]] = {
     "lines": lines,
     "comparison": comparison,
     "epoch": epoch,
-    "numbers": numbers,
     "devices": devices,
     "collectives": course.collectives,
     "ring": course.ring,
@@ -233,9 +229,9 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{name} has drifted")
         else:
             path.write_text(renewed(path.read_text()))
-            print(f"{name} is written anew")
+            print(f"{name} is written again")
     if drifted and options.check:
-        sys.exit("python -m benchmarks.report.readmes writes them anew")
+        sys.exit("python -m benchmarks.report.readmes writes the pages again")
 
 
 def _has_drifted(path: Path) -> bool:

@@ -4,7 +4,8 @@
 
 runs them all on real processes. A pitfall is a module of this package with
 
-    LEVELS              the levels of the ladder where one meets it
+    LEVELS              the levels of the ladder where one meets it; the first
+                        one's page names it
     WORLD_SIZE          how many processes it runs on
     TIMEOUT             where the mistake is a hang: seconds until it is ended
     wrong(), right()    the code with and without the mistake, run on every rank
@@ -19,6 +20,7 @@ ended it after TIMEOUT. `examine.py` runs both versions on the ranks of
 """
 
 import ast
+import importlib
 from pathlib import Path
 
 # As a run meets them: data, gradients, schedule, collectives, files, clock.
@@ -49,6 +51,11 @@ NAMES = (
 
 def module_name(name: str) -> str:
     return f"{__name__}.{name}"
+
+
+def place(name: str) -> str:
+    """The level whose page names the pitfall."""
+    return importlib.import_module(module_name(name)).LEVELS[0]
 
 
 def source(name: str) -> str:

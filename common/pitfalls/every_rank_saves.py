@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.pitfalls.stage import scratch
 from common.process_group import all_gather_object
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
+LEVELS = ("03_accelerate", "02_ddp_raw")
 WORLD_SIZE = 2
 
 

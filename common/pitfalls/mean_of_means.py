@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector
 
 from common.process_group import all_gather_object
 
-LEVELS = ("03_accelerate", "04_trainer")
+LEVELS = ("04_trainer", "03_accelerate")
 WORLD_SIZE = 2
 
 

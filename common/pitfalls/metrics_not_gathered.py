@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from common.process_group import all_gather_object
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
+LEVELS = ("03_accelerate", "02_ddp_raw")
 WORLD_SIZE = 2
 
 

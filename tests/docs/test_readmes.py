@@ -1,4 +1,4 @@
-"""What the READMEs say is what is there: links, diffs, counts and recorded numbers."""
+"""What the pages say is what is there: links, diffs, counts and recorded numbers."""
 
 import json
 import re
@@ -60,22 +60,35 @@ def test_files_named_in_the_text_exist(path):
 
 
 def test_the_generated_parts_have_not_drifted(capsys):
-    assert len(GENERATED) == 3 + len(ladder.levels())
+    assert len(GENERATED) >= 3 + len(ladder.levels())
     readmes.main(["--check"])
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("before, rung", ladder.steps())
-def test_each_readme_shows_the_whole_diff_and_says_why(before, rung):
+def test_each_readme_accounts_for_the_whole_diff_and_says_why(before, rung):
     text = ladder.script(rung).with_name("README.md").read_text()
-    parts = [part for part in readmes.PART.finditer(text) if part[1] == "diff"]
+    parts = [part for part in readmes.PART.finditer(text) if part[1] in divided_diffs.KINDS]
     parts = [part for part in parts if readmes.diff_arguments(part[2])[:2] == (before, rung)]
     shown = [line for part in parts for line in part[3].splitlines() if line.startswith(("-", "+"))]
-    hunks = [hunk for hunk in ladder.diff(before, rung) if hunk.kind != "equal"]
-    assert shown == [line for hunk in hunks for line in divided_diffs.signed(hunk)]
+    kind = None
+    expected = []
+    anchors = {readmes.diff_arguments(part[2]).anchor: part[1] for part in parts}
+    for hunk in ladder.diff(before, rung):
+        if hunk.kind != "equal":
+            lines = divided_diffs.signed(hunk)
+            for anchor in anchors:
+                if any(anchor in line for line in lines):
+                    kind = anchors[anchor]
+            expected += divided_diffs.KINDS[kind](hunk)
+    assert shown == expected
+    assert any(line.startswith("+") for line in shown)
+    if "unshown" in anchors.values() or "added" in anchors.values():
+        assert re.search(rf"python -m common\.ladder diff {before[:2]}\S* {rung[:2]}", text), "where is the whole diff?"
     for part in parts:
         above = text[: part.start()].rstrip().splitlines()[-1]
-        assert above and not above.startswith(("<!--", "#", "|")), f"no sentence stands above {part[2]}"
+        is_explained = above and not above.startswith(("<!--", "#", "|"))
+        assert is_explained or part[1] == "unshown", f"no sentence stands above {part[2]}"
 
 
 @pytest.fixture
@@ -92,7 +105,7 @@ def copy(tmp_path, monkeypatch):
 
 
 def drifted() -> bool:
-    """Whether a README no longer says what is there, or cannot."""
+    """Does a page no longer say what is there, or can it not?"""
     try:
         return any(readmes.renewed(path.read_text()) != path.read_text() for path in readmes.readmes())
     except divided_diffs.Drift:
@@ -104,8 +117,10 @@ def test_changing_a_line_of_a_script_is_noticed(copy, rung):
     assert not drifted()
     script = copy / ladder.file_name(rung)
     lines = script.read_text().splitlines(keepends=True)
-    end = ladder.docstring_end(rung)
-    numbers = [i for i in range(end, len(lines)) if lines[i].strip()]
+    # Where a page leaves some changes to `python -m common.ladder diff`, only the others can be noticed.
+    pages = "\n".join(page.read_text() for page in readmes.readmes())
+    shown = re.findall(r"^[-+] (.*)$", pages, re.MULTILINE)
+    numbers = [i for i in range(ladder.docstring_end(rung), len(lines)) if lines[i].rstrip("\n") in shown]
     i = numbers[len(numbers) // 2]
     script.write_text("".join([*lines[:i], lines[i].replace("\n", "  # changed\n"), *lines[i + 1 :]]))
     assert drifted(), lines[i]
@@ -157,7 +172,7 @@ def test_changing_a_sentence_is_not_noticed_and_survives(copy):
     assert not drifted()
     script = copy / "02_ddp_raw" / "train.py"
     script.write_text(script.read_text().replace("# for dropout", "# its own dropout"))
-    with pytest.raises(SystemExit, match="writes them anew"):
+    with pytest.raises(SystemExit, match="writes the pages again"):
         readmes.main(["--check"])
     readmes.main([])
     assert "**Which rank am I?**" in page.read_text() and "# its own dropout" in page.read_text() and not drifted()
@@ -174,7 +189,24 @@ def test_changing_a_sentence_is_not_noticed_and_survives(copy):
 )
 def test_parts_that_do_not_divide_a_diff_are_refused(anchors, message):
     with pytest.raises(divided_diffs.Drift, match=re.escape(message)):
-        divided_diffs.divided("00_single_gpu", "01_data_parallel", anchors)
+        divided_diffs.divided("00_single_gpu", "01_data_parallel", dict.fromkeys(anchors, "diff"))
+
+
+def test_a_part_shows_new_lines_and_old_ones_or_new_ones_or_none():
+    anchors = {"from torch import nn": "unshown", "nn.DataParallel(model": "added", "run.report(result, model": "diff"}
+    blocks = divided_diffs.divided("00_single_gpu", "01_data_parallel", anchors)
+    unshown, added, diff = blocks.values()
+    assert unshown == ""
+    assert "+     seed_replicas(args.seed, devices)" in added and "\n- " not in added
+    assert "-     run.report(result, model)\n+     run.report(result, model.module)" in diff
+
+
+def test_a_part_that_would_show_nothing_is_refused():
+    deletions = [hunk.before[0] for hunk in ladder.diff("01_data_parallel", "02_ddp_raw") if hunk.kind == "delete"]
+    assert deletions
+    anchors = {"import os": "unshown", deletions[-1]: "added", "# torchrun tells each process": "diff"}
+    with pytest.raises(divided_diffs.Drift, match="shows no change"):
+        divided_diffs.divided("01_data_parallel", "02_ddp_raw", anchors)
 
 
 def test_a_part_that_nobody_can_write_is_refused():
@@ -200,7 +232,7 @@ def test_tables_and_text_fit_into_80_columns(path):
     for line in prose(text).splitlines():
         assert len(line) <= 80 or line.startswith(("![", "[")), line
     for part in readmes.PART.finditer(text):
-        if part[1] != "diff":
+        if part[1] not in divided_diffs.KINDS:
             assert max(map(len, part[3].splitlines())) <= 80, part[0]
 
 
