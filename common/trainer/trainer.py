@@ -64,7 +64,7 @@ class Trainer:
             `num_items_in_batch`.
 
     Raises:
-        RuntimeError: for neither a model nor a `model_init`.
+        RuntimeError: for neither a model nor a `model_init`, and for a `model_init` beside `optimizers`.
         ValueError: for arguments that cannot work together.
     """
 
@@ -158,7 +158,7 @@ class Trainer:
         if model is not None and model_init is not None:
             raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both")
         if model_init is not None and optimizers != (None, None):
-            raise ValueError("model_init makes a new model for each training, which optimizers cannot know: drop one")
+            raise RuntimeError("model_init makes a new model for each training, which optimizers cannot know: drop one")
         if self.args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
 
@@ -271,8 +271,7 @@ class Trainer:
             # The schedule of this training may have another length. A scheduler that the script made is kept.
             self.lr_scheduler = None
             self._created_lr_scheduler = False
-        self.create_optimizer()
-        self.create_scheduler(num_training_steps=self.progress.max_steps)
+        self.create_optimizer_and_scheduler(self.progress.max_steps)
         self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
         self.lr_scheduler = accelerator.prepare_scheduler(self.lr_scheduler)
 
@@ -868,6 +867,11 @@ class Trainer:
 
     def _loader_maker(self) -> LoaderMaker:
         return LoaderMaker(self.args, self.accelerator, self.data_collator, self.model, self.label_names)
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self) -> torch.optim.Optimizer:
         """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay."""

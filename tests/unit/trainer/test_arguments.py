@@ -396,14 +396,14 @@ def test_unknown_names_are_refused():
 
 
 def test_a_trainer_refuses_what_cannot_work(tmp_path):
-    for extra, message in (
-        ({"model": Net(), "model_init": Net}, "either a `model` or `model_init` argument, but not both"),
-        ({"model_init": Net, "optimizers": (torch.optim.SGD(Net().parameters()), None)}, "optimizers"),
+    optimizers = (torch.optim.SGD(Net().parameters()), None)
+    for extra, error, message in (
+        ({"model": Net(), "model_init": Net}, ValueError, "either a `model` or `model_init` argument, but not both"),
+        ({"model_init": Net, "optimizers": optimizers}, RuntimeError, "optimizers"),
+        ({}, RuntimeError, r"requires either a `model` or `model_init` argument$"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(error, match=message):
             Trainer(args=TrainingArguments(str(tmp_path), use_cpu=True), **extra)
-    with pytest.raises(RuntimeError, match=r"requires either a `model` or `model_init` argument$"):
-        Trainer(args=TrainingArguments(str(tmp_path), use_cpu=True))
     with pytest.raises(AttributeError, match="'int' object has no attribute 'on_init_end'"):
         Trainer(Net(), TrainingArguments(str(tmp_path), use_cpu=True), callbacks=[3])
     with pytest.raises(ValueError, match="eval_dataset"):

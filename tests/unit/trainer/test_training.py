@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from common.trainer import Trainer, default_data_collator
+from common.trainer import Trainer, TrainingArguments, default_data_collator
 from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.toy import make_trainer, trained, weights
 
@@ -116,6 +116,23 @@ def test_optimizers_of_the_users_are_used(tmp_path):
     trainer.train()
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
     assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005])
+
+
+class PlainDescent(Trainer):
+    """Makes optimizer and schedule where transformers' documentation says that a subclass may."""
+
+    def create_optimizer_and_scheduler(self, num_training_steps):
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+        self.lr_scheduler = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1, 0, num_training_steps)
+
+
+def test_an_override_makes_optimizer_and_schedule_for_each_training(tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, logging_steps=1, report_to="none", max_steps=4)
+    trainer = PlainDescent(model_init=lambda: Net(), args=args, train_dataset=Points(40))
+    for _ in range(2):
+        trainer.train()
+        rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+        assert rates == pytest.approx([0.5, 0.375, 0.25, 0.125])
 
 
 class TutorialTrainer(Trainer):
