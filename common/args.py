@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from common.cores import available_cores, confine_to_device, use_all_cores
 from common.errors import fail
 
 # A script is named as in common.ladder: a level's train.py by the level, another one by level and file.
@@ -34,6 +35,7 @@ _OWN_FLAGS = {
 # How a launcher's configuration file arrives.
 _LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
 _LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+_LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
 _SHARED_MEMORY = Path("/dev/shm")
 _PIXELS = 28 * 28
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -56,6 +58,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
 
     `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.device`
     a torch.device, `args.dtype` a torch.dtype, `args.checkpoint_every` a CheckpointInterval.
+
+    With --cores-per-device this process is confined to the cores of its device here, before torch computes anything.
 
     Raises:
         UserError: after one line on stderr.
@@ -88,6 +92,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     _check_batch_size(args)
     _check_shared_memory(args)
     _warn_of_slow_precision(args)
+    if args.cores_per_device:
+        _use_device_of_cores(args)
     return args
 
 
@@ -107,6 +113,12 @@ def _make_parser(name: str, prog: str) -> _Parser:
         help="keep: the C library keeps large blocks of the CPU's memory from step to step; system: it is left alone",
     )
     flag("--device", default="auto", help="auto, cpu, cuda" + (", cuda:N" if name in _ONE_PROCESS else ""))
+    flag(
+        "--cores-per-device",
+        type=_positive,
+        metavar="N",
+        help="on a CPU: each process or replica has N threads on N cores of its own (default: they share all cores)",
+    )
     flag("--num-workers", type=_natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
     flag("--max-steps", type=_positive, metavar="N", help="stop after N optimizer steps, then evaluate")
@@ -335,6 +347,36 @@ def _replicas(args: argparse.Namespace) -> int:
     if 2 <= gpus < args.replicas:
         fail(f"argument --replicas: {args.replicas} replicas need as many GPUs, {gpus} are visible")
     return args.replicas
+
+
+def _use_device_of_cores(args: argparse.Namespace) -> None:
+    """Confine this process to the device of its local rank; at level 01, where it has several, to the first.
+
+    Raises:
+        UserError: on a GPU, where the launcher wants another number of threads, or where the cores are too few.
+    """
+    each = args.cores_per_device
+    if args.device.type != "cpu":
+        fail(
+            f"--cores-per-device {each}: this run computes on a GPU, and only a CPU can be divided into devices: "
+            "add --device cpu, or leave the flag out"
+        )
+    launchers = os.environ.get(_LAUNCHER_THREADS, str(each))
+    if launchers != str(each):
+        fail(
+            f"--cores-per-device {each} contradicts the launcher's --num_cpu_threads_per_process {launchers} "
+            f"({_LAUNCHER_THREADS}): give one of them"
+        )
+    devices = getattr(args, "replicas", None) or int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    use_all_cores()  # of another run in this process only a part may be left
+    cores = available_cores()
+    if each * devices > cores:
+        most = cores // devices
+        advice = f"{most} is the most for each" if most else "leave the flag out, or use fewer devices"
+        counted = "1 device needs" if devices == 1 else f"{devices} devices need"
+        fail(f"--cores-per-device {each}: {counted} {each * devices} cores, there are {cores}: {advice}")
+    confine_to_device(int(os.environ.get("LOCAL_RANK", 0)), each)
+    torch.set_num_threads(each)
 
 
 def _check_environment(script: str) -> None:

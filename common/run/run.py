@@ -114,7 +114,8 @@ class Run:
         if mixed != "no":
             precision = f"{mixed} mixed precision"
 
-        how = f"{quantity(threads, 'thread')}{each}, {precision}"
+        unit = "core" if self.args.cores_per_device else "thread"
+        how = f"{quantity(threads, unit)}{each}, {precision}"
         if self.keeps_blocks:
             how += ", allocator keeps blocks"
         samples = f"{self.dataset} {self.train_samples} + {self.test_samples}"

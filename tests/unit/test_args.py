@@ -334,3 +334,33 @@ def test_another_interval_is_one_line(text, capsys):
 def test_images_on_the_device_leave_nothing_to_workers(level, capsys):
     assert parse(level, "--data", "device").data == "device"
     assert "--num-workers" in refusal(capsys, level, "--data", "device", "--num-workers", "1")
+
+
+@pytest.fixture
+def four_cores(monkeypatch):
+    monkeypatch.setattr("common.args.available_cores", lambda: 4)
+
+
+def test_devices_that_the_cores_are_too_few_for_are_refused_with_what_can_be_had(four_cores, monkeypatch, capsys):
+    said = refusal(capsys, "00_single_gpu", "--cores-per-device", "5")
+    assert said == "error: --cores-per-device 5: 1 device needs 5 cores, there are 4: 4 is the most for each\n"
+    said = refusal(capsys, "01_data_parallel", "--replicas", "3", "--cores-per-device", "2")
+    assert "3 devices need 6 cores, there are 4: 1 is the most for each" in said
+    said = refusal(capsys, "01_data_parallel", "--replicas", "5", "--cores-per-device", "1")
+    assert "5 devices need 5 cores, there are 4: leave the flag out, or use fewer devices" in said
+    become_rank(monkeypatch)
+    assert "3 devices need 6 cores" in refusal(capsys, "02_ddp_raw", "--batch-size", "66", "--cores-per-device", "2")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_cores_per_device_are_refused_on_a_gpu_by_name(level, gpus, capsys):
+    gpus(2)
+    said = refusal(capsys, level, "--cores-per-device", "1")
+    assert said.startswith("error: --cores-per-device 1: this run computes on a GPU") and "--device cpu" in said
+    assert "must be a whole number of at least 1" in refusal(capsys, level, "--cores-per-device", "0")
+
+
+def test_cores_per_device_and_the_launchers_threads_must_agree(monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_CPU_THREADS", "3")
+    said = refusal(capsys, "03_accelerate", "--cores-per-device", "1")
+    assert "contradicts the launcher's --num_cpu_threads_per_process 3 (ACCELERATE_CPU_THREADS)" in said

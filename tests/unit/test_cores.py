@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-from common import cores
+from common import cores, ladder
 from common.cores import (
     available_cores,
     confine_thread_to_device,
@@ -16,7 +17,9 @@ from common.cores import (
     use_all_cores,
 )
 from common.processes import ranks
+from common.run import Run
 from common.small.data_parallel import EmulatedDataParallel
+from tests.levels import SHORT, farthest, run_level, run_script
 
 needs_two_cores = pytest.mark.skipif(
     available_cores() < 2 or not hasattr(os, "sched_setaffinity"), reason="two devices need two cores to be confined to"
@@ -126,3 +129,73 @@ def test_each_replica_has_its_devices_cores_and_the_rest_of_the_level_those_of_t
     first, second = (set(device_cores(device, 1)) for device in (0, 1))
     assert main == first
     assert sorted(replicas, key=str) == sorted([(first, 1), (second, 1)], key=str)
+
+
+def seen_in_training(level: str, flags: list[str]) -> tuple[dict[str, str], str, int, str]:
+    """At the end of the level's training: its threads' cores, its main thread, torch's threads, and the plan."""
+    seen = []
+    result = Run.result
+
+    def look(run: Run, *args):
+        seen.append((masks_of_threads(), str(os.getpid()), torch.get_num_threads(), run.plan))
+        return result(run, *args)
+
+    with mock.patch.object(Run, "result", look):
+        run_level(level, flags)
+    return seen[0]
+
+
+QUICK = ("01_data_parallel", "02_ddp_raw")
+LEVELS = [pytest.param(level, marks=[] if level in QUICK else [pytest.mark.slow]) for level in ladder.levels()]
+
+
+@needs_two_cores
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_thread_of_a_level_is_on_its_device(level):
+    """At level 01 the replicas' threads are those of one process, each on its own device."""
+    flags = [*SHORT, "--cores-per-device", "1"]
+    processes = 2 if level in ladder.DISTRIBUTED else 1
+    every = available_cores()
+    for rank, (masks, main, threads, plan) in enumerate(ranks(processes).run(seen_in_training, level, flags)):
+        own, other = (str(*device_cores(device, 1)) for device in (rank, 1 - rank))
+        assert masks[main] == own and threads == 1
+        assert set(masks.values()) == ({own, other} if level == "01_data_parallel" else {own})
+        assert ("1 core each" if level != "00_single_gpu" else "1 core,") in plan
+    assert ranks(processes).run(available_cores) == [every] * processes
+
+
+def trained_with_and_without(level: str, cores: int) -> tuple[dict, dict]:
+    """The weights after a training on as many threads wherever the system puts them, and on a device."""
+    torch.set_num_threads(cores)
+    _, plain = run_level(level, SHORT)
+    _, confined = run_level(level, [*SHORT, "--cores-per-device", str(cores)])
+    return plain, confined
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ladder.levels())
+def test_the_same_threads_leave_the_same_weights_wherever_they_are(level):
+    workers = 1 if level == "00_single_gpu" else 2
+    cores = available_cores() // workers
+    processes = 2 if level in ladder.DISTRIBUTED else 1
+    plain, confined = ranks(processes).run(trained_with_and_without, level, cores)[0]
+    assert plain.keys() == confined.keys() and farthest(plain, confined) == 0
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["02_ddp_raw", "04_trainer"])
+def test_too_few_cores_are_said_once_by_all_ranks_of_torchrun(level):
+    asked = str(available_cores())
+    done = run_script(level, [*SHORT, "--cores-per-device", asked], processes=2)
+    assert done.returncode != 0 and done.stderr.count("error: --cores-per-device") == 1
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate"])
+def test_a_launched_level_says_its_cores(level):
+    done = run_script(level, [*SHORT, "--cores-per-device", "1"], processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "2 × gloo on cpu, 1 core each, float32" in done.stdout
