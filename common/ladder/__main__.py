@@ -5,14 +5,17 @@ python -m common.ladder diff 01 02
 python -m common.ladder diff 01 02 --html
 python -m common.ladder run 03 --small
 python -m common.ladder run 03 --small --processes 2
-python -m common.ladder check
+python -m common.ladder check --list
+python -m common.ladder check average_gradients
 python -m common.ladder check average_gradients path/to/solution.py
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from common.ladder import exercises, html_page, small, terminal, tour
@@ -42,8 +45,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.IMPORTS)}")
     run.add_argument("--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine")
     check = commands.add_parser("check", help="what is wrong with your solution of an exercise")
-    check.add_argument("exercise", nargs="?", metavar="EXERCISE", help="without it, the exercises are listed")
-    check.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="a Python file")
+    check.add_argument("exercise", nargs="?", metavar="EXERCISE", help="without PATH, its task is printed")
+    check.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="the Python file with your solution")
+    check.add_argument("--list", action="store_true", help="the exercises, a line for each")
     return parser
 
 
@@ -55,25 +59,32 @@ def rung(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def check_solution(exercise: str | None, solution: Path | None) -> None:
-    """Print the tasks, or the verdict on a solution; the exit code is 1 where something is wrong with it."""
-    if exercise is None:
-        for name in exercises.NAMES:
-            print(f"{name}: {exercises.task(name)}\n")
-        return
-    try:
-        if solution is None:
-            print(exercises.task(exercise))
-            return
-        findings = exercises.check(exercise, solution)
-    except ValueError as error:
-        parser().error(str(error))
+def check_solution(exercise: str, solution: Path) -> None:
+    """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
+    findings = exercises.check(exercise, solution)
     if findings:
-        print(f"NOT YET: {exercise}")
-        for finding in findings:
-            print(f"  {finding}")
+        print(f"NOT YET: {exercise}\n")
+        print("\n\n".join(textwrap.indent(finding, "  ") for finding in findings))
         sys.exit(1)
-    print(f"PASSED: {exercise}")
+    print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.module(exercise).SAME_AS}.")
+    following = exercises.following(exercise)
+    if following:
+        print(f"  Next: python -m common.ladder check {following}")
+
+
+def list_exercises() -> None:
+    """Print a line for each exercise, in the order of the climb."""
+    for name in exercises.NAMES:
+        print(f"{name:<18} {exercises.module(name).MINUTES:>3} min  {exercises.title(name)}")
+    print("\nThe task and the file to begin with: python -m common.ladder check NAME")
+
+
+def show_task(exercise: str) -> None:
+    """Print the task of an exercise, what to read first, and the commands with which to begin and to check."""
+    print(f"{exercises.task(exercise)}\n")
+    print(f"About {exercises.module(exercise).MINUTES} minutes. Read first: {exercises.module(exercise).READ}\n")
+    print("Begin with:")
+    print(f"    cp {os.path.relpath(exercises.starter(exercise))} my_{exercise}.py")
 
 
 def run_level(options: argparse.Namespace, flags: list[str]) -> None:
@@ -100,7 +111,15 @@ def main(argv: list[str] | None = None) -> None:
     elif options.command == "run":
         run_level(options, flags)
     elif options.command == "check":
-        check_solution(options.exercise, options.solution)
+        try:
+            if options.list or options.exercise is None:
+                list_exercises()
+            elif options.solution is None:
+                show_task(options.exercise)
+            else:
+                check_solution(options.exercise, options.solution)
+        except ValueError as error:
+            parser().error(str(error))
     elif options.html:
         page = html_page.page([options.before, options.after])
         try:

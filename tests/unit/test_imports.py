@@ -36,7 +36,8 @@ ROOMS = {
     "common.args": set(),
     "common.data": set(),
     "common.run": {"common.accelerator", "common.allocator", "common.args", "common.data", "common.trainer"},
-    "common.ladder": {"common.data", "common.processes"},
+    # The exercises compare a solution with the small abstraction and with the whole one.
+    "common.ladder": {"common.accelerator", "common.data", "common.processes", "common.small"},
     "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.

@@ -1,29 +1,21 @@
-"""Exercises in code, and what checks a solution: on real processes, against what one device computes.
+"""Exercises in code, and what checks a solution: on real processes, against the small abstraction and the real one.
 
-Each module is an exercise. Its docstring is the task; `check(path)` runs the solution in the file `path` and returns
-what is wrong with it, a sentence for each finding. A solution without findings has passed.
+Each module is a checker: `check(path)` runs the solution in the file `path` and returns what is wrong with it, a
+sentence for each finding. A solution without findings has passed. The file of the same name in `starters` has the task
+in its docstring, and gaps where the learner writes.
 """
 
-from collections.abc import Callable
+import ast
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-NAMES = ("average_gradients", "accumulate", "exact_evaluation")
-
-
-def task(name: str) -> str:
-    """The text of the exercise.
-
-    Raises:
-        ValueError: if there is no such exercise.
-    """
-    _check_name(name)
-    return (import_module(f"{__name__}.{name}").__doc__ or "").strip()
-
-
-def _check_name(name: str) -> None:
-    if name not in NAMES:
-        raise ValueError(f"{name!r} is no exercise: one of {', '.join(NAMES)}")
+NAMES = (
+    "average_gradients",
+    "accumulate",
+    "exact_evaluation",
+)
+STARTERS = Path(__file__).with_name("starters")
 
 
 def check(name: str, path: Path) -> list[str]:
@@ -32,8 +24,48 @@ def check(name: str, path: Path) -> list[str]:
     Raises:
         ValueError: if there is no such exercise, or no such file.
     """
-    _check_name(name)
+    checker = module(name)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    checker: Callable[[Path], list[str]] = import_module(f"{__name__}.{name}").check
-    return checker(path)
+    return checker.check(path)
+
+
+def module(name: str) -> ModuleType:
+    """The checker of an exercise. It also says:
+
+        MINUTES     that the exercise takes about
+        READ        the page to read first, from the root of the repository
+        SAME_AS     what the solution was compared with
+
+    Raises:
+        ValueError: if there is no such exercise.
+    """
+    if name not in NAMES:
+        raise ValueError(f"{name!r} is no exercise: one of {', '.join(NAMES)}")
+    return import_module(f"{__name__}.{name}")
+
+
+def starter(name: str) -> Path:
+    """The file to begin with."""
+    return STARTERS / f"{name}.py"
+
+
+def task(name: str) -> str:
+    """The text of the exercise, the docstring of its starter file.
+
+    Raises:
+        ValueError: if there is no such exercise.
+    """
+    module(name)
+    return ast.get_docstring(ast.parse(starter(name).read_text())) or ""
+
+
+def title(name: str) -> str:
+    """The exercise in one line."""
+    return task(name).partition("\n")[0]
+
+
+def following(name: str) -> str | None:
+    """The next exercise of the climb."""
+    number = NAMES.index(name) + 1
+    return NAMES[number] if number < len(NAMES) else None

@@ -1,16 +1,7 @@
-"""Accumulate at level 02: several micro-batches for one step, and one all-reduce.
-
-You have a model in DistributedDataParallel, an optimizer, and a list of micro-batches of equal size, each an (images,
-targets) pair. Write
-
-    def train_step(model, optimizer, micro_batches) -> None: ...
-
-It takes one optimizer step with the mean gradient over all samples of all micro-batches and ranks. The loss of a
-micro-batch is `torch.nn.functional.nll_loss(model(images), targets)`. Gradients travel between the ranks once, however
-many micro-batches there are, and the next step begins without old gradients.
-"""
+"""The checker of `accumulate`: what went through the network and over the link, and which weights came out."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,80 +9,221 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.stage import SolutionFailed, function_in, on_ranks, process_group
+from common.ladder.exercises.compare import agreed, mistake, near, plain, side_by_side
+from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.small.ddp.overlapped import OverlappedDDP
 
+MINUTES = 15
+READ = "common/small/ddp/README.md"
+SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py), torch's DistributedDataParallel and one device"
+WORLD_SIZE = 2
 MICRO_BATCHES = 3
-MICRO_BATCH_SIZE = 4
+MICRO_BATCH_SIZE = 2
 STEPS = 2
+LEARNING_RATE = 0.1
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3), nn.LogSoftmax(dim=1)).double()
+def network() -> nn.Linear:
+    """One weight, 1 at first, so that it can be read."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.ones_(model.weight)
+    return model
 
 
 def samples(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """All samples of a step, of both ranks."""
     generator = torch.Generator().manual_seed(step)
-    count = 2 * MICRO_BATCHES * MICRO_BATCH_SIZE
-    images = torch.randn(count, 5, generator=generator).double()
-    return images, torch.randint(3, (count,), generator=generator)
+    count = WORLD_SIZE * MICRO_BATCHES * MICRO_BATCH_SIZE
+    inputs = torch.rand(count, 1, generator=generator).double()
+    return inputs, 3 * inputs + torch.rand(count, 1, generator=generator)
+
+
+def micro_batches_of(rank: int, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    inputs, targets = samples(step)
+    own_inputs = inputs[rank::WORLD_SIZE].split(MICRO_BATCH_SIZE)
+    own_targets = targets[rank::WORLD_SIZE].split(MICRO_BATCH_SIZE)
+    return list(zip(own_inputs, own_targets, strict=True))
+
+
+class Observed:
+    """A model in DDP that counts what is sent and notes each forward and backward, and its optimizer."""
+
+    def __init__(self) -> None:
+        self.model = DistributedDataParallel(network())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
+        self.sent = 0
+        self.steps = 0
+        self.samples_in_forward: list[int] = []
+        self.synchronised_forwards: list[bool] = []
+        self.synchronised_backwards: list[bool] = []
+        self.model.register_comm_hook(None, self.count_and_average)
+        self.model.module.register_forward_pre_hook(self.note_forward)
+        self.model.module.weight.register_hook(self.note_backward)
+        self.optimizer.register_step_post_hook(self.note_step)
+
+    def count_and_average(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        self.sent += 1
+        message = bucket.buffer() / dist.get_world_size()
+        work = dist.all_reduce(message, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    def note_forward(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        self.samples_in_forward.append(len(inputs[0]))
+        self.synchronised_forwards.append(self.model.require_backward_grad_sync)
+
+    def note_backward(self, _: torch.Tensor) -> None:
+        self.synchronised_backwards.append(self.model.require_backward_grad_sync)
+
+    def note_step(self, *_: Any) -> None:
+        self.steps += 1
+
+
+def trained(model: Any) -> list[float]:
+    """The weight after each step of the small DDP or of torch's, by which a solution is measured."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    weights = []
+    for step in range(STEPS):
+        *first, (inputs, targets) = micro_batches_of(dist.get_rank(), step)
+        with model.no_sync():
+            for earlier_inputs, earlier_targets in first:
+                (F.mse_loss(model(earlier_inputs), earlier_targets) / MICRO_BATCHES).backward()
+        (F.mse_loss(model(inputs), targets) / MICRO_BATCHES).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.append(float(model.module.weight))
+    return weights
+
+
+def on_one_device(
+    factor: float = 1.0, keeps_old_gradients: bool = False, last_only: bool = False, steps_each: bool = False
+) -> list[float]:
+    """The weight after each step with all samples in one batch, as it should be or with one of the mistakes.
+
+    Args:
+        factor: of the gradient.
+        last_only: the gradients of the last micro-batch alone are used.
+        steps_each: the optimizer makes a step after each micro-batch.
+    """
+    weight = 1.0
+    gradient = 0.0
+    weights = []
+    for step in range(STEPS):
+        per_micro_batch = []
+        for number in range(MICRO_BATCHES):
+            of_ranks = [micro_batches_of(rank, step)[number] for rank in range(WORLD_SIZE)]
+            per_micro_batch.append([torch.cat(parts) for parts in zip(*of_ranks, strict=True)])
+        if not keeps_old_gradients:
+            gradient = 0.0
+        for number, (inputs, targets) in enumerate(per_micro_batch, start=1):
+            if not last_only or number == MICRO_BATCHES:
+                gradient += factor * (2 * (weight * inputs - targets) * inputs).mean().item() / MICRO_BATCHES
+            if steps_each or number == MICRO_BATCHES:
+                weight -= LEARNING_RATE * gradient
+        weights.append(weight)
+    return weights
 
 
 def run(path: str) -> dict:
-    """On one rank: the final weights, and how often gradients were sent in each step."""
-    solution = function_in(path, "train_step")
-    with process_group():
-        model = DistributedDataParallel(network())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        sent = 0
-
-        def count_and_average(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            nonlocal sent
-            sent += 1
-            message = bucket.buffer() / dist.get_world_size()
-            work = dist.all_reduce(message, async_op=True)
-            return work.get_future().then(lambda future: future.value()[0])
-
-        model.register_comm_hook(None, count_and_average)
-        times_sent = []
-        for step in range(STEPS):
-            sent = 0
-            images, targets = (part[dist.get_rank() :: 2] for part in samples(step))
-            micro_batches = list(zip(images.split(MICRO_BATCH_SIZE), targets.split(MICRO_BATCH_SIZE), strict=True))
-            solution(model, optimizer, micro_batches)
-            times_sent.append(sent)
-        weights = {name: value.clone() for name, value in model.module.state_dict().items()}
-        return {"weights": weights, "times_sent": times_sent}
-
-
-def expected() -> dict[str, torch.Tensor]:
-    """The weights that one device trains with all samples of a step in one batch."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    """On one rank: the weight after each step, and what happened in each."""
+    expected = agreed(
+        real=trained(DistributedDataParallel(network())),
+        small=trained(OverlappedDDP(network())),
+        one_device=on_one_device(),
+    )
+    train_step = load_name(path, "train_step")
+    observed = Observed()
+    weights = []
+    sent = []
     for step in range(STEPS):
-        images, targets = samples(step)
-        F.nll_loss(model(images), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.state_dict()
+        train_step(observed.model, observed.optimizer, micro_batches_of(dist.get_rank(), step))
+        weights.append(plain(observed.model.module.weight)[0][0])
+        sent.append(observed.sent)
+        observed.sent = 0
+    return {
+        "weights": weights,
+        "expected": expected,
+        "sent": sent,
+        "optimizer_steps": observed.steps,
+        "samples_in_forward": observed.samples_in_forward,
+        "synchronised_forwards": observed.synchronised_forwards,
+        "synchronised_backwards": observed.synchronised_backwards,
+    }
 
 
 def check(path: Path) -> list[str]:
     """Two steps on two ranks, with three micro-batches each."""
     try:
-        results = on_ranks(2, run, path)
+        results = on_ranks(WORLD_SIZE, run, path)
     except SolutionFailed as failure:
         return [str(failure)]
-    found = []
-    times_sent = results[0]["times_sent"]
-    if any(times == 0 for times in times_sent):
-        found.append("in some step no gradient was sent: the last micro-batch must be outside no_sync()")
-    elif any(times > 1 for times in times_sent):
-        most = max(times_sent)
-        found.append(f"gradients were sent {most} times in a step: the first micro-batches belong into no_sync()")
-    weights = expected()
-    for rank, result in enumerate(results):
-        if not all(torch.allclose(result["weights"][name], weights[name]) for name in weights):
-            found.append(f"the weights on rank {rank} are not those of one device with all samples in one batch")
-    return found
+    found = [wrong_forward(results), wrong_traffic(results), wrong_weights(results)]
+    return [finding for finding in found if finding]
+
+
+def wrong_forward(results: list[dict]) -> str | None:
+    """A finding about the samples that went through the network at once."""
+    sizes = [result["samples_in_forward"] for result in results]
+    expected = [MICRO_BATCH_SIZE] * MICRO_BATCHES * STEPS
+    if near(sizes, [expected] * WORLD_SIZE):
+        return None
+    title = "the network was not called once for each micro-batch"
+    if any(size > MICRO_BATCH_SIZE for size in sizes[0]):
+        title = (
+            "several micro-batches went through the network at once: that needs the memory of a large batch, and"
+            " accumulation is there for those who lack it"
+        )
+    return side_by_side(f"{title}; the samples of each forward:", sizes, they_should_be=expected)
+
+
+def wrong_traffic(results: list[dict]) -> str | None:
+    """A finding about how often gradients were sent."""
+    sent = [result["sent"] for result in results]
+    if all(times == 1 for of_rank in sent for times in of_rank):
+        return None
+    if sent[0][0] == 0:
+        title = "no gradient was sent: the last micro-batch, its forward through `model` too, belongs outside no_sync()"
+    elif not all(results[0]["synchronised_backwards"]) and all(results[0]["synchronised_forwards"]):
+        title = (
+            "gradients were sent in each backward, although it stands in no_sync(): the forward belongs into it too,"
+            " because DDP decides in the forward whether the next backward sends"
+        )
+    else:
+        title = (
+            "gradients were sent more than once in a step: all micro-batches but the last one belong into no_sync(),"
+            " forward and backward"
+        )
+    return side_by_side(f"{title}; messages in each step:", sent, they_should_be=[1] * STEPS)
+
+
+def wrong_weights(results: list[dict]) -> str | None:
+    """A finding about the weight after the steps."""
+    weights = [result["weights"] for result in results]
+    expected = results[0]["expected"]
+    if near(weights, [expected] * WORLD_SIZE):
+        return None
+    candidates = {
+        "the gradients of the micro-batches were added and not averaged: divide each loss by the number of"
+        " micro-batches": on_one_device(factor=MICRO_BATCHES),
+        "the old gradients were still there in the next step: call optimizer.zero_grad() once in each step":
+        on_one_device(keeps_old_gradients=True),
+        "neither were the losses divided by the number of micro-batches, nor the old gradients cleared by"
+        " zero_grad()": on_one_device(factor=MICRO_BATCHES, keeps_old_gradients=True),
+        "only the last micro-batch has counted: zero_grad() belongs after the step, not between micro-batches":
+        on_one_device(last_only=True, factor=1),
+        "only the last micro-batch has counted, and its loss was not divided: zero_grad() belongs after the step":
+        on_one_device(last_only=True, factor=MICRO_BATCHES),
+        "the gradients are too small by the world size: DDP divides by it already":
+        on_one_device(factor=1 / WORLD_SIZE),
+        "there was an optimizer step after each micro-batch: one belongs after the last": on_one_device(
+            steps_each=True
+        ),
+    }  # fmt: skip
+    known = mistake(weights, {sentence: [numbers] * WORLD_SIZE for sentence, numbers in candidates.items()})
+    if known is None and near(weights, [[1.0] * STEPS] * WORLD_SIZE):
+        known = "the weight has not moved: call optimizer.step() after the last backward, before zero_grad()"
+    if known is None and results[0]["optimizer_steps"] > STEPS:
+        known = "there was more than one optimizer step in a train_step: one belongs after the last micro-batch"
+    if known is None and not near(weights[0], weights[1]):
+        known = "the ranks have drifted apart: each has used gradients that the other has not seen"
+    title = known or "the weight is not that of one device with all samples of a step in one batch"
+    return side_by_side(f"{title}; the weight after each step:", weights, it_should_be=expected)

@@ -1,21 +1,18 @@
-"""Evaluate exactly on any number of ranks.
+"""The checker of `exact_evaluation`: what seven ranks return, and how many samples each of them has run."""
 
-You have a network and a list of (image, label) samples on every rank, the same on all. Write
-
-    def accuracy(model, dataset) -> float: ...
-
-It returns the fraction of samples that `model(images).argmax(dim=1)` classifies right, on every rank the same number.
-Each rank runs the network on its share of the samples only. No sample is counted twice, and none is left out, whether
-or not their number divides by the number of ranks. There may be fewer samples than ranks.
-"""
-
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from common.ladder.exercises.stage import SolutionFailed, function_in, on_ranks, process_group
+from common.accelerator.sampler import DistributedEvalSampler
+from common.ladder.exercises.compare import is_number, near, plain, side_by_side
+from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
 
+MINUTES = 15
+READ = "02_ddp_raw/README.md"
+SAME_AS = "one device, and DistributedEvalSampler (common/accelerator/sampler.py)"
 SIZES = (100, 17, 3)  # on seven ranks: a remainder of two, one of three, and fewer samples than ranks
 
 
@@ -34,24 +31,37 @@ class CountingNetwork(nn.Module):
 def dataset_of(size: int) -> list[tuple[torch.Tensor, int]]:
     """Samples whose right answer is the largest input, but for every third, whose label is wrong."""
     images = torch.eye(4)[torch.arange(size) % 4]
-    labels = [(index + (index % 3 == 0)) % 4 for index in range(size)]
+    labels = [(index + 1) % 4 if index % 3 == 0 else index % 4 for index in range(size)]
     return list(zip(images, labels, strict=True))
 
 
 def true_accuracy(size: int) -> float:
-    right = sum(index % 3 != 0 for index in range(size))
-    return right / size
+    wrong = len(range(0, size, 3))
+    return 1 - wrong / size
+
+
+def share_of(size: int, world_size: int, rank: int) -> list[int]:
+    return list(DistributedEvalSampler(range(size), world_size, rank))
+
+
+def mean_of_accuracies(size: int, world_size: int) -> float:
+    """The number that comes out where each rank's own accuracy is averaged."""
+    own = []
+    for rank in range(world_size):
+        share = share_of(size, world_size, rank)
+        right = [index for index in share if index % 3 != 0]
+        own.append(len(right) / max(len(share), 1))
+    return sum(own) / world_size
 
 
 def run(path: str) -> list[dict]:
-    """On one rank: for each size the accuracy, and how many samples its network saw."""
-    solution = function_in(path, "accuracy")
+    """On one rank: for each size what is returned, and how many samples its network saw."""
+    accuracy = load_name(path, "accuracy")
     outcomes = []
-    with process_group():
-        for size in SIZES:
-            model = CountingNetwork()
-            value = float(solution(model, dataset_of(size)))
-            outcomes.append({"accuracy": value, "seen": model.seen})
+    for size in SIZES:
+        model = CountingNetwork()
+        returned = accuracy(model, dataset_of(size))
+        outcomes.append({"returned": plain(returned), "seen": model.seen})
     return outcomes
 
 
@@ -69,16 +79,31 @@ def check(path: Path) -> list[str]:
     return []
 
 
-def findings(results: list[dict], size: int) -> list[str]:
+def findings(results: Sequence[dict], size: int) -> list[str]:
+    world_size = len(results)
+    truth = true_accuracy(size)
+    returned = [result["returned"] for result in results]
+    seen = [result["seen"] for result in results]
+    shares = [len(share_of(size, world_size, rank)) for rank in range(world_size)]
     found = []
-    values = {result["accuracy"] for result in results}
-    seen = sum(result["seen"] for result in results)
-    if len(values) > 1:
-        found.append("the ranks return different numbers: add up counts over all ranks")
-    elif abs(values.pop() - true_accuracy(size)) > 1e-6:
-        found.append(f"the accuracy is {results[0]['accuracy']:.4f}, not {true_accuracy(size):.4f}")
-    if seen > size:
-        found.append(f"the ranks together ran {seen} samples: some were evaluated twice")
-    if seen < size:
-        found.append(f"the ranks together ran {seen} samples: some were left out")
+    if sum(seen) > size:
+        title = f"the ranks together ran {sum(seen)} samples: some were evaluated twice"
+        found.append(f"{title}\n    samples by rank: {seen}\n    for example: {shares}")
+    if sum(seen) < size:
+        title = f"the ranks together ran {sum(seen)} samples: some were left out"
+        found.append(f"{title}\n    samples by rank: {seen}\n    for example: {shares}")
+    if not all(is_number(value) for value in returned):
+        return [side_by_side("accuracy returns a number on every rank; these are what came:", returned)]
+    if near(returned, [truth] * world_size):
+        return found
+    if not all(near(value, returned[0]) for value in returned):
+        title = "the ranks return different numbers: add up the counts over all ranks, before you divide"
+    elif near(returned[0], mean_of_accuracies(size, world_size)):
+        title = "this is the mean of the ranks' accuracies, in which a small share counts as much as a large one: add"
+        title += " up right answers and samples, and divide once"
+    elif near(returned[0], world_size * truth) or near(returned[0], truth / world_size):
+        title = "this is off by the number of ranks: divide the sum of right answers by the sum of samples"
+    else:
+        title = "this is not the fraction of right answers"
+    found.append(side_by_side(title, returned, one_device=truth))
     return found

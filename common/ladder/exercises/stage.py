@@ -1,59 +1,227 @@
-"""The run of a solution: loaded from its file on every rank of a process group, with an end to waiting."""
+"""The run of a solution on the ranks of a process group, with an end to every wait.
 
+A job is the part of an exercise that runs on each rank: it loads the learner's file, calls what is there and returns
+what the checker compares. Every way in which a solution fails to return ends here in one sentence with the learner's
+own line: a gap that is left, an exception, a collective that nobody answers, a loop without an end.
+"""
+
+import contextlib
+import faulthandler
 import importlib.util
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import linecache
+import os
+import pickle
+import re
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
-from common import process_group as groups
+import torch.distributed as dist
+
+from common.process_group import process_group
 from common.processes import RankFailed, ranks
 
-PATIENCE = 20  # seconds that a collective of a solution may wait
-GAVE_UP = ("Timed out", "timeout", "Connection closed by peer", "no answer", "reset by peer")
+SECONDS = 8  # that a solution has on every rank, from the import of its file to its return
+PATIENCE = 60  # seconds for everything that is not the solution's, such as the start of the ranks
+CHECKERS = str(Path(__file__).parent)
+# The names of torch's functions that wait for other ranks, send and recv among them.
+COLLECTIVE = re.compile("reduce|gather|scatter|broadcast|barrier|send|recv|all_to_all|wait")
+# gloo's words for "another rank has left": the consequence of that rank's error, and no error of its own.
+CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
 
 
 class SolutionFailed(Exception):
     """The solution could not be run to its end; the message is a finding."""
 
 
-def function_in(path: str, name: str) -> Callable[..., Any]:
-    """The function `name` of the solution.
+class Place(NamedTuple):
+    """A line of the learner's file, or of a checker that has called it."""
 
-    Raises:
-        SolutionFailed: if the file does not define it.
+    file: str
+    line: int
+    waits: bool = True  # for another rank; else it computes
+
+    def __str__(self) -> str:
+        return f"line {self.line} of {Path(self.file).name}"
+
+    @property
+    def code(self) -> str:
+        linecache.checkcache(self.file)  # the file may have been mended since the last check
+        return linecache.getline(self.file, self.line).strip()
+
+
+class Failure(NamedTuple):
+    """An error that has ended a job on one rank, which the rank leaves in a file.
+
+    So it is known too if another rank has to be ended.
     """
+
+    error: str
+    place: Place | None
+    is_consequence: bool = False
+    is_finding: bool = False  # the error is a sentence for the learner already
+
+
+def load(path: str) -> ModuleType:
+    """The learner's file as a module, newly executed."""
     spec = importlib.util.spec_from_file_location("solution", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = getattr(module, name, None)
+    return module
+
+
+def load_name(path: str, name: str) -> Callable[..., Any]:
+    """The function or class `name` of the learner's file.
+
+    Raises:
+        SolutionFailed: if the file does not define it.
+    """
+    found = getattr(load(path), name, None)
     if not callable(found):
-        raise SolutionFailed(f"{path} defines no function {name}")
+        raise SolutionFailed(f"{Path(path).name} defines no {name}: keep the name that the starter file gives it")
     return found
 
 
-def process_group() -> AbstractContextManager[None]:
-    """A gloo group of all ranks, whose collectives give up after PATIENCE."""
-    return groups.process_group(timeout=timedelta(seconds=PATIENCE))
-
-
-def on_ranks(world_size: int, job: Callable[..., Any], path: Path) -> list[Any]:
+def on_ranks(
+    world_size: int,
+    job: Callable[[str], Any],
+    path: Path,
+    why_it_hangs: Callable[[Sequence[Place | None]], str | None] = lambda places: None,
+) -> list[Any]:
     """The results of `job(path)` on each of `world_size` ranks.
 
+    Args:
+        why_it_hangs: an explanation, if there is one, given the place where each rank waits (None: it has returned).
+
     Raises:
-        SolutionFailed: if it does not return on every rank; the message says why.
+        SolutionFailed: if the job does not return on every rank; the message says why.
     """
-    try:
-        return ranks(world_size).run(job, str(path), timeout=6 * PATIENCE)
-    except RankFailed as failure:
-        raise SolutionFailed(_explained(str(failure), world_size)) from None
+    solution = str(path.resolve())
+    pool = ranks(world_size, on_cpu=True)
+    with tempfile.TemporaryDirectory(prefix="exercise-") as name:
+        folder = Path(name)
+        lost = None
+        values = []
+        try:
+            values = pool.run(_play, job, solution, name, timeout=PATIENCE + SECONDS)
+        except RankFailed as error:
+            lost = str(error).partition("\n")[0]
+        failures = {int(path.stem): pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.failure"))}
+        errors = {rank: failure for rank, failure in failures.items() if not failure.is_consequence}
+        if failures:
+            pool.stop()  # nobody knows what a collective has left behind
+        if errors:
+            raise SolutionFailed(_explained(errors, world_size, path.name))
+        if lost:
+            stuck = {rank: _place_in(folder / f"{rank}.stuck", solution) for rank in range(world_size)}
+            if not any(stuck.values()):
+                raise SolutionFailed(f"a process has ended, and not by an exception: {lost}")
+            places = [failures[rank].place if rank in failures else stuck[rank] for rank in stuck]
+            raise SolutionFailed(_hang(places, why_it_hangs(places)))
+        if failures:
+            raise SolutionFailed(_explained(failures, world_size, path.name))
+    return values
 
 
-def _explained(failure: str, world_size: int) -> str:
-    lines = [line for line in failure.splitlines() if line.startswith("rank ")]
-    errors = [line for line in lines if not any(sign in line for sign in GAVE_UP)]
-    if errors:
-        return f"on {world_size} ranks it raised: {errors[0]}"
-    return f"on {world_size} ranks it hung: the ranks did not call the same collectives, as often, in the same order"
+def _play(job: Callable[[str], Any], path: str, folder: str) -> Any:
+    """The value of the job on this rank. A rank that is not ready within SECONDS writes where it is, and exits."""
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    files = Path(folder)
+    store = dist.FileStore(str(files / "meeting"), world_size)
+    store.set_timeout(timedelta(seconds=PATIENCE))
+    group = process_group(
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=PATIENCE),
+    )
+    with open(files / f"{rank}.stuck", "w") as where, group:
+        _wait_for_all(store, "start", rank, world_size)
+        faulthandler.dump_traceback_later(SECONDS, exit=True, file=where)
+        try:
+            value = job(path)
+        except BaseException as error:
+            (files / f"{rank}.failure").write_bytes(pickle.dumps(_failure(error, path)))
+            os._exit(1)  # which closes the connections, so that nobody waits for this rank any more
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        store.set_timeout(timedelta(seconds=SECONDS + 1))
+        # By no collective: it would answer one of a rank whose solution has called one more. And a rank that left
+        # would close its connections: whoever still waits for it would see that, and could not be asked where.
+        with contextlib.suppress(RuntimeError):
+            _wait_for_all(store, "end", rank, world_size)
+        return value
+
+
+def _wait_for_all(store: dist.Store, what: str, rank: int, world_size: int) -> None:
+    store.set(f"{what}/{rank}", "")
+    store.wait([f"{what}/{other}" for other in range(world_size)])
+
+
+def _failure(error: BaseException, path: str) -> Failure:
+    if isinstance(error, SolutionFailed):
+        return Failure(str(error), place=None, is_finding=True)
+    places = [Place(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename == path:
+        places.append(Place(path, error.lineno or 0))
+    of_the_learner = [place for place in places if place.file == path]
+    if isinstance(error, NotImplementedError) and of_the_learner:
+        sentence = f"{of_the_learner[-1]} is still a gap: {error}"
+        return Failure(sentence, of_the_learner[-1], is_finding=True)
+    message = str(error).partition("\n")[0]
+    return Failure(
+        error=f"{type(error).__name__}: {message}",
+        place=of_the_learner[-1] if of_the_learner else None,
+        is_consequence=any(sign in message for sign in CONSEQUENCES),
+    )
+
+
+def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
+    """The sentence about an exception: which one, on which ranks, in which line."""
+    rank, failure = next(iter(failures.items()))
+    if failure.is_finding:
+        return failure.error
+    where = "on every rank" if len(failures) == world_size else f"on rank {rank}"
+    if failure.place is None:
+        return f"{where} the call of {file} raised {failure.error}\n    Does it have the signature of the starter file?"
+    return f"{where} {failure.place} raised {failure.error}\n    {failure.place.code}"
+
+
+def _hang(places: Sequence[Place | None], reason: str | None) -> str:
+    """The sentence about ranks that did not return, with the lines where they are, side by side."""
+    lines = [f"after {SECONDS} seconds not every rank had returned; these are the lines where they are:"]
+    for rank, place in enumerate(places):
+        where = f"{place}: {place.code}" if place else "has returned"
+        lines.append(f"    rank {rank}: {where}")
+    looping = [str(rank) for rank, place in enumerate(places) if place and not place.waits]
+    if looping:
+        reason = f"rank {' and '.join(looping)} waits for nobody: a loop does not end there"
+    elif reason is None and None in places:
+        reason = "a rank that has returned does not answer: all ranks must call the same collectives, equally often"
+    elif reason is None:
+        reason = "they wait for each other: all ranks must call the same collectives, in the same order"
+    return "\n".join([*lines, f"    {reason}"])
+
+
+def _place_in(report: Path, path: str) -> Place | None:
+    """The innermost line of the learner's file in what faulthandler has written, or of the checker that called it.
+
+    None: the file is empty, because the rank has returned.
+    """
+    text = report.read_text() if report.exists() else ""
+    found = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', text)
+    in_a_collective = any("/torch/distributed/" in file and COLLECTIVE.search(name) for file, _, name in found)
+    places = []
+    for file, line, _ in found:
+        place = Place(file, int(line))
+        # A handle's wait() is a line of the learner's from which no Python function of torch is called.
+        places.append(place._replace(waits=in_a_collective or "wait" in place.code))
+    of_the_learner = [place for place in places if place.file == path]
+    of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
+    return next(iter([*of_the_learner, *of_checkers]), None)

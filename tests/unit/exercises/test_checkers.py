@@ -1,155 +1,132 @@
-"""The checkers accept a right solution, and say of each wrong one what is wrong with it."""
+"""The checkers accept a right solution, and say of each wrong one which idea is wrong in it."""
 
-import textwrap
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from common.ladder import exercises
 from common.ladder.__main__ import main
+from tests.unit.exercises.wrong_solutions import WRONG
 
-RIGHT = {
-    "average_gradients": """
-        import torch.distributed as dist
-
-        def average_gradients(model):
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= dist.get_world_size()
-    """,
-    "accumulate": """
-        import contextlib
-        import torch.nn.functional as F
-
-        def train_step(model, optimizer, micro_batches):
-            for number, (images, targets) in enumerate(micro_batches, 1):
-                last = number == len(micro_batches)
-                with contextlib.nullcontext() if last else model.no_sync():
-                    loss = F.nll_loss(model(images), targets)
-                    (loss / len(micro_batches)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    """,
-    "exact_evaluation": """
-        import torch
-        import torch.distributed as dist
-
-        def accuracy(model, dataset):
-            own = dataset[dist.get_rank()::dist.get_world_size()]
-            counts = torch.zeros(2, dtype=torch.float64)
-            for image, label in own:
-                counts[0] += model(image[None]).argmax(dim=1).item() == label
-                counts[1] += 1
-            dist.all_reduce(counts)
-            return (counts[0] / counts[1]).item()
-    """,
-}
-
-OWN_SHARE = "own = dataset[dist.get_rank()::dist.get_world_size()]"
-PADDED_SHARE = """from torch.utils.data import DistributedSampler
-    own = [dataset[index] for index in DistributedSampler(dataset, shuffle=False)]"""
-WHOLE_SHARE = """share = len(dataset) // dist.get_world_size()
-    own = dataset[dist.get_rank() * share:][:share]"""
-GRADIENT_FOR_ALL = """if parameter.grad is None:
-            parameter.grad = parameter.detach() * 0
-        if True:"""
-
-# The exercise, what is replaced in the right solution, by what, and a part of what the checker says.
-WRONG = {
-    "a sum": ("average_gradients", "parameter.grad /= dist.get_world_size()", "pass", "divide by the world size"),
-    "two ranks taken for granted": ("average_gradients", "dist.get_world_size()", "2", "on 3 ranks"),
-    "nothing done": ("average_gradients", "dist.all_reduce(parameter.grad)", "continue", "still has its own gradient"),
-    "weights averaged": (
-        "average_gradients",
-        "dist.all_reduce(parameter.grad)",
-        "parameter.data *= 2",
-        "the weights have",
-    ),
-    "a gradient for all": (
-        "average_gradients",
-        "if parameter.grad is not None:",
-        GRADIENT_FOR_ALL,
-        "the unused layer has got a gradient",
-    ),
-    "rank 0 alone": (
-        "average_gradients",
-        "if parameter.grad is not None:",
-        "if parameter.grad is not None and dist.get_rank() == 0:",
-        "it hung",
-    ),
-    "another name": (
-        "average_gradients",
-        "def average_gradients",
-        "def average",
-        "defines no function average_gradients",
-    ),
-    "a mistake": ("average_gradients", "dist.all_reduce(parameter.grad)", "dist.all_reduce(gradient)", "NameError"),
-    "sent each time": (
-        "accumulate",
-        "nullcontext() if last else model.no_sync()",
-        "nullcontext()",
-        "sent 3 times in a step",
-    ),
-    "never sent": (
-        "accumulate",
-        "contextlib.nullcontext() if last else model.no_sync()",
-        "model.no_sync()",
-        "no gradient was sent",
-    ),
-    "not divided": ("accumulate", "(loss / len(micro_batches))", "loss", "the weights on rank 0 are not those"),
-    "old gradients kept": ("accumulate", "optimizer.zero_grad()", "pass", "the weights on rank 0 are not those"),
-    "padded": ("exact_evaluation", OWN_SHARE, PADDED_SHARE, "some were evaluated twice"),
-    "tail dropped": ("exact_evaluation", OWN_SHARE, WHOLE_SHARE, "some were left out"),
-    "own share only": ("exact_evaluation", "dist.all_reduce(counts)", "pass", "the ranks return different numbers"),
-    "all on every rank": (
-        "exact_evaluation",
-        "dataset[dist.get_rank()::dist.get_world_size()]",
-        "dataset",
-        "evaluated twice",
-    ),
-}
-QUICK = {"a sum", "sent each time", "padded"}
+SOLUTIONS = Path(__file__).with_name("solutions")
 
 
-def right_solution(folder: Path, name: str) -> Path:
+def solution(name: str, folder: Path, old: str = "", new: str = "") -> Path:
+    """A file with the right solution of an exercise, or with a change to it."""
+    text = (SOLUTIONS / f"{name}.py").read_text()
+    assert old in text, f"the right solution of {name} has changed"
     path = folder / "solution.py"
-    path.write_text(textwrap.dedent(RIGHT[name]))
+    path.write_text(text.replace(old, new) if old else text)
     return path
 
 
 @pytest.mark.parametrize("name", exercises.NAMES)
 def test_a_right_solution_passes(name, tmp_path):
-    assert exercises.check(name, right_solution(tmp_path, name)) == []
+    assert exercises.check(name, solution(name, tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", WRONG)
+def test_a_wrong_solution_is_told_which_idea_is_wrong(title, tmp_path):
+    wrong = WRONG[title]
+    found = exercises.check(wrong.exercise, solution(wrong.exercise, tmp_path, wrong.old, wrong.new))
+    assert found and wrong.idea in found[0], found
+
+
+def test_every_exercise_rejects_three_wrong_solutions_or_more():
+    rejected = Counter(wrong.exercise for wrong in WRONG.values())
+    assert all(rejected[name] >= 3 for name in exercises.NAMES), rejected
 
 
 @pytest.mark.parametrize(
-    "mistake", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in WRONG]
+    "name",
+    [pytest.param(name, marks=[] if name == "average_gradients" else pytest.mark.slow) for name in exercises.NAMES],
 )
-def test_a_wrong_solution_is_told_what_is_wrong(mistake, tmp_path):
-    name, wrong, instead, said = WRONG[mistake]
-    path = right_solution(tmp_path, name)
-    text = path.read_text()
-    assert wrong in text
-    path.write_text(text.replace(wrong, instead))
-    found = exercises.check(name, path)
-    assert said in " ".join(found), found
+def test_a_starter_has_the_task_and_the_command_and_its_gap_is_no_error(name):
+    exercise = exercises.module(name)
+    assert f"python -m common.ladder check {name} my_{name}.py" in exercises.task(name)
+    assert (exercises.STARTERS.parents[3] / exercise.READ).is_file()
+    [finding] = exercises.check(name, exercises.starter(name))
+    assert f"of {name}.py is still a gap: " in finding
+
+
+# The pool of ranks is started anew after each of these.
+BEGINNING = "    for parameter in"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        (
+            "dist.all_reduce(parameter.grad)",
+            "dist.all_reduce(gradient)",
+            "line 8 of solution.py raised NameError: name",
+        ),
+        (BEGINNING, f"    assert dist.get_rank() == 0, 'no'\n{BEGINNING}", "on rank 1 line 6 of solution.py raised"),
+        ("def average_gradients", "def average", "solution.py defines no average_gradients"),
+        ("model: nn.Module", "", "Does it have the signature of the starter file?"),
+        ("-> None:", "-> None", "line 5 of solution.py raised SyntaxError"),
+        (BEGINNING, f"    import sys; sys.exit(3)\n{BEGINNING}", "line 6 of solution.py raised SystemExit"),
+        (BEGINNING, f"    import os; os._exit(3)\n{BEGINNING}", "a process has ended, and not by an exception"),
+    ],
+    ids=["error", "error on rank 1", "name", "signature", "syntax", "exit", "end"],
+)
+def test_a_solution_that_raises_is_told_where(old, new, said, tmp_path):
+    [finding] = exercises.check("average_gradients", solution("average_gradients", tmp_path, old, new))
+    assert said in finding
+
+
+HANGS = {
+    "a rank that has returned": (
+        "if parameter.grad is not None:",
+        "if parameter.grad is not None and dist.get_rank() == 0:",
+        "rank 0: line 8 of solution.py: dist.all_reduce(parameter.grad)\n    rank 1: has returned\n"
+        "    a rank that has returned does not answer",
+    ),
+    "a loop": (
+        BEGINNING,
+        f"    while dist.get_rank() == 1: pass\n{BEGINNING}",
+        "rank 1: line 6 of solution.py: while dist.get_rank() == 1: pass\n    rank 1 waits for nobody: a loop",
+    ),
+    "different calls": (
+        BEGINNING,
+        f"    if dist.get_rank() == 1:\n        dist.barrier()\n{BEGINNING}",
+        "rank 1: line 7 of solution.py: dist.barrier()\n    they wait for each other: all ranks must call the same",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hang", HANGS)
+def test_ranks_that_do_not_return_are_named_with_their_lines_in_time(hang, tmp_path):
+    old, new, said = HANGS[hang]
+    began = time.monotonic()
+    [finding] = exercises.check("average_gradients", solution("average_gradients", tmp_path, old, new))
+    assert said in finding, finding
+    assert time.monotonic() - began < 20
 
 
 def test_the_command_line_says_the_task_the_findings_and_the_verdict(tmp_path, capsys):
-    path = right_solution(tmp_path, "average_gradients")
+    path = solution("average_gradients", tmp_path)
     main(["check", "average_gradients", str(path)])
-    assert capsys.readouterr().out == "PASSED: average_gradients\n"
-    path.write_text("")
-    with pytest.raises(SystemExit) as ended:
-        main(["check", "average_gradients", str(path)])
-    assert ended.value.code == 1
-    assert capsys.readouterr().out.startswith(
-        "NOT YET: average_gradients\n  on 2 ranks it raised: rank 0: SolutionFailed"
-    )
-    main(["check"])
     said = capsys.readouterr().out
-    assert all(exercises.task(name).splitlines()[0] in said for name in exercises.NAMES)
+    assert said.startswith("PASSED: average_gradients\n\n  The same numbers as NaiveDDP")
+    assert f"Next: python -m common.ladder check {exercises.following('average_gradients')}\n" in said
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "average_gradients", str(exercises.starter("average_gradients"))])
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.startswith("NOT YET: average_gradients\n\n  line ")
+    main(["check", "--list"])
+    lines = capsys.readouterr().out.splitlines()
+    for name, line in zip(exercises.NAMES, lines, strict=False):
+        assert line.startswith(name) and line.endswith(exercises.title(name))
+    main(["check", "accumulate"])
+    said = capsys.readouterr().out
+    assert said.startswith(exercises.task("accumulate"))
+    assert "Read first: common/small/ddp/README.md" in said and "starters/accumulate.py my_accumulate.py" in said
 
 
 @pytest.mark.parametrize("path", [[], ["solution.py"]], ids=["without a file", "with a file"])

@@ -1,0 +1,72 @@
+"""Numbers of a solution beside those that are right: equal or not, by which mistake, and shown rank by rank."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def plain(value: Any) -> Any:
+    """`value` as numbers and lists of numbers, which can be compared, shown and sent between processes.
+
+    What is none of them becomes a text that says what it is.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().tolist()
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return f"a {type(value).__name__}"
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def near(left: Any, right: Any) -> bool:
+    """Equality of numbers, or of lists of them, but for rounding errors."""
+    if is_number(left) and is_number(right):
+        both_nan = math.isnan(left) and math.isnan(right)
+        return both_nan or math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-9)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(near, left, right))
+    return type(left) is type(right) and left == right
+
+
+def agreed(**references: Any) -> Any:
+    """The result on which all references agree: the small abstraction's, the real one's.
+
+    Raises:
+        RuntimeError: if they do not. No solution could then be right.
+    """
+    results = list(references.values())
+    if not all(near(result, results[0]) for result in results):
+        raise RuntimeError(f"the references disagree: {references}")
+    return results[0]
+
+
+def shown(value: Any) -> str:
+    """A short text for numbers and lists of them."""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
+    return str(value)
+
+
+def side_by_side(title: str, values: Sequence[Any], **others: Any) -> str:
+    """A finding: the sentence, then each rank's value under it, and then what it is compared with."""
+    lines = [title]
+    lines += [f"    rank {rank}: {shown(value)}" for rank, value in enumerate(values)]
+    lines += [f"    {name.replace('_', ' ')}: {shown(value)}" for name, value in others.items()]
+    return "\n".join(lines)
+
+
+def mistake(actual: Sequence[Any], mistakes: Mapping[str, Sequence[Any]]) -> str | None:
+    """The mistake that would give just these numbers on all ranks; `mistakes` has each one's by its sentence."""
+    for sentence, numbers in mistakes.items():
+        if near(list(actual), list(numbers)):
+            return sentence
+    return None

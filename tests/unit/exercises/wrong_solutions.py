@@ -1,0 +1,175 @@
+"""The wrong solutions that beginners write, as changes to the right ones, and the idea that the checker has to name.
+
+A change is a text of the right solution and what stands in its place. The idea is a part of the finding.
+"""
+
+from typing import NamedTuple
+
+
+class Wrong(NamedTuple):
+    """A wrong solution of an exercise."""
+
+    exercise: str
+    old: str
+    new: str
+    idea: str
+
+
+WRONG = {
+    "average_gradients: a sum": Wrong(
+        "average_gradients",
+        old="parameter.grad /= dist.get_world_size()",
+        new="pass",
+        idea="is the sum over the ranks: divide it by the world size",
+    ),
+    "average_gradients: two ranks taken for granted": Wrong(
+        "average_gradients",
+        old="dist.get_world_size()",
+        new="2",
+        idea="on 3 ranks the gradient of used.weight is divided by 2 however many ranks there are",
+    ),
+    "average_gradients: nothing added": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="pass",
+        idea="divided by the world size, but not added up over the ranks",
+    ),
+    "average_gradients: nothing done": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="continue",
+        idea="still each rank's own",
+    ),
+    "average_gradients: rank 0's for all": Wrong(
+        "average_gradients",
+        old="""dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()""",
+        new="dist.broadcast(parameter.grad, src=0)",
+        idea="is rank 0's on every rank: copied, and not averaged",
+    ),
+    "average_gradients: on rank 0 only": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="dist.reduce(parameter.grad, dst=0)",
+        idea="is the mean on rank 0 only: the other ranks need it too",
+    ),
+    "average_gradients: the weights": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="parameter.data *= 2",
+        idea="the weights have changed; only the gradients are to be averaged",
+    ),
+    "average_gradients: not the bias": Wrong(
+        "average_gradients",
+        old="if parameter.grad is not None:",
+        new="if parameter.grad is not None and parameter.dim() == 2:",
+        idea="the gradient of used.bias is still each rank's own",
+    ),
+    "average_gradients: a gradient for all": Wrong(
+        "average_gradients",
+        old="if parameter.grad is not None:",
+        new="""if parameter.grad is None:
+            parameter.grad = parameter.detach() * 0
+        if True:""",
+        idea="the unused layer has got a gradient",
+    ),
+    "accumulate: not divided": Wrong(
+        "accumulate",
+        old="(loss / len(micro_batches))",
+        new="loss",
+        idea="divide each loss by the number of micro-batches",
+    ),
+    "accumulate: old gradients kept": Wrong(
+        "accumulate",
+        old="optimizer.zero_grad()",
+        new="pass",
+        idea="the old gradients were still there in the next step",
+    ),
+    "accumulate: sent each time": Wrong(
+        "accumulate",
+        old="nullcontext() if last else model.no_sync()",
+        new="nullcontext()",
+        idea="all micro-batches but the last one belong into no_sync(), forward and backward",
+    ),
+    "accumulate: never sent": Wrong(
+        "accumulate",
+        old="contextlib.nullcontext() if last else model.no_sync()",
+        new="model.no_sync()",
+        idea="no gradient was sent: the last micro-batch",
+    ),
+    "accumulate: the forward outside of no_sync": Wrong(
+        "accumulate",
+        old="""        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+""",
+        new="""        loss = F.mse_loss(model(inputs), targets)
+        with contextlib.nullcontext() if last else model.no_sync():
+""",
+        idea="the forward belongs into it too",
+    ),
+    "accumulate: one large batch": Wrong(
+        "accumulate",
+        old="    for number,",
+        new="""    import torch
+
+    micro_batches = [tuple(torch.cat(parts) for parts in zip(*micro_batches))]
+    for number,""",
+        idea="several micro-batches went through the network at once",
+    ),
+    "accumulate: the last micro-batch only": Wrong(
+        "accumulate",
+        old="            loss = F",
+        new="""            optimizer.zero_grad()
+            loss = F""",
+        idea="only the last micro-batch has counted",
+    ),
+    "accumulate: a step each time": Wrong(
+        "accumulate",
+        old="            (loss / len(micro_batches)).backward()",
+        new="""            (loss / len(micro_batches)).backward()
+            optimizer.step()""",
+        idea="more than one optimizer step in a train_step",
+    ),
+    "exact_evaluation: padded": Wrong(
+        "exact_evaluation",
+        old="own = dataset[dist.get_rank() :: dist.get_world_size()]",
+        new="""from torch.utils.data import DistributedSampler
+
+    own = [dataset[index] for index in DistributedSampler(dataset, shuffle=False)]""",
+        idea="some were evaluated twice",
+    ),
+    "exact_evaluation: the tail dropped": Wrong(
+        "exact_evaluation",
+        old="own = dataset[dist.get_rank() :: dist.get_world_size()]",
+        new="""share = len(dataset) // dist.get_world_size()
+    own = dataset[dist.get_rank() * share :][:share]""",
+        idea="some were left out",
+    ),
+    "exact_evaluation: the own share only": Wrong(
+        "exact_evaluation",
+        old="dist.all_reduce(counts)",
+        new="pass",
+        idea="the ranks return different numbers",
+    ),
+    "exact_evaluation: all on every rank": Wrong(
+        "exact_evaluation",
+        old="dataset[dist.get_rank() :: dist.get_world_size()]",
+        new="dataset",
+        idea="evaluated twice",
+    ),
+    "exact_evaluation: a mean of means": Wrong(
+        "exact_evaluation",
+        old="""dist.all_reduce(counts)
+    return (counts[0] / counts[1]).item()""",
+        new="""mean = counts[0] / counts[1]
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size()""",
+        idea="this is the mean of the ranks' accuracies, in which a small share counts as much as a large one",
+    ),
+    "exact_evaluation: only rank 0 returns a number": Wrong(
+        "exact_evaluation",
+        old="    return (counts[0] / counts[1]).item()",
+        new="    return (counts[0] / counts[1]).item() if dist.get_rank() == 0 else None",
+        idea="accuracy returns a number on every rank; these are what came:\n    rank 0: 0.66\n    rank 1: None",
+    ),
+}
