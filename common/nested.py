@@ -57,12 +57,12 @@ def map_nested(
     return walk(data, *others)
 
 
-def leaves(data: Any) -> Iterator[Any]:
-    """Whatever is in nested lists, tuples and mappings and is none of these itself, in order."""
-    if isinstance(data, Mapping):
-        data = list(data.values())
-    if not isinstance(data, (tuple, list)):
+def leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """What `map_nested` calls its function on, in the same order: whatever is no list, tuple or mapping itself."""
+    is_whole = is_leaf is not None and is_leaf(data)
+    if is_whole or not isinstance(data, (tuple, list, Mapping)):
         yield data
         return
-    for item in data:
-        yield from leaves(item)
+    values = data.values() if isinstance(data, Mapping) else data
+    for item in list(values):
+        yield from leaves(item, is_leaf)

@@ -1,12 +1,15 @@
 """Tensors and objects across processes: gather, reduce, broadcast, pad; and through nested structures."""
 
+import math
 import operator
 import pickle
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import update_wrapper, wraps
-from typing import Any, NoReturn
+from itertools import chain
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ import torch.distributed as dist
 from common.process_group import all_gather_object
 
 from ..nested import leaves, map_nested
+from .sampler import PartialStep
 from .state import DistributedType, PartialState
 
 # What gloo can move and add up; everything else it can only move, as bytes.
@@ -349,14 +353,21 @@ def _backend_knows(tensor: torch.Tensor) -> bool:
 def gather(tensor: Any) -> Any:
     """Nested tensors of equal shape from all processes, concatenated in rank order: (n, …) becomes (n·world size, …).
 
-    Scalars become vectors of one entry per rank. In a single process the input itself is returned.
+    One collective, whatever the number of tensors. Scalars become vectors of one entry per rank. In a single process
+    the input itself is returned.
 
     Raises:
         TypeError: for leaves that are no tensors.
+        RuntimeError: on a CPU, if the shapes or dtypes of several tensors differ between the processes.
         DistributedOperationException: in debug mode, if the processes call different collectives.
     """
-    if PartialState().distributed_type == DistributedType.NO:
+    state = PartialState()
+    if state.distributed_type == DistributedType.NO:
         return tensor
+    tensors = list(leaves(tensor))
+    if len(tensors) > 1 and _fit_in_one_message(tensors):
+        gathered = iter(_gather_together(tensors, state.num_processes))
+        return map_nested(lambda _: next(gathered), tensor)
     return recursively_apply(_gather_one, tensor, error_on_other_type=True)
 
 
@@ -369,6 +380,70 @@ def _gather_one(tensor: torch.Tensor) -> torch.Tensor:
     everyone = [torch.empty_like(content) for _ in range(state.num_processes)]
     dist.all_gather(everyone, content)
     return torch.cat(everyone).view(tensor.dtype)
+
+
+def _fit_in_one_message(leaves: list[Any]) -> bool:
+    """True for tensors of one device that have nothing but elements: no subclasses, no sparse or quantized ones."""
+    for leaf in leaves:
+        if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.device != leaves[0].device:
+            return False
+        if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested or leaf.is_conj() or leaf.is_neg():
+            return False
+    return True
+
+
+def _gather_together(tensors: list[torch.Tensor], num_processes: int) -> list[torch.Tensor]:
+    """Tensors of equal shape from all processes in one collective."""
+    tensors = [each if each.ndim else each[None] for each in tensors]
+    # A GPU's kernels are not waited for, so nobody can look at a head there.
+    head = [_signature(tensors)] if tensors[0].device.type == "cpu" else []
+    heads, bodies = _gather_message(head, tensors, num_processes)
+    _check_signatures(heads, tensors)
+    gathered = []
+    for tensor, body in zip(tensors, bodies, strict=True):
+        shape = (tensor.shape[0] * num_processes, *tensor.shape[1:])
+        gathered.append(body.reshape(-1).view(tensor.dtype).view(shape))
+    return gathered
+
+
+def _gather_message(
+    head: list[int], tensors: list[torch.Tensor], num_processes: int
+) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """The heads of all processes, and of each tensor a matrix with the bytes of one process in a row; one collective.
+
+    Args:
+        head: numbers, equally many on all processes. If there are any, a GPU has to be waited for.
+        tensors: on one device, with equally many bytes on all processes.
+    """
+    device = tensors[0].device
+    pieces = [each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors]
+    if head:
+        pieces.insert(0, torch.tensor(head, device=device).view(torch.uint8))
+    message = torch.cat(pieces)
+    everyone = torch.empty(num_processes, message.numel(), dtype=torch.uint8, device=device)
+    dist.all_gather(list(everyone.unbind()), message)
+    sizes = [piece.numel() for piece in pieces]
+    columns = list(everyone.split_with_sizes(sizes, dim=1))
+    if not head:
+        return [], columns
+    heads = columns.pop(0).contiguous().view(torch.int64).tolist()
+    return heads, columns
+
+
+def _signature(tensors: list[torch.Tensor]) -> int:
+    """A number that differs where shapes or dtypes do. (Python's own `hash` differs between processes.)"""
+    return zlib.crc32(_describe(tensors).encode())
+
+
+def _describe(tensors: list[torch.Tensor]) -> str:
+    return ", ".join(f"{list(each.shape)} {each.dtype}" for each in tensors)
+
+
+def _check_signatures(heads: list[list[int]], tensors: list[torch.Tensor]) -> None:
+    """Raise a RuntimeError, on all processes, where their heads do not begin with the same number."""
+    signatures = {head[0] for head in heads}
+    if len(signatures) > 1:
+        raise RuntimeError(f"the processes gather tensors of different shapes or dtypes, here {_describe(tensors)}")
 
 
 @_named_in_errors
@@ -423,25 +498,39 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
     A number or None becomes, on several processes, a list with one entry per process.
 
+    All tensors of the structure travel in one collective, in a partial step too; everything else is pickled, which
+    takes two more. So exact results per sample cost a meeting of all processes in each step, and memory for the rows of
+    all on every one of them. A metric that is a sum over samples (a loss, correct predictions) needs neither: each
+    process sums up its own, and one `reduce` after the loop adds the sums.
+
     Args:
         data: the same structure on all processes.
         loader: the prepared loader that is being iterated over; None outside of a loop.
         use_gather_object: take `data` as a list with one entry per sample, whatever it holds.
 
     Raises:
-        RuntimeError: if some process has no batch in this step, so that it cannot take part.
+        RuntimeError: if some process has no batch in this step, so that it cannot take part; if the shapes or dtypes of
+            tensors differ between the processes, in more than their rows.
     """
-    if use_gather_object:
-        return _gather_real_rows(data, loader, as_objects=True)
-
-    def gather_leaf(leaf: Any) -> Any:
-        # The lists of several processes are joined, so what is one entry goes into a list of its own.
-        is_entry = leaf is None or isinstance(leaf, (int, float))
-        if is_entry and PartialState().distributed_type != DistributedType.NO:
-            leaf = [leaf]
-        return _gather_real_rows(leaf, loader, as_objects=not isinstance(leaf, torch.Tensor))
-
-    return map_nested(gather_leaf, data, is_leaf=is_list_of_entries)
+    partial = None if loader is None else loader.partial_step
+    is_last = loader is not None and loader.end_of_dataloader
+    state = PartialState()
+    if partial is not None and partial.num_ranks_present < state.num_processes:
+        present = f"only ranks 0 to {partial.num_ranks_present - 1} have a batch in this step"
+        raise RuntimeError(f"{present}: evaluate with even_batches=True")
+    is_column = _is_anything if use_gather_object else is_list_of_entries
+    if state.distributed_type == DistributedType.NO:
+        return map_nested(lambda column: _own_real_rows(column, partial, is_last), data, is_leaf=is_column)
+    columns = list(leaves(data, is_column))
+    are_tensors = [isinstance(column, torch.Tensor) and not use_gather_object for column in columns]
+    if partial is None and all(are_tensors):
+        return gather(data)
+    tensors = [column for column, is_tensor in zip(columns, are_tensors, strict=True) if is_tensor]
+    others = [column for column, is_tensor in zip(columns, are_tensors, strict=True) if not is_tensor]
+    gathered_tensors = iter(_gather_tensor_columns(tensors, partial, is_last) if tensors else ())
+    gathered_others = iter(_gather_pickled(others, partial, is_last) if others else ())
+    gathered = iter([next(gathered_tensors if is_tensor else gathered_others) for is_tensor in are_tensors])
+    return map_nested(lambda _: next(gathered), data, is_leaf=is_column)
 
 
 def is_list_of_entries(data: Any) -> bool:
@@ -449,26 +538,23 @@ def is_list_of_entries(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and not holds_tensors(data)
 
 
-def _gather_real_rows(data: Any, loader: Any, as_objects: bool) -> Any:
-    """`data` of all processes, without the rows that only fill up the step of `loader`."""
-    gather_data = gather_object if as_objects else gather
-    partial = None if loader is None else loader.partial_step
+def _is_anything(data: Any) -> bool:
+    return True
+
+
+def _own_real_rows(column: Any, partial: PartialStep | None, is_last: bool) -> Any:
+    """The results of a single process, of which none are gathered."""
     if partial is None:
-        return gather_data(data)
-    if partial.num_ranks_present < PartialState().num_processes:
-        present = f"only ranks 0 to {partial.num_ranks_present - 1} have a batch in this step"
-        raise RuntimeError(f"{present}: evaluate with even_batches=True")
-    rows = _count_rows(data)
-    is_batch = rows >= 0 if partial.rows is None else rows == partial.rows
-    # Do all ranks hold a whole batch? They must agree, or some would gather and others not.
-    votes = gather(torch.tensor([is_batch], dtype=torch.int32, device=PartialState().device))
-    if votes.all():
-        real = data[: partial.num_real]
-        return gather_object(real) if as_objects else _gather_rows(real)
-    everyone = gather_data(data)
-    if loader.end_of_dataloader and _count_rows(everyone) >= 0:
-        return everyone[: partial.num_real_all_ranks]
-    return everyone
+        return column
+    if _is_batch(column, partial) or (is_last and _count_rows(column) >= 0):
+        return column[: partial.num_real_all_ranks]
+    return column
+
+
+def _is_batch(column: Any, partial: PartialStep) -> bool:
+    """True for a column that has as many rows as this process's batch; any number, where that is not known."""
+    rows = _count_rows(column)
+    return rows >= 0 if partial.rows is None else rows == partial.rows
 
 
 def _count_rows(data: Any) -> int:
@@ -478,14 +564,86 @@ def _count_rows(data: Any) -> int:
     return len(data) if isinstance(data, (list, tuple, str)) else -1
 
 
-def _gather_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of all processes, which may have different numbers of them."""
-    counts = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
-    padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
-    padded[: len(tensor)] = tensor.detach()
-    rows_by_process = gather(padded).view(len(counts), max(counts), *tensor.shape[1:])
-    own = [rows[:count] for rows, count in zip(rows_by_process, counts, strict=True)]
-    return torch.cat(own)
+def _gather_tensor_columns(tensors: list[torch.Tensor], partial: PartialStep | None, is_last: bool) -> list[Any]:
+    if partial is None:
+        return gather(tensors)
+    if partial.most_rows is not None and _fit_in_one_message(tensors):
+        return gather_padded(tensors, partial, is_last)
+    return _gather_pickled(tensors, partial, is_last)
+
+
+@_named_in_errors
+def gather_padded(tensors: list[torch.Tensor], partial: PartialStep, is_last: bool) -> list[torch.Tensor]:
+    """The real rows of tensors of all processes in a partial step, in one collective.
+
+    Nobody knows beforehand how many rows each process has, only how many at most: so all send that many, and with them
+    how many they have.
+
+    Raises:
+        RuntimeError: if shapes or dtypes differ between the processes in more than the rows of their batches.
+    """
+    padded = [_pad_rows(tensor, partial.most_rows) for tensor in tensors]
+    head = [_signature(padded)]
+    for tensor in tensors:
+        head += [_is_batch(tensor, partial), tensor.shape[0] if tensor.ndim else 1]
+    heads, bodies = _gather_message(head, padded, PartialState().num_processes)
+    _check_signatures(heads, padded)
+    gathered = []
+    for index, (tensor, body) in enumerate(zip(padded, bodies, strict=True)):
+        # Do all ranks hold a whole batch? They must agree, or some would cut what others keep.
+        is_batch = all(head[1 + 2 * index] for head in heads)
+        counts = [head[2 + 2 * index] for head in heads]
+        if not is_batch and len(set(counts)) > 1:
+            raise RuntimeError(f"the processes gather tensors of different shapes: {counts} rows, by their ranks")
+        bytes_per_row = math.prod(tensor.shape[1:]) * tensor.element_size()
+        own_bytes = [row[: count * bytes_per_row] for row, count in zip(body, counts, strict=True)]
+        everyone = torch.cat(own_bytes).view(tensor.dtype).view(sum(counts), *tensor.shape[1:])
+        gathered.append(everyone[: partial.num_real_all_ranks] if is_batch or is_last else everyone)
+    return gathered
+
+
+def _pad_rows(tensor: torch.Tensor, rows: int | None) -> torch.Tensor:
+    """`tensor` with zeros after its rows, if it has fewer; a scalar as a vector."""
+    if tensor.ndim == 0:
+        return tensor[None]
+    missing = 0 if rows is None else rows - len(tensor)
+    if missing <= 0:
+        return tensor
+    return torch.cat([tensor.detach(), tensor.new_zeros(missing, *tensor.shape[1:])])
+
+
+class _Column(NamedTuple):
+    """A process's part of a column: is it a batch of this step, and how many rows of such a batch are real?"""
+
+    content: Any
+    is_batch: bool
+    num_real: int | None
+
+
+def _gather_pickled(columns: list[Any], partial: PartialStep | None, is_last: bool) -> list[Any]:
+    """Columns of any kind and any number of rows from all processes."""
+    own = []
+    for column in columns:
+        # The lists of several processes are joined, so what is one entry goes into a list of its own.
+        content = [column] if column is None or isinstance(column, (int, float)) else column
+        is_batch = partial is not None and _is_batch(content, partial)
+        if isinstance(column, torch.Tensor):
+            content = torch.atleast_1d(column.detach())
+        own.append(_Column(content, is_batch, num_real=None if partial is None else partial.num_real))
+    of_ranks = gather_object([own])
+    return [_join(parts, partial, is_last) for parts in zip(*of_ranks, strict=True)]
+
+
+def _join(parts: tuple[_Column, ...], partial: PartialStep | None, is_last: bool) -> Any:
+    is_batch = all(part.is_batch for part in parts)
+    contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
+    if isinstance(contents[0], torch.Tensor):
+        everyone: Any = torch.cat(contents)
+    else:
+        everyone = list(chain.from_iterable(contents))
+    if partial is None or not (is_batch or is_last):
+        return everyone
+    return everyone[: partial.num_real_all_ranks]
 
 
 @_named_in_errors

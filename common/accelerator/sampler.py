@@ -22,12 +22,15 @@ class PartialStep(NamedTuple):
         rows: samples in this process's batch, the repeated ones too; None where they are not known.
         num_ranks_present: how many processes, lowest ranks first, have a batch in this step.
         num_real_all_ranks: real samples of all processes in this step; None where they are not known.
+        most_rows: samples in the largest batch of this step, the repeated ones too, which all processes know without
+            asking each other; None where `rows` is.
     """
 
     num_real: int | None
     rows: int | None
     num_ranks_present: int
     num_real_all_ranks: int | None = None
+    most_rows: int | None = None
 
     def of_unknown_rows(self) -> "PartialStep":
         """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
@@ -176,7 +179,8 @@ class BatchSamplerShard(BatchSampler):
             if self.batch_size is None or rows == self.batch_size:
                 yield batch
             else:
-                yield PartialBatch(batch, PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows))
+                partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows, most_rows=rows)
+                yield PartialBatch(batch, partial)
 
     def _iter_parts_of_batches(self) -> Iterator[list]:
         """Step k is batch k. Process r takes the r-th of its equal parts."""
@@ -195,7 +199,7 @@ class BatchSamplerShard(BatchSampler):
             else:
                 parts = [batch[at : at + size] for at in range(0, len(batch), size)]
                 if self.process_index < len(parts):
-                    yield self._own_batch_of(parts, num_ranks_present=len(parts))
+                    yield self._own_batch_of(parts)
 
     def _iter_whole_batches(self) -> Iterator[list]:
         """Step k is the batches from k·num_processes on. Process r takes the r-th of them."""
@@ -212,7 +216,7 @@ class BatchSamplerShard(BatchSampler):
             elif self.even_batches:
                 yield self._filled_batch(chain(*group), first_samples, self.batch_size)
             elif self.process_index < len(group):
-                yield self._own_batch_of(group, num_ranks_present=len(group))
+                yield self._own_batch_of(group)
 
     def _iter_batches_of_any_size(self) -> Iterator[list]:
         """Like `_iter_whole_batches`, but the last step is filled up with whole batches from the first step."""
@@ -223,27 +227,20 @@ class BatchSamplerShard(BatchSampler):
             missing = self.num_processes - len(group)
             if missing and self.drop_last:
                 return
-            if self.process_index < len(group):
-                num_ranks_present = self.num_processes if self.even_batches else len(group)
-                yield self._own_batch_of(group, num_ranks_present)
-            elif self.even_batches:
-                repeated = next(islice(cycle(first_group), self.process_index - len(group), None))
-                partial = PartialStep(
-                    num_real=0,
-                    rows=len(repeated),
-                    num_ranks_present=self.num_processes,
-                    num_real_all_ranks=sum(map(len, group)),
-                )
-                yield PartialBatch(repeated, partial)
+            repeated = list(islice(cycle(first_group), missing)) if self.even_batches else []
+            if self.process_index < len(group) + len(repeated):
+                yield self._own_batch_of(group, repeated)
 
-    def _own_batch_of(self, group: list[list], num_ranks_present: int) -> PartialBatch:
-        """This process's batch of a step in which nothing is repeated."""
-        own = group[self.process_index]
+    def _own_batch_of(self, group: list[list], repeated: Sequence[list] = ()) -> PartialBatch:
+        """This process's batch of a step in which the processes after those of `group` get the `repeated` batches."""
+        batches = [*group, *repeated]
+        own = batches[self.process_index]
         partial = PartialStep(
-            num_real=len(own),
+            num_real=len(own) if self.process_index < len(group) else 0,
             rows=len(own),
-            num_ranks_present=num_ranks_present,
+            num_ranks_present=len(batches),
             num_real_all_ranks=sum(map(len, group)),
+            most_rows=max(map(len, batches)),
         )
         return PartialBatch(own, partial)
 
@@ -258,6 +255,7 @@ class BatchSamplerShard(BatchSampler):
             rows=size,
             num_ranks_present=self.num_processes,
             num_real_all_ranks=len(real),
+            most_rows=size,
         )
         return PartialBatch(filled[begin : begin + size], partial)
 
@@ -338,7 +336,8 @@ class EvalBatches(BatchSamplerShard):
         for _ in range(len(self)):
             batch: list = next(own, [])
             if self.num_processes > 1:
-                batch = PartialBatch(batch, PartialStep(len(batch), len(batch), self.num_processes))
+                rows = len(batch)
+                batch = PartialBatch(batch, PartialStep(rows, rows, self.num_processes, most_rows=self.batch_size))
             yield batch
 
     def __len__(self) -> int:
