@@ -66,8 +66,9 @@ def test_the_generated_parts_have_not_drifted(capsys):
 
 
 @pytest.mark.parametrize("before, rung", ladder.steps())
-def test_each_readme_accounts_for_the_whole_diff_and_says_why(before, rung):
-    text = ladder.script(rung).with_name("README.md").read_text()
+def test_a_page_accounts_for_the_whole_diff_and_says_why(before, rung):
+    page = "LONG_TRAINING.md" if rung == ladder.FULL else "README.md"
+    text = ladder.script(rung).with_name(page).read_text()
     parts = [part for part in readmes.PART.finditer(text) if part[1] in divided_diffs.KINDS]
     parts = [part for part in parts if readmes.diff_arguments(part[2])[:2] == (before, rung)]
     shown = [line for part in parts for line in part[3].splitlines() if line.startswith(("-", "+"))]

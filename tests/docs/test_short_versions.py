@@ -11,17 +11,18 @@ from common.model import BasicNet
 from common.trainer import Trainer, TrainingArguments
 
 LONGEST = 10
-# The level whose page it is, and the scripts before and after each of its short diffs.
+# The page of each short diff, and the scripts before and after it.
 SHORT_DIFFS = {
-    "01_data_parallel": [("00_single_gpu", "01_data_parallel")],
-    "02_ddp_raw": [("01_data_parallel", "02_ddp_raw")],
-    "03_accelerate": [("02_ddp_raw", "03_accelerate"), ("03_accelerate", ladder.FULL)],
+    "01_data_parallel/README.md": ("00_single_gpu", "01_data_parallel"),
+    "02_ddp_raw/README.md": ("01_data_parallel", "02_ddp_raw"),
+    "03_accelerate/README.md": ("02_ddp_raw", "03_accelerate"),
+    "03_accelerate/LONG_TRAINING.md": ("03_accelerate", ladder.FULL),
 }
 
 
-def section(level: str, title: str) -> str:
-    """What a level's README says under a heading."""
-    text = (ladder.ROOT / level / "README.md").read_text()
+def section(level: str, title: str, page: str = "README.md") -> str:
+    """What a page of a level says under a heading."""
+    text = (ladder.ROOT / level / page).read_text()
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
@@ -35,17 +36,16 @@ def code_lines(rung: str) -> set[str]:
 
 
 def test_the_short_diffs_show_lines_that_change():
-    for level, scripts in SHORT_DIFFS.items():
-        diffs = blocks(section(level, "The change in ten lines"), "diff")
-        for diff, (before, after) in zip(diffs, scripts, strict=True):
-            ours, theirs = code_lines(before), code_lines(after)
-            lines = diff.splitlines()
-            assert len(lines) <= LONGEST
-            for line in lines:
-                sign, code = line[0], line[2:]
-                assert (code in ours, code in theirs) == {"-": (True, False), "+": (False, True), " ": (True, True)}[
-                    sign
-                ], line
+    for path, (before, after) in SHORT_DIFFS.items():
+        level, page = path.split("/")
+        [diff] = blocks(section(level, "The change in ten lines", page), "diff")
+        ours, theirs = code_lines(before), code_lines(after)
+        lines = diff.splitlines()
+        assert len(lines) <= LONGEST
+        for line in lines:
+            sign, code = line[0], line[2:]
+            expected = {"-": (True, False), "+": (False, True), " ": (True, True)}[sign]
+            assert (code in ours, code in theirs) == expected, line
 
 
 def test_the_short_training_is_that_of_level_00():
