@@ -151,6 +151,7 @@ def table(record: dict) -> str:
         lines.append(f"  intervals of {counted}: {claimed}; {paired.CONFIDENCE:.0%} need {paired.FEWEST_ROUNDS}")
     if any(row["noisy"] for row in rows.values()):
         lines.append("  * noisy: a spread over 15 %")
+    lines += record.get("text", [])
     for note in record["notes"]:
         lines += textwrap.wrap(note, WIDTH, break_on_hyphens=False)
     return "\n".join(lines)

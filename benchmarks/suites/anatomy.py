@@ -1,0 +1,226 @@
+"""The anatomy of a step: why each level is as fast as it is, by the milliseconds of each part of its step.
+
+Each row is a level's own, unmodified train.py. A device is an equal part of the cores (`common.cores`), so that level
+00 has as much to compute with as each rank or replica of the others. The parts are timed from outside, in every second
+step; the steps between are the whole, see `benchmarks.harness.parts`. What the parts leave of the whole, or exceed it
+by, is recorded as what is left over.
+
+Two ranks end their averaging together. So the rank that comes late waits least, and what it spends is the cost of the
+averaging itself; what the others spend beyond that is waiting for the slower rank.
+"""
+
+import os
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchmarks.harness import proof, records
+from benchmarks.harness.groups import Extent, Group
+from benchmarks.harness.paired import Samples, measure, ratios, summarise
+from benchmarks.harness.parts import (
+    AVERAGING,
+    BACKWARD,
+    COPIES,
+    FORWARD,
+    LOADING,
+    OPTIMIZER,
+    PYTHON,
+    StepTimes,
+    watching,
+)
+from benchmarks.harness.process_facts import process_facts
+from common import ladder
+from common.cores import available_cores, confine_to_device
+from common.processes import ranks
+
+BATCH_SIZE = 64
+DEVICES = 2
+WAITING = "waiting for the slower rank"
+PARTS = (LOADING, COPIES, FORWARD, BACKWARD, AVERAGING, WAITING, OPTIMIZER, PYTHON)
+WARM_UP_STEPS = 3  # DDP has its final buckets from the second step on
+QUICK_STEPS = 4
+MOST_LEFT_OVER = 0.1  # of the whole: the parts must add up to it but for this
+TIMEOUT = 300  # seconds, for any one run
+TITLE = f"anatomy of a step: global batch {BATCH_SIZE}, a device is 1/{DEVICES} of the cores"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A level on so many devices: its ranks, or level 01's replicas."""
+
+    level: str
+    devices: int = 1
+    batch_size: int = BATCH_SIZE
+
+    @property
+    def name(self) -> str:
+        if self.batch_size != BATCH_SIZE:
+            return f"{self.level}, {self.batch_size} images"
+        return f"{self.level}, 1 device" if self.devices == 1 else f"{self.level}, {self.devices} devices"
+
+    @property
+    def short(self) -> str:
+        """The head of a narrow column: '02 ×2', '00, 32'."""
+        number = self.level[:2]
+        if self.batch_size != BATCH_SIZE:
+            return f"{number}, {self.batch_size}"
+        return f"{number} ×{self.devices}"
+
+    @property
+    def processes(self) -> int:
+        return self.devices if self.level in ladder.DISTRIBUTED else 1
+
+    def run(self, steps: int, data_flags: tuple[str, ...]) -> list[list[StepTimes]]:
+        """The times of so many steps, or one more, after the warm-up, from every process."""
+        argv = ["--device", "cpu", "--batch-size", str(self.batch_size), "--eval-samples", str(self.devices)]
+        argv += ["--max-steps", str(1 + WARM_UP_STEPS + steps), *data_flags]
+        if self.level == "01_data_parallel":
+            argv += ["--replicas", str(self.devices)]
+        pool = ranks(self.processes, on_cpu=True)
+        return pool.run(train, self.level, argv, cores_of_a_device(), timeout=TIMEOUT)
+
+
+ONE = Row("00_single_gpu")
+SHARE = Row("00_single_gpu", batch_size=BATCH_SIZE // DEVICES)
+REPLICAS = Row("01_data_parallel", DEVICES)
+DDP_OF_ONE = Row("02_ddp_raw")
+DDP = Row("02_ddp_raw", DEVICES)
+ACCELERATOR = Row("03_accelerate", DEVICES)
+TRAINER = Row("04_trainer", DEVICES)
+ROWS = {row.name: row for row in (ONE, SHARE, REPLICAS, DDP_OF_ONE, DDP, ACCELERATOR, TRAINER)}
+COMPARED = ((DDP_OF_ONE, ONE), (REPLICAS, ONE), (DDP, ONE), (DDP, SHARE), (ACCELERATOR, DDP), (TRAINER, ACCELERATOR))
+
+
+def cores_of_a_device() -> int:
+    return max(1, available_cores() // DEVICES)
+
+
+def train(level: str, argv: list[str], cores_per_device: int) -> list[StepTimes]:
+    """In one of the processes: the level on its device, and the times of its steps after the warm-up."""
+    confine_to_device(int(os.environ["LOCAL_RANK"]), cores_per_device)
+    with watching() as clock:
+        proof.train(level, argv, cores_per_device)
+    return clock.steps[WARM_UP_STEPS:]
+
+
+class Times(NamedTuple):
+    """The milliseconds of one run's step: the whole, and the parts, whose names are PARTS."""
+
+    whole: float
+    parts: dict[str, float]
+
+
+def times(of_ranks: list[list[StepTimes]]) -> Times:
+    """The mean step of one run, from the steps of each of its ranks."""
+    alone = [step.seconds for steps in of_ranks for step in steps if step.parts is None]
+    found = dict.fromkeys(PARTS, 0.0)
+    watched = [[step.parts for step in steps if step.parts is not None] for steps in of_ranks]
+    for part in (LOADING, COPIES, FORWARD, BACKWARD, OPTIMIZER, PYTHON):
+        found[part] = statistics.fmean(parts.get(part, 0.0) for steps in watched for parts in steps)
+    # The n-th step of all ranks is one step: they have averaged together.
+    for step_of_ranks in zip(*watched, strict=True):
+        averaging = [parts.get(AVERAGING, 0.0) for parts in step_of_ranks]
+        found[AVERAGING] += min(averaging) / len(watched[0])
+        found[WAITING] += (statistics.fmean(averaging) - min(averaging)) / len(watched[0])
+    return Times(1000 * statistics.fmean(alone), {part: 1000 * seconds for part, seconds in found.items()})
+
+
+def groups() -> list[Group]:
+    return [Group("anatomy", TITLE, tuple(ROWS), measured)]
+
+
+def measured(rows: tuple[str, ...], extent: Extent) -> dict:
+    """The record of these rows, which take turns: a sample is the whole of one run, whose parts are kept beside it."""
+    first = {name: times(ROWS[name].run(QUICK_STEPS, extent.data_flags)) for name in rows}
+    steps = QUICK_STEPS
+    if not extent.quick:
+        slowest = max(run.whole for run in first.values())
+        steps = max(QUICK_STEPS, round(1000 * extent.seconds / slowest))
+    runs: dict[str, list[Times]] = {name: [] for name in rows}
+
+    def contestant(name: str) -> Callable[[], float]:
+        def sample() -> float:
+            runs[name].append(times(ROWS[name].run(steps, extent.data_flags)))
+            return runs[name][-1].whole
+
+        return sample
+
+    samples = measure({name: contestant(name) for name in rows}, extent.rounds)
+    facts = {name: _facts(ROWS[name], steps, runs[name]) for name in rows}
+    return record(samples, facts)
+
+
+def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
+    """A row's facts beside the whole: each part's median and samples, and the share of the whole that they add up to."""
+    parts = {}
+    for part in PARTS:
+        samples = [run.parts[part] for run in runs]
+        parts[part] = {
+            "median": records.rounded(statistics.median(samples)),
+            "samples": [records.rounded(sample) for sample in samples],
+        }
+    sums = [sum(run.parts.values()) for run in runs]
+    return {
+        "level": row.level,
+        "devices": row.devices,
+        "short": row.short,
+        "global_batch_size": row.batch_size,
+        "steps": steps,
+        "cores_per_device": cores_of_a_device(),
+        "parts": parts,
+        "left_over": records.rounded(statistics.median(run.whole - sum(run.parts.values()) for run in runs)),
+        "sum_of_whole": records.rounded(statistics.median(ratios(sums, [run.whole for run in runs]))),
+    } | process_facts()
+
+
+def record(samples: Samples, facts: dict[str, dict]) -> dict:
+    """With the ratio of each level's step to that of the level it is explained by, and why they differ."""
+    compared = [(of.name, to.name) for of, to in COMPARED]
+    found = records.group(TITLE, "ms", samples, facts, compared)
+    found["text"] = table(found)
+    found["notes"] = [explanation(found, pair) for pair in found["pairs"]]
+    return found
+
+
+def table(record: dict) -> list[str]:
+    """The milliseconds of each part, a column for each row of the record, in 80 columns."""
+    rows = record["rows"].values()
+    lines = [_line("ms of a step", (row["short"] for row in rows))]
+    for part in PARTS:
+        lines.append(_line(part, (milliseconds(row["parts"][part]["median"]) for row in rows)))
+    lines.append(_line("left over", (milliseconds(row["left_over"]) for row in rows)))
+    lines.append(_line("the whole, timed apart", (milliseconds(row["median"]) for row in rows)))
+    lines.append(_line("sum of the parts / whole", (f"{row['sum_of_whole']:.2f}" for row in rows)))
+    return [
+        *lines,
+        f"×{DEVICES}: on {DEVICES} devices; {SHARE.short}: the {SHARE.batch_size} images of one of them, alone on it.",
+    ]
+
+
+def _line(head: str, cells: Iterable[str]) -> str:
+    return f"  {head:<31}" + "".join(f"{cell:>7}" for cell in cells)
+
+
+def milliseconds(value: float) -> str:
+    """Two digits behind the point below 1 ms, else one; nothing is 0 that was not measured as such."""
+    if abs(value) < 0.005:
+        return "0"
+    return f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}"
+
+
+def explanation(record: dict, pair: dict) -> str:
+    """The parts by which one row's step is longer or shorter than another's, the largest first."""
+    of = record["rows"][pair["of"]]
+    to = record["rows"][pair["to"]]
+    differences = {part: of["parts"][part]["median"] - to["parts"][part]["median"] for part in PARTS}
+    telling = [part for part in PARTS if abs(differences[part]) >= 0.01 * to["median"]]
+    telling.sort(key=lambda part: -abs(differences[part]))
+    listed = [f"{part} {differences[part]:+.1f}" for part in telling]
+    reasons = "; ".join(listed) if listed else "no part differs by 1 % of it"
+    added = of["median"] - to["median"]
+    return f"{of['short']} takes {pair['median']:.2f} of the time of {to['short']}, {added:+.1f} ms: {reasons}."
+
+
+if __name__ == "__main__":
+    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_anatomy")

@@ -1,0 +1,11 @@
+"""The milliseconds of each part of each level's step."""
+
+from benchmarks.harness.groups import keyed
+from benchmarks.suites import anatomy
+
+GROUPS = keyed(anatomy.groups())
+
+
+def test_step(group_key, row, replay, quick):
+    facts = replay(group_key, row)
+    assert quick or abs(facts["sum_of_whole"] - 1) <= anatomy.MOST_LEFT_OVER
