@@ -2,7 +2,7 @@
 
 Nothing in a level is changed. Every level calls the same few functions: the loader, the network's forward, `backward`,
 the optimizer. While `watching` lasts, each of them notes when it begins and when it ends. A part that lies within
-another one, such as DataParallel's copies within its forward, is taken out of it. So the parts of a step do not overlap.
+another one, such as DataParallel's copies within its forward, is taken out of it, so that the parts do not overlap.
 
 Every second step is left alone: nothing is noted but when it ended. These are the whole that the parts have to add up
 to. They ran between the watched steps, so that a drift of the machine is in both.
@@ -65,7 +65,7 @@ class StepClock:
         self._hooked: set[Tensor] = set()
 
     def is_on(self) -> bool:
-        """Is this step watched, and is this the main thread? DataParallel's replicas compute in threads of their own."""
+        """Is this step watched, and is this the main thread? DataParallel's replicas have threads of their own."""
         return self._is_watching and threading.get_ident() == self._main_thread
 
     def enter(self, part: str) -> None:
@@ -99,9 +99,10 @@ class StepClock:
 
     def end_update(self, *_: Any) -> None:
         """The optimizer's step has ended, and with it this step of the training."""
-        if self.is_on():
-            self.leave()
         now = time.perf_counter()
+        if self.is_on():
+            self._charge(now)
+            self._entered.pop()
         if self._step_began is not None:
             parts = dict(self._seconds) if self._is_watching else None
             self.steps.append(StepTimes(now - self._step_began, parts))

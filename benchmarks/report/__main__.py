@@ -2,7 +2,7 @@
 
     python -m benchmarks.report benchmarks/results/amd-epyc-2-cores --out results
 
-It reads results.json, network.json, overlap.json and timeline.json, those of them that are in the folder.
+It reads results.json and the records of `benchmarks.report.pictures`, those of them that are in the folder.
 """
 
 import argparse

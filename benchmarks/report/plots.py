@@ -19,6 +19,7 @@ ORANGE = "#E69F00"
 GREEN = "#009E73"
 SKY = "#56B4E9"
 VERMILION = "#D55E00"
+YELLOW = "#F0E442"
 GREY = "#B0B0B0"
 INK = "#1f2328"
 SOFT = "#59636e"
@@ -183,7 +184,7 @@ def memory(report: dict, path: Path) -> None:
                 panel.set_ylabel("peak MiB per device")
                 panel.text(0, 1.06, titles[network], transform=panel.transAxes, weight="bold", in_layout=False)
             panel.set_xlabel(f"{devices} devices")
-    handles = [_swatch(COLOURS[name]) for name in CATEGORIES]
+    handles = [swatch(COLOURS[name]) for name in CATEGORIES]
     figure.legend(handles, CATEGORIES, loc="upper center", ncols=3, columnspacing=1.2, handlelength=1.1)
     if any(row["allocated"] for row in rows):
         source = "Bars: simulated, every tensor charged to its device; diamonds: measured by CUDA's allocator"
@@ -241,7 +242,7 @@ def four_devices(report: dict, path: Path) -> None:
         panel.tick_params(axis="x", length=0)
     panels[0].set_ylabel("peak MiB")
     panels[1].tick_params(axis="y", labelleft=False)
-    handles = [_swatch(COLOURS[name]) for name in CATEGORIES]
+    handles = [swatch(COLOURS[name]) for name in CATEGORIES]
     figure.legend(handles, CATEGORIES, loc="upper center", ncols=3, columnspacing=1.2, handlelength=1.1)
     told = "Simulated: every tensor charged to its device. BasicNet, global batch 64, four devices"
     save(figure, path, told, report["machine"], top=0.58)
@@ -277,7 +278,7 @@ def overhead(report: dict, path: Path) -> None:
     loops = {pair["to"]: groups[0]["rows"][pair["to"]]["median"] for pair in pairs}
     told = "; ".join(f"{name}: {step:.0f} µs" for name, step in loops.items())
     if any(not pair["of"].startswith("common.") for pair in pairs):
-        panel.legend([_swatch(BLUE), _swatch(ORANGE)], ["this repository", "other libraries"], handlelength=1.1)
+        panel.legend([swatch(BLUE), swatch(ORANGE)], ["this repository", "other libraries"], handlelength=1.1)
     rounds = f"Measured on one thread: medians of {groups[0]['rounds']} paired rounds, and quartiles"
     save(figure, path, f"{rounds}. Steps: {told}", report["machine"])
 
@@ -303,7 +304,8 @@ def subplots(
     return figure, list(panels.flat)
 
 
-def _swatch(colour: str):
+def swatch(colour: str):
+    """A legend's patch of one colour."""
     from matplotlib.patches import Patch
 
     return Patch(color=colour)

@@ -9,15 +9,14 @@ Two ranks end their averaging together. So the rank that comes late waits least,
 averaging itself; what the others spend beyond that is waiting for the slower rank.
 """
 
-import os
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.harness import proof, records
-from benchmarks.harness.groups import Extent, Group
-from benchmarks.harness.paired import Samples, measure, ratios, summarise
+from benchmarks.harness.groups import CannotMeasure, Extent, Group
+from benchmarks.harness.paired import Samples, differences, measure, ratios
 from benchmarks.harness.parts import (
     AVERAGING,
     BACKWARD,
@@ -31,7 +30,7 @@ from benchmarks.harness.parts import (
 )
 from benchmarks.harness.process_facts import process_facts
 from common import ladder
-from common.cores import available_cores, confine_to_device
+from common.cores import available_cores
 from common.processes import ranks
 
 BATCH_SIZE = 64
@@ -41,6 +40,7 @@ PARTS = (LOADING, COPIES, FORWARD, BACKWARD, AVERAGING, WAITING, OPTIMIZER, PYTH
 WARM_UP_STEPS = 3  # DDP has its final buckets from the second step on
 QUICK_STEPS = 4
 MOST_LEFT_OVER = 0.1  # of the whole: the parts must add up to it but for this
+LEAST_TOLD = 0.01  # of a step: smaller differences between two rows are not told
 TIMEOUT = 300  # seconds, for any one run
 TITLE = f"anatomy of a step: global batch {BATCH_SIZE}, a device is 1/{DEVICES} of the cores"
 
@@ -63,9 +63,7 @@ class Row:
     def short(self) -> str:
         """The head of a narrow column: '02 ×2', '00, 32'."""
         number = self.level[:2]
-        if self.batch_size != BATCH_SIZE:
-            return f"{number}, {self.batch_size}"
-        return f"{number} ×{self.devices}"
+        return f"{number} ×{self.devices}" if self.batch_size == BATCH_SIZE else f"{number}, {self.batch_size}"
 
     @property
     def processes(self) -> int:
@@ -77,8 +75,9 @@ class Row:
         argv += ["--max-steps", str(1 + WARM_UP_STEPS + steps), *data_flags]
         if self.level == "01_data_parallel":
             argv += ["--replicas", str(self.devices)]
-        pool = ranks(self.processes, on_cpu=True)
-        return pool.run(train, self.level, argv, cores_of_a_device(), timeout=TIMEOUT)
+        cores = cores_of_a_device()
+        argv += ["--cores-per-device", str(cores)]
+        return ranks(self.processes, on_cpu=True).run(train, self.level, argv, cores, timeout=TIMEOUT)
 
 
 ONE = Row("00_single_gpu")
@@ -89,18 +88,25 @@ DDP = Row("02_ddp_raw", DEVICES)
 ACCELERATOR = Row("03_accelerate", DEVICES)
 TRAINER = Row("04_trainer", DEVICES)
 ROWS = {row.name: row for row in (ONE, SHARE, REPLICAS, DDP_OF_ONE, DDP, ACCELERATOR, TRAINER)}
-COMPARED = ((DDP_OF_ONE, ONE), (REPLICAS, ONE), (DDP, ONE), (DDP, SHARE), (ACCELERATOR, DDP), (TRAINER, ACCELERATOR))
+COMPARED = (
+    (REPLICAS, ONE),
+    (REPLICAS, SHARE),
+    (DDP_OF_ONE, ONE),
+    (DDP, ONE),
+    (DDP, SHARE),
+    (ACCELERATOR, DDP),
+    (TRAINER, ACCELERATOR),
+)
 
 
 def cores_of_a_device() -> int:
-    return max(1, available_cores() // DEVICES)
+    return available_cores() // DEVICES
 
 
-def train(level: str, argv: list[str], cores_per_device: int) -> list[StepTimes]:
+def train(level: str, argv: list[str], threads: int) -> list[StepTimes]:
     """In one of the processes: the level on its device, and the times of its steps after the warm-up."""
-    confine_to_device(int(os.environ["LOCAL_RANK"]), cores_per_device)
     with watching() as clock:
-        proof.train(level, argv, cores_per_device)
+        proof.train(level, argv, threads)
     return clock.steps[WARM_UP_STEPS:]
 
 
@@ -132,6 +138,8 @@ def groups() -> list[Group]:
 
 def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     """The record of these rows, which take turns: a sample is the whole of one run, whose parts are kept beside it."""
+    if not cores_of_a_device():
+        raise CannotMeasure(f"{DEVICES} devices need as many cores, there are {available_cores()}")
     first = {name: times(ROWS[name].run(QUICK_STEPS, extent.data_flags)) for name in rows}
     steps = QUICK_STEPS
     if not extent.quick:
@@ -152,7 +160,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
 
 
 def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
-    """A row's facts beside the whole: each part's median and samples, and the share of the whole that they add up to."""
+    """A row's facts beside the whole: the median and the samples of each part, and what they add up to."""
     parts = {}
     for part in PARTS:
         samples = [run.parts[part] for run in runs]
@@ -210,16 +218,24 @@ def milliseconds(value: float) -> str:
 
 
 def explanation(record: dict, pair: dict) -> str:
-    """The parts by which one row's step is longer or shorter than another's, the largest first."""
+    """The parts by which one row's step is longer or shorter than another's, the largest first.
+
+    Like the ratio, each difference is the median over the rounds of what differed within a round.
+    """
     of = record["rows"][pair["of"]]
     to = record["rows"][pair["to"]]
-    differences = {part: of["parts"][part]["median"] - to["parts"][part]["median"] for part in PARTS}
-    telling = [part for part in PARTS if abs(differences[part]) >= 0.01 * to["median"]]
-    telling.sort(key=lambda part: -abs(differences[part]))
-    listed = [f"{part} {differences[part]:+.1f}" for part in telling]
-    reasons = "; ".join(listed) if listed else "no part differs by 1 % of it"
-    added = of["median"] - to["median"]
-    return f"{of['short']} takes {pair['median']:.2f} of the time of {to['short']}, {added:+.1f} ms: {reasons}."
+    added = {part: _median_difference(of["parts"][part], to["parts"][part]) for part in PARTS}
+    telling = [part for part in PARTS if abs(added[part]) >= LEAST_TOLD * to["median"]]
+    telling.sort(key=lambda part: -abs(added[part]))
+    reasons = "; ".join(f"{part} {added[part]:+.1f}" for part in telling)
+    if not telling:
+        reasons = f"no part differs by {LEAST_TOLD:.0%} of it"
+    whole = _median_difference(of, to)
+    return f"{of['short']} takes {pair['median']:.2f} of the time of {to['short']}, {whole:+.1f} ms: {reasons}."
+
+
+def _median_difference(of: dict, to: dict) -> float:
+    return statistics.median(differences(of["samples"], to["samples"]))
 
 
 if __name__ == "__main__":

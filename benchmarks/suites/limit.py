@@ -55,6 +55,8 @@ EXACT = 1e-9
 # Ten steps in bf16 drift by 0.12 on the synthetic digits and by 0.14 on MNIST. If one of a batch's 64 samples is
 # another one, a training in float32 drifts by 0.25 and 0.33; with other batches, by more than 1.
 MOST_DRIFT = 0.2
+# As Linux names them: of x86 processors, and of ARM's.
+BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 # What a CUDA program calls to wait for the GPU.
 WAITING = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 # The name in a profile of the time in which Python makes the steps.
@@ -399,6 +401,7 @@ class Staircase:
         self, dataset: DigitImages, device: torch.device, seconds: float, names: Sequence[str] | None = None
     ) -> None:
         self.seconds = seconds
+        self.device = device
         self.facts: dict[str, dict] = {}
         self.contestants: dict[str, Callable[[], float]] = {}
         self.skipped: list[str] = []
@@ -467,15 +470,31 @@ def images_per_sec(training: Training, steps: int) -> float:
 
 
 def record(samples: Samples, staircase: Staircase) -> dict:
-    """With the ratio of each stair to the one below, and of the last to the first."""
+    """With the ratio of each stair to the one below, and of the fastest to the first."""
     names = list(samples)
     ratios = [(above, below) for below, above in pairwise(names)]
-    if len(names) > 2:
-        ratios.append((names[-1], names[0]))
+    fastest = max(names, key=lambda name: statistics.median(samples[name]))
+    whole = (fastest, names[0])
+    if fastest != names[0] and whole not in ratios:
+        ratios.append(whole)
     found = records.group(TITLE, "images/s", samples, staircase.facts, ratios)
-    found["notes"] = [_launches(staircase), *_waits(staircase)]
+    found["bf16"] = bf16_instructions(staircase.device)
+    found["notes"] = [_launches(staircase), *_waits(staircase), found["bf16"]]
     found["skipped"] = staircase.skipped
     return found
+
+
+def bf16_instructions(device: torch.device) -> str:
+    """A sentence on whether `device` computes in bf16 by itself, and by which of a CPU's instruction sets.
+
+    Nothing else decides as much whether bf16 pays: without such instructions torch converts each number to float32.
+    """
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}: {why_no_bf16(device) or 'the GPU has bf16 instructions'}."
+    known = [flag for flag in records.machine()["cpu_flags"] if flag in BF16_FLAGS]
+    if known:
+        return f"This CPU has instructions for bf16: {', '.join(known)}."
+    return f"This CPU has none of the instructions for bf16 that torch uses: {', '.join(BF16_FLAGS)}."
 
 
 def _launches(staircase: Staircase) -> str:

@@ -1,11 +1,14 @@
 """The staircase: every stair is the same training, and one that is not is refused."""
 
+import json
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch.autograd import DeviceType
 
+from benchmarks.report import limit_plot
 from benchmarks.suites import limit
 from common.args import parse_args
 from common.data import load_data
@@ -171,6 +174,34 @@ def test_a_sample_is_as_many_steps_as_take_the_seconds_that_were_asked_for(monke
     assert limit.steps_for(3, training) == 12
     assert limit.steps_for(0.1, training) == 1
     assert limit.images_per_sec(training, 8) == 4 * limit.BATCH_SIZE
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["avx2", "avx512_bf16"], "This CPU has instructions for bf16: avx512_bf16."),
+        (["avx2"], "This CPU has none of the instructions for bf16 that torch uses: avx512_bf16, amx_bf16, bf16."),
+    ],
+)
+def test_the_record_says_by_which_instructions_the_cpu_computes_in_bf16(flags, said, monkeypatch):
+    monkeypatch.setattr(limit.records, "machine", lambda: {"cpu_flags": flags})
+    assert limit.bf16_instructions(CPU) == said
+
+
+def test_the_fastest_stair_is_compared_with_the_first_and_all_are_drawn(tmp_path, coarse):
+    class Climbed:
+        device = CPU
+        facts: ClassVar = {
+            name: {"device": "cpu", "launches_per_step": 1, "waiting_ms_per_step": None} for name in "abc"
+        }
+        skipped: ClassVar = ["d: the CPU cannot"]
+
+    found = limit.record({"a": [10.0, 11.0], "b": [20.0, 21.0], "c": [15.0, 16.0]}, Climbed)
+    assert [(pair["of"], pair["to"]) for pair in found["pairs"]] == [("b", "a"), ("c", "b")]
+    found = limit.record({"a": [10.0, 11.0], "b": [15.0, 16.0], "c": [20.0, 21.0]}, Climbed)
+    assert [(pair["of"], pair["to"]) for pair in found["pairs"]] == [("b", "a"), ("c", "b"), ("c", "a")]
+    machine = {"processor": "x86_64", "cores": 2, "gpus": [], "torch": "2.11.0"}
+    assert limit_plot.draw([json.loads(json.dumps(found))], machine, tmp_path) == ["limit.png"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU check: the stairs on a GPU train the same weights")

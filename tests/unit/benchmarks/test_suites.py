@@ -77,13 +77,20 @@ def test_everything_is_drawn_again_from_a_folder_of_records(tmp_path, monkeypatc
     with pytest.raises(SystemExit):
         command.main([str(tmp_path), "--out", "/proc/x"])
     assert "nothing can be written to /proc/x" in capsys.readouterr().err
-    for name in ("overlap", "timeline"):
+    for name in ("limit", "overlap", "timeline"):
         shutil.copy(readmes.RESULTS / f"{name}.json", tmp_path)
     command.main([str(tmp_path), "--out", str(tmp_path / "again")])
     shown = capsys.readouterr().out
     assert "in the lanes" in shown and "IN STEP" in shown
     drawn = {path.name for path in (tmp_path / "again").iterdir()}
-    assert {"report.html", "memory.png", "overlap.png", "timeline-1-gbit.png", "timeline-1-gbit.trace.json"} <= drawn
+    assert {
+        "report.html",
+        "memory.png",
+        "limit.png",
+        "overlap.png",
+        "timeline-1-gbit.png",
+        "timeline-1-gbit.trace.json",
+    } <= drawn
 
 
 def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):

@@ -1,0 +1,104 @@
+"""The parts of a step: each is charged with its own time, and together they are the whole."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from benchmarks.harness import proof
+from benchmarks.harness.parts import AVERAGING, BACKWARD, COPIES, FORWARD, LOADING, PYTHON, StepTimes, watching
+from benchmarks.report import anatomy_plot
+from benchmarks.suites import anatomy
+from common.model import BasicNet
+from common.run import Run
+
+FLAGS = ["--dataset", "synthetic", "--device", "cpu", "--batch-size", "4", "--max-steps", "7", "--eval-samples", "4"]
+PAUSE = 0.03  # seconds: far more than any part of such a step takes
+
+
+def slowed(function):
+    def slow(*args, **kwargs):
+        time.sleep(PAUSE)
+        return function(*args, **kwargs)
+
+    return slow
+
+
+@pytest.mark.parametrize(
+    "owner, name, part",
+    [
+        (BasicNet, "forward", FORWARD),
+        (torch.utils.data.dataloader._SingleProcessDataLoaderIter, "_next_data", LOADING),
+        (torch.autograd, "backward", BACKWARD),
+        (Run, "count", PYTHON),
+    ],
+)
+def test_a_pause_in_a_levels_step_is_charged_to_its_part_and_no_other(owner, name, part, monkeypatch, one_thread):
+    monkeypatch.setattr(owner, name, slowed(getattr(owner, name)))
+    with watching() as clock:
+        proof.train("00_single_gpu", FLAGS, threads=1)
+    watched = [step for step in clock.steps if step.parts is not None]
+    alone = [step for step in clock.steps if step.parts is None]
+    assert len(watched) == len(alone) == 3
+    assert all(step.seconds >= PAUSE for step in alone)
+    for step in watched:
+        assert step.parts[part] >= PAUSE
+        assert step.seconds == pytest.approx(sum(step.parts.values()))
+    for other in watched[0].parts.keys() - {part}:
+        # Of the three, because on a busy machine any part of one step may take long.
+        assert min(step.parts[other] for step in watched) < PAUSE, other
+
+
+def test_copies_of_data_parallel_are_no_part_of_its_forward(one_thread):
+    with watching() as clock:
+        proof.train("01_data_parallel", [*FLAGS, "--replicas", "2"], threads=1)
+    for step in clock.steps:
+        if step.parts is not None:
+            assert {COPIES, FORWARD, BACKWARD} < step.parts.keys() and AVERAGING not in step.parts
+            assert step.seconds == pytest.approx(sum(step.parts.values()))
+
+
+def test_nothing_is_replaced_any_more_when_watching_ends():
+    before = BasicNet.forward, torch.Tensor.backward, torch.nn.functional.nll_loss
+    with watching():
+        assert BasicNet.forward is not before[0]
+    assert (BasicNet.forward, torch.Tensor.backward, torch.nn.functional.nll_loss) == before
+
+
+def test_the_rank_that_waits_least_says_what_averaging_costs():
+    early = [StepTimes(0.010, None), StepTimes(0.012, {BACKWARD: 0.004, AVERAGING: 0.008})]
+    late = [StepTimes(0.010, None), StepTimes(0.012, {BACKWARD: 0.010, AVERAGING: 0.002})]
+    found = anatomy.times([early, late])
+    assert found.whole == pytest.approx(10)
+    assert found.parts[BACKWARD] == pytest.approx(7)
+    assert found.parts[AVERAGING] == pytest.approx(2)
+    assert found.parts[anatomy.WAITING] == pytest.approx(3)
+    assert sum(found.parts.values()) == pytest.approx(12)
+
+
+def recorded(forward: float, backward: float) -> list[anatomy.Times]:
+    parts = dict.fromkeys(anatomy.PARTS, 0.0) | {FORWARD: forward, BACKWARD: backward}
+    return [anatomy.Times(forward + backward + 0.5, parts), anatomy.Times(forward + backward + 0.7, parts)]
+
+
+def a_record() -> dict:
+    runs = {anatomy.ONE: recorded(20, 30), anatomy.DDP: recorded(10, 18)}
+    samples = {row.name: [run.whole for run in own] for row, own in runs.items()}
+    return anatomy.record(samples, {row.name: anatomy._facts(row, 4, own) for row, own in runs.items()})
+
+
+def test_a_record_says_what_is_left_over_and_by_which_parts_two_levels_differ():
+    found = a_record()
+    assert found["rows"][anatomy.ONE.name]["left_over"] == pytest.approx(0.6)
+    assert found["rows"][anatomy.ONE.name]["sum_of_whole"] == pytest.approx(50 / 50.6, abs=1e-4)
+    assert found["notes"] == [
+        "02 ×2 takes 0.57 of the time of 00 ×1, -22.0 ms: backward -12.0; forward and loss -10.0."
+    ]
+    assert max(map(len, found["text"])) <= 80
+
+
+def test_the_plot_is_drawn_from_the_record_alone(tmp_path, coarse):
+    machine = {"processor": "x86_64", "cores": 2, "gpus": [], "torch": "2.11.0"}
+    assert anatomy_plot.draw([json.loads(json.dumps(a_record()))], machine, tmp_path) == ["anatomy.png"]
+    assert (tmp_path / "anatomy.png").read_bytes().startswith(b"\x89PNG")
