@@ -53,11 +53,8 @@ def _shortened(value: Any) -> str:
 
 
 def log_line(logs: dict[str, Any]) -> str:
-    """The logged values in one line, with four digits of each number."""
-    parts = []
-    for name, value in logs.items():
-        parts.append(f"'{name}': {_shortened(value)!r}")
-    return "{" + ", ".join(parts) + "}"
+    """The logged values in one line, with four digits of each number: "loss 1.464 | learning_rate 0.001"."""
+    return " | ".join(f"{name} {_shortened(value)}" for name, value in logs.items())
 
 
 def table_row(args: TrainingArguments, state: TrainerState, metrics: dict[str, Any]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def test_the_table_has_a_row_for_each_evaluation(reporter, tmp_path, capsys):
 
 def test_printed_logs(tmp_path, capsys):
     out = shown(tmp_path, capsys)
-    assert out.count("'learning_rate'") == 3 and "'train_runtime'" in out
+    assert out.count("learning_rate 0.") == 3 and "train_runtime " in out
 
 
 def test_the_bar_shows_loss_learning_rate_and_time_left(tmp_path, capsys):
