@@ -164,12 +164,9 @@ def test_every_thread_of_a_level_is_on_its_device(level):
     assert ranks(processes).run(available_cores) == [every] * processes
 
 
-def trained_with_and_without(level: str, cores: int) -> tuple[dict, dict]:
-    """The weights after a training on as many threads wherever the system puts them, and on a device."""
-    torch.set_num_threads(cores)
-    _, plain = run_level(level, SHORT)
-    _, confined = run_level(level, [*SHORT, "--cores-per-device", str(cores)])
-    return plain, confined
+def weights(level: str, threads: int, flags: list[str]) -> dict:
+    torch.set_num_threads(threads)
+    return run_level(level, [*SHORT, *flags])[1]
 
 
 @needs_two_cores
@@ -179,7 +176,8 @@ def test_the_same_threads_leave_the_same_weights_wherever_they_are(level):
     workers = 1 if level == "00_single_gpu" else 2
     cores = available_cores() // workers
     processes = 2 if level in ladder.DISTRIBUTED else 1
-    plain, confined = ranks(processes).run(trained_with_and_without, level, cores)[0]
+    plain, *_ = ranks(processes).run(weights, level, cores, [])
+    confined, *_ = ranks(processes).run(weights, level, cores, ["--cores-per-device", str(cores)])
     assert plain.keys() == confined.keys() and farthest(plain, confined) == 0
 
 
