@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.harness import page_faults, proof, records
-from benchmarks.harness.load import busy_cores
+from benchmarks.harness.load import busy_cores, is_busy, wait_passively
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
 from benchmarks.report.introduction import introduction
@@ -75,6 +75,7 @@ class Comparison:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.levels = ladder.levels()
+        self.cores_per_device = throughput.cores_of_a_device(options.world_size)
         self.report = {
             "complete": False,
             "interrupted": False,
@@ -82,12 +83,21 @@ class Comparison:
             "machine": records.machine(),
             "began": records.circumstances(),
             "busy_cores": {},
+            "waits_passively": False,
             "world_size": options.world_size,
+            "cores_per_device": self.cores_per_device,
             "global_batch_size": options.batch_sizes[0],
             "steps": options.steps,
             "proof_steps": PROOF_STEPS,
             "levels": {level: {} for level in self.levels},
         }
+
+    def look_at_load(self) -> None:
+        """Note the load of other programs; beside them let the processes of this comparison wait passively."""
+        busy = busy_cores()
+        self.report["busy_cores"]["before"] = busy
+        if is_busy(busy, available_cores()):
+            self.report["waits_passively"] = wait_passively()
 
     def parts(self) -> list[Part]:
         parts = []
@@ -162,20 +172,21 @@ class Comparison:
         self.report["levels"][level]["evaluated_on"] = {str(EVALUATION_RANKS): result["evaluated"]}
 
     def time(self, size: int) -> None:
-        """Images per second, the levels taking turns."""
-        first = self.levels[0]
+        """Images per second, the levels taking turns, each worker on a device of its own."""
         failed = self.failed()
-        levels = [level for level in self.levels if level not in failed]
         configurations = []
-        for level in levels:
-            workers = 1 if level == first else self.options.world_size
-            configurations.append(throughput.Configuration(level, workers, size))
+        for level in self.levels:
+            workers = 1 if level == throughput.FIRST else self.options.world_size
+            if level not in failed:
+                configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
+        if throughput.FIRST not in failed:
+            configurations += throughput.apart(size, self.options.world_size)
         timed = throughput.Throughput(configurations, 1.0, tuple(self.data_flags()))
         samples = measure(timed.contestants, self.turns())
-        one, *others = samples
-        ratios = [(name, one) for name in others] if first in levels else []
-        notes = page_faults.remarks(timed.facts)
-        group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios, notes=notes)
+        ratios = throughput.to_level_00(timed.facts) + throughput.to_level_02(timed.facts)
+        group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios)
+        group["notes"] = page_faults.remarks(timed.facts)
+        group["account"] = throughput.promises(group) + throughput.what_is_missing(group)
         self.report.setdefault("throughput", []).append(group)
 
     def turns(self) -> Iterator[int]:
@@ -232,7 +243,7 @@ def main() -> None:
         sys.exit(f"error: --out: {reason}")
     comparison = Comparison(options)
     try:
-        comparison.report["busy_cores"]["before"] = busy_cores()
+        comparison.look_at_load()
         print(f"{introduction(comparison.report)}\n", flush=True)
         comparison.run()
         comparison.report["busy_cores"]["after"] = busy_cores()

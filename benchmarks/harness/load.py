@@ -7,6 +7,8 @@ from pathlib import Path
 STAT = Path("/proc/stat")
 # Of the cores; with more, rows become noisy.
 MOST = 0.2
+# What a user may have set about how threads wait.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def busy_cores(seconds: float = 1.0) -> float | None:
@@ -47,19 +49,39 @@ def is_busy(cores: float | None, of: int) -> bool:
     return cores is not None and cores > MOST * of
 
 
-def what_is_slowed(busy: dict[str, float | None], cores: int, omp: dict[str, str]) -> str | None:
+def wait_passively() -> bool:
+    """Let processes that this one starts give their core away while their threads wait; False where the user decides.
+
+    Threads of OpenMP spin while they wait for one another. That is fast where each has a core. Where another program
+    computes on it, they spin for a thread that does not run.
+    """
+    if any(name in os.environ for name in WAITING):
+        return False
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    return True
+
+
+def what_is_slowed(
+    busy: dict[str, float | None], cores: int, omp: dict[str, str], waits_passively: bool = False
+) -> str | None:
     """A sentence on a comparison of the levels beside other programs, and what helps; None for a quiet machine.
 
     Args:
         busy: the `busy_cores` "before" and "after" it.
         cores: that the comparison may use.
         omp: the environment's settings of OpenMP.
+        waits_passively: whether the comparison has decided so by itself.
     """
     moments = {when: count for when, count in busy.items() if is_busy(count, cores)}
     if not moments:
         return None
     counts = " and ".join(f"{count:.1f} of {cores} cores {when}" for when, count in moments.items())
     told = f"BUSY: others used {counts} the comparison. All speeds are too low."
+    if waits_passively:
+        return (
+            f"{told} So its threads give their cores away while they wait (OMP_WAIT_POLICY=passive), which a quiet "
+            "machine does not need. Stop the other programs and compare again."
+        )
     if omp.get("OMP_WAIT_POLICY", "").lower() == "passive":
         return f"{told} Stop the other programs and compare again."
     return (

@@ -2,6 +2,7 @@
 
 from benchmarks.harness.load import what_is_slowed
 from benchmarks.report.wrapping import wrapped
+from common.run.run import quantity
 
 
 def introduction(report: dict) -> str:
@@ -23,7 +24,8 @@ def busy(report: dict) -> str | None:
     """A sentence on other programs that computed before or after the comparison, and what helps."""
     machine = report["machine"]
     # Records of before do not say it.
-    return what_is_slowed(report.get("busy_cores", {}), machine["cores"], machine.get("omp", {}))
+    waits_passively = report.get("waits_passively", False)
+    return what_is_slowed(report.get("busy_cores", {}), machine["cores"], machine.get("omp", {}), waits_passively)
 
 
 def expected_speed(report: dict) -> str:
@@ -46,10 +48,22 @@ def expected_speed(report: dict) -> str:
             f"Expect {n} processes to be slower than one: they share {'one GPU' if gpus == 1 else f'{gpus} GPUs'}, and "
             "their gradients travel through the CPU. What holds here too: equal weights, exact evaluation, even memory."
         )
-    shared = f"{cores} cores" if cores > 1 else "core"
+    if "cores_per_device" not in report:
+        return (
+            "This record is of before devices were made of cores: level 00 had all cores, and the others' workers "
+            "shared them. So it does not say what a second device brings."
+        )
+    each = report["cores_per_device"]
+    if each is None:
+        shared = f"{cores} cores" if cores > 1 else "core"
+        return (
+            f"{n} devices cannot have a core each: their workers share the {shared} that level 00 has alone. Expect "
+            "them to be slower. What shows here is that nothing but speed and memory changes."
+        )
     return (
-        f"Expect {n} processes to be about as fast as one, or slower: they share the {shared} that one has "
-        "alone, and the all-reduce of their gradients comes on top. Where it was recorded, two processes on two cores "
-        "were slower than one at batch 64 and about as fast at 256. What shows here is that nothing but speed and "
-        "memory changes."
+        f"Without GPUs a device is a part of the cores: {quantity(each, 'core')}, with as many threads, pinned. Level "
+        f"00 has one device and the others {n}. Expect levels 02 to 04 to be faster than level 00, by less than {n} "
+        "times: a share of the batch takes more than its share of the time, and the average of the gradients comes on "
+        "top. Larger batches come nearer. One process with all cores has a row apart: a CPU offers this choice, and "
+        "GPUs do not."
     )

@@ -59,10 +59,10 @@ class _Section(NamedTuple):
         return f"<section>{heading}{self.above}{beside}{self.below}</section>"
 
 
-def render(report: dict, folder: Path, drawn: list[str], missing: list[str], expected: str, table_rows: list) -> str:
+def render(report: dict, folder: Path, drawn: list[str], missing: list[str], expected: str, tables: dict) -> str:
     """The page for a report whose plots `drawn` lie in `folder`; `missing` says of the others why they are not there.
 
-    `table_rows` are the comparison's rows, headings first.
+    `tables` are the comparison's: by title the rows, headings first.
     """
     rungs = [rung for rung in ladder.rungs() if ladder.level_of(rung) in report["levels"]]
     sections = [
@@ -70,7 +70,7 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
             "Levels",
             f"<p>{html.escape(_what_is_what(report))}</p><p>{html.escape(expected)}</p>",
             _plot("throughput.png", folder, drawn, missing),
-            above=_table(table_rows),
+            above="".join(f"<h3>{html.escape(title)}</h3>{_table(rows)}" for title, rows in tables.items()),
         ),
         _Section(
             "Memory per device",

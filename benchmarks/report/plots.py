@@ -8,8 +8,10 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.report.table import has_equal_devices, shown_rows
 from benchmarks.report.verdicts import spread
 from benchmarks.suites.memory import WRAPPERS, in_category, totals
+from benchmarks.suites.throughput import FIRST, of_devices
 from common.files import atomic_write
 from common.memory import CATEGORIES
 
@@ -112,7 +114,7 @@ def throughput(report: dict, path: Path) -> None:
     groups = [group for group in report.get("throughput") or [] if group["rows"]]
     if not groups:
         raise MissingResults("the levels have not been timed")
-    most_rows = max(len(group["rows"]) for group in groups)
+    most_rows = max(len(shown_rows(group)) for group in groups)
     height_of_a_panel = 0.42 * most_rows + 0.9
     figure, panels = subplots(len(groups), 1, 0.95 + height_of_a_panel * len(groups))
     top = 0.0
@@ -120,10 +122,13 @@ def throughput(report: dict, path: Path) -> None:
         for row in group["rows"].values():
             top = max(top, *row["samples"])
     for panel, group in zip(panels, groups, strict=True):
-        ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["kind"] == "ratio"}
-        names = list(group["rows"])
-        for y, (name, row) in enumerate(group["rows"].items()):
-            panel.barh(y, row["median"], 0.62, color=BLUE if name in ratios else GREY, alpha=0.85)
+        ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["to"] == FIRST}
+        shown = shown_rows(group)
+        for y, (name, row) in enumerate(shown.items()):
+            colour = BLUE if name in ratios else GREY
+            if row.get("apart"):
+                colour = SKY
+            panel.barh(y, row["median"], 0.62, color=colour, alpha=0.85)
             whiskers = [[row["median"] - row["low"]], [row["high"] - row["median"]]]
             panel.errorbar(row["median"], y, xerr=whiskers, color=INK, capsize=4, linewidth=1.4)
             panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
@@ -133,16 +138,41 @@ def throughput(report: dict, path: Path) -> None:
             if row["noisy"]:
                 beside += "  noisy"
             panel.text(max(row["samples"]) + 0.02 * top, y, beside, va="center", bbox=CLEAR)
-        panel.set_yticks(range(len(names)), names)
+        panel.set_yticks(range(len(shown)), _labels(shown))
         panel.invert_yaxis()
         panel.set_xlim(0, 1.27 * top)
         panel.grid(axis="x")
         panel.tick_params(axis="y", length=0)
         panel.set_title(f"Throughput, {group['group']}")
+        devices = max(row.get("workers", 1) for row in shown.values())
+        if has_equal_devices(group) and FIRST in shown and devices > 1:
+            ideal = devices * shown[FIRST]["median"]
+            panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
+            top = max(top, 1.02 * ideal)
+            panel.set_xlim(0, 1.27 * top)
     panels[-1].set_xlabel("images per second")
     told = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
-    sentences = [f"{told}; × paired ratio to level 00", *_notes(groups)]
+    sentences = [f"{told}; × paired ratio to level 00", *_about_devices(groups[0]), *_notes(groups)]
     save(figure, path, ". ".join(sentences), report["machine"])
+
+
+def _labels(rows: dict[str, dict]) -> list[str]:
+    """The rows' names; that of level 00 says that it has one device, where others have several."""
+    labels = []
+    for name, row in rows.items():
+        on_one = name == FIRST and row.get("cores_per_device")
+        labels.append(f"{name}, 1 device" if on_one else name)
+    return labels
+
+
+def _about_devices(group: dict) -> list[str]:
+    """Sentences on devices that are made of cores, and on the dashed line, without full stops."""
+    rows = group["rows"]
+    lines = [line.removesuffix(".") for line in of_devices(rows)]
+    devices = max(row.get("workers", 1) for row in rows.values())
+    if has_equal_devices(group) and devices > 1:
+        lines.append(f"Dashed: {devices} times one device")
+    return lines
 
 
 def _notes(groups: list[dict]) -> list[str]:

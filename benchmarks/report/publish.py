@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.report import page, plots
 from benchmarks.report.introduction import expected_speed
-from benchmarks.report.table import cells, notes, table
+from benchmarks.report.table import SPEED_HEADINGS, cells, notes, speed_cells, speed_title, table
 from benchmarks.report.verdicts import verdicts
 from benchmarks.report.wrapping import wrapped
 from common.files import write_atomically
@@ -14,8 +14,6 @@ PAGE_HEADINGS = [
     "processes",
     "accuracy",
     "evaluated",
-    "images/s",
-    "spread",
     "peak MiB per device",
     "weight checksum",
 ]
@@ -24,8 +22,11 @@ PAGE_HEADINGS = [
 def publish(report: dict, folder: Path) -> str:
     """Draw the plots, write `report.html`, and return what to print: table, notes, errors, and the files' names."""
     drawn, missing = plots.draw(report, folder)
-    rows = [PAGE_HEADINGS, *cells(report)]
-    text = page.render(report, folder, drawn, missing, expected_speed(report), rows)
+    tables = {}
+    for group in report.get("throughput") or []:
+        tables[speed_title(group)] = [SPEED_HEADINGS, *speed_cells(group)]
+    tables["What each level computed"] = [PAGE_HEADINGS, *cells(report)]
+    text = page.render(report, folder, drawn, missing, expected_speed(report), tables)
     write_atomically(folder / "report.html", text)
     lines = [f"{failure['part']}:\n{failure['message']}\n" for failure in report["failures"]]
     lines += [table(report), "", notes(report)]

@@ -22,6 +22,7 @@ from benchmarks.report import course, table
 from benchmarks.report.divided_diffs import KINDS, Drift, divided
 from benchmarks.report.verdicts import peaks
 from benchmarks.suites import memory
+from benchmarks.suites.throughput import FIRST
 from common import ladder, pitfalls
 from common.ladder import scripts
 from common.run.run import result_line
@@ -163,7 +164,8 @@ def _speed(record: dict, level: str) -> str:
 def paired(record: dict, level: str) -> float:
     """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
     group = record["throughput"][0]
-    (ratio,) = [pair for pair in group["pairs"] if group["rows"][pair["of"]]["level"] == level]
+    to_first = [pair for pair in group["pairs"] if pair["to"] == FIRST]
+    (ratio,) = [pair for pair in to_first if group["rows"][pair["of"]]["level"] == level]
     return ratio["median"]
 
 

@@ -3,33 +3,89 @@
 from benchmarks.report.introduction import busy
 from benchmarks.report.verdicts import memory_source, peaks, verdicts
 from benchmarks.report.wrapping import wrapped
+from benchmarks.suites.throughput import ALL_CORES, FIRST, of_devices
 from common import ladder
+from common.run.run import quantity
 
-COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8}"
+COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
+SPEED_COLUMNS = "{:<24} {:>7} {:>12} {:>7} {:>26}"
 MISSING = "–"
 HEADINGS = [
-    ["", "pro-", "", "eval-", "images", "", "peak MiB", "weight"],
-    ["level", "cess", "accuracy", "uated", "per s", "spread", "per device", "checksum"],
+    ["", "", "", "", "peak MiB", "weight"],
+    ["level", "processes", "accuracy", "evaluated", "per device", "checksum"],
 ]
+SPEED_HEADINGS = ["level", "devices", "images per s", "spread", "of level 00 on one device"]
 
 
 def table(report: dict) -> str:
-    """The comparison in 80 columns; a dash where there is no result."""
+    """The comparison in 80 columns, speeds first; a dash where there is no result."""
+    blocks = [_speed_table(group) for group in report.get("throughput") or []]
     rows = [*HEADINGS, *cells(report)]
-    lines = [COLUMNS.format(*row) for row in rows]
+    blocks.append(_lines(COLUMNS, rows))
+    return "\n\n".join(blocks)
+
+
+def _speed_table(group: dict) -> str:
+    headings = list(SPEED_HEADINGS)
+    if not has_equal_devices(group):
+        headings[-1] = "of level 00"
+    lines = [speed_title(group), _lines(SPEED_COLUMNS, [headings, *speed_cells(group)])]
+    return "\n".join(lines)
+
+
+def _lines(columns: str, rows: list[list[str]]) -> str:
+    lines = [columns.format(*row) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
 
 
+def speed_title(group: dict) -> str:
+    """'Speed at global batch 64, 1 core for each device'."""
+    cores = {row.get("cores_per_device") for row in group["rows"].values()} - {None}
+    title = f"Speed at {group['group']}"
+    if not cores:
+        return title
+    (each,) = cores
+    return f"{title}, {quantity(each, 'core')} for each device"
+
+
+def has_equal_devices(group: dict) -> bool:
+    """Had level 00 one of the others' devices? In records of before it had all cores of a CPU."""
+    rows = [row for row in group["rows"].values() if not row.get("apart")]
+    return all(row.get("cores_per_device") or row.get("device", "cpu") != "cpu" for row in rows)
+
+
+def speed_cells(group: dict) -> list[list[str]]:
+    """The cells of a group's speeds, a row for each level, and one apart for one process with all cores."""
+    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == FIRST}
+    rows = []
+    for name, row in shown_rows(group).items():
+        mark = "*" if row["noisy"] else ""
+        ratio = MISSING
+        if name == FIRST:
+            ratio = "1"
+        elif name in pairs:
+            low, high = pairs[name]["interval"]
+            ratio = f"{pairs[name]['median']:.2f} ({low:.2f} to {high:.2f})"
+        is_level = not row.get("apart")
+        devices = str(row.get("workers", MISSING)) if is_level else MISSING
+        label = row["level"] if is_level else name
+        rows.append([label, devices, f"{row['median']:.0f}", f"{row['spread']:.0%}{mark}", ratio])
+    return rows
+
+
+def shown_rows(group: dict) -> dict[str, dict]:
+    """The rows that do a whole step's work: not a share of its batch, which only serves an explanation."""
+    return {name: row for name, row in group["rows"].items() if row.get("apart", "") in ("", ALL_CORES)}
+
+
 def cells(report: dict) -> list[list[str]]:
-    """The table's cells, a row for each level; a dash for a result that is missing."""
-    times = timed(report)
+    """The cells of what each level computed, a row for each; a dash for a result that is missing."""
     rows = []
     for level, result in report["levels"].items():
         run = _run_cells(level, result.get("run"))
-        speed = _speed_cells(times.get(level))
         memory = per_device(peaks(result)) or MISSING
         checksum = result.get("weight_checksum", MISSING)
-        rows.append([level, *run, *speed, memory, checksum])
+        rows.append([level, *run, memory, checksum])
     return rows
 
 
@@ -41,18 +97,10 @@ def _run_cells(level: str, run: dict | None) -> list[str]:
     return [str(processes), f"{run['accuracy']:.2%}", str(run["evaluated"])]
 
 
-def _speed_cells(row: dict | None) -> list[str]:
-    """Images per second, spread."""
-    if row is None:
-        return [MISSING, MISSING]
-    mark = "*" if row["noisy"] else ""
-    return [f"{row['median']:.0f}", f"{row['spread']:.0%}{mark}"]
-
-
 def timed(report: dict) -> dict[str, dict]:
     """Of each level the throughput at the usual batch: a row of `benchmarks.harness.records.group`."""
     groups = report.get("throughput") or [{"rows": {}}]
-    return {row["level"]: row for row in groups[0]["rows"].values()}
+    return {row["level"]: row for row in groups[0]["rows"].values() if not row.get("apart")}
 
 
 def per_device(sizes: list[int]) -> str:
@@ -79,12 +127,21 @@ def notes(report: dict) -> str:
         is_noisy = any(row["noisy"] for row in rows.values())
         noisy = " *: noisy." if is_noisy else ""
         lines.append(f"Images per s: median of {count} rounds in turn; spread: their middle half.{noisy}")
+        lines.append(f"Of level 00: median of the rounds' ratios, and its interval{_confidence(report)}.")
+        lines += of_devices(report["throughput"][0]["rows"])
     for group in report.get("throughput") or []:
         lines += [f"At {group['group']}, {note}" for note in group.get("notes", [])]
+        lines += [f"{group['group'].capitalize()}: {line}" for line in group.get("account", [])]
     lines.append(f"Weights: after {report['proof_steps']} steps in float64 without dropout, to four decimals.")
     lines += troubles(report)
     lines += [verdict.line for verdict in verdicts(report)]
     return "\n".join(wrapped(line) for line in lines)
+
+
+def _confidence(report: dict) -> str:
+    pairs = report["throughput"][0]["pairs"]
+    known = [pair["confidence"] for pair in pairs if "confidence" in pair]  # not in records of before
+    return f" ({known[0]:.0%})" if known else ""
 
 
 def troubles(report: dict) -> list[str]:

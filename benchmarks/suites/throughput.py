@@ -2,8 +2,11 @@
 
 A configuration is a level, a number of processes and a global batch. Its processes are started once and import the
 level once; a sample is one call of the unmodified `train(args)` for some steps, of which the first few are not counted,
-and the slowest rank's images per second. Processes of one run share the cores: each has as many threads as cores there
-are, divided by the number of processes.
+and the slowest rank's images per second.
+
+Without GPUs a device is an equal part of the cores: see `common.cores`. Level 00 has one device, as it would have one
+GPU; several processes or replicas have one each. What one process does with all cores is a row apart, because only a
+CPU offers this choice.
 """
 
 import statistics
@@ -21,6 +24,7 @@ from benchmarks.harness.process_facts import process_facts
 from common import ladder
 from common.cores import available_cores
 from common.processes import ranks
+from common.run.run import quantity
 
 # Fewer than a user's run has: the processes are warm from their first, uncounted run.
 WARM_UP_STEPS = 3
@@ -28,11 +32,12 @@ WARM_UP_STEPS = 3
 WARM_UP_SECONDS = 0.5
 QUICK_STEPS = 2
 TIMEOUT = 900  # seconds, for any one call
+BATCH_SIZES = (64, 256)
 FIRST = "00_single_gpu"
 REPLICATED = "01_data_parallel"
 RAW_DDP = "02_ddp_raw"
-LEAST = {"03_accelerate": 0.98, "04_trainer": 0.97}  # of level 02's throughput
-WORTH_IT = 1.1  # of one process's throughput: where two reach less, the record says why
+LEAST = {"03_accelerate": 0.98, "04_trainer": 0.98}  # of level 02's throughput
+ALL_CORES = "all cores"
 
 
 @dataclass(frozen=True)
@@ -42,22 +47,24 @@ class Configuration:
     Attributes:
         workers: processes, or at level 01 replicas.
         batch_size: the global batch.
-        threads: of each process; by default its fair share of the cores.
+        cores_per_device: of a device that is a part of the cores; by default the workers share all of them.
         path: of another version of the level, in a folder of the level's name.
+        apart: what tells a row of level 00 from that of the whole batch on one device.
     """
 
     level: str
     workers: int = 1
     batch_size: int = 64
-    threads: int | None = None
+    cores_per_device: int | None = None
     path: Path | None = None
+    apart: str = ""
 
     @property
     def name(self) -> str:
         if self.level != FIRST:
             return f"{self.level}, {self.workers} {self._kind_of_worker()}"
-        if self.threads:
-            return f"{self.level}, {self.batch_size} on {self.threads} of the cores"
+        if self.apart:
+            return f"{self.level}, {self.apart}"
         return self.level
 
     def _kind_of_worker(self) -> str:
@@ -78,7 +85,10 @@ class Configuration:
         argv += ["--eval-samples", str(self.workers), *flags]
         if self.level == REPLICATED:
             argv += ["--replicas", str(self.workers)]
-        threads = self.threads or max(1, available_cores() // self.processes)
+        threads = max(1, available_cores() // self.processes)
+        if self.cores_per_device:
+            threads = self.cores_per_device
+            argv += ["--cores-per-device", str(threads)]
         pool = ranks(self.processes)
         results = pool.run(train, self.level, tuple(argv), threads, self.path, warm_up, timeout=TIMEOUT)
         return min(results, key=lambda result: result["images_per_sec"])
@@ -154,6 +164,8 @@ class Throughput:
         return {
             "level": configuration.level,
             "workers": configuration.workers,
+            "cores_per_device": configuration.cores_per_device,
+            "apart": configuration.apart,
             "processes": configuration.processes,
             "threads_per_process": result["threads_per_process"],
             "global_batch_size": configuration.batch_size,
@@ -172,31 +184,51 @@ def world_sizes() -> list[int]:
     return sorted({1, 2, *range(1, torch.cuda.device_count() + 1)})
 
 
+def cores_of_a_device(devices: int) -> int | None:
+    """The cores of each of so many devices; None where GPUs compute, or where there are fewer cores than devices."""
+    if torch.cuda.is_available():
+        return None
+    return available_cores() // devices or None
+
+
 def strong_scaling(batch_size: int) -> list[Configuration]:
     """All levels at one global batch, whatever the number of workers.
 
-    On a CPU also one of two ranks' share of it, alone with half of the cores. On GPUs the ranks do not compute there.
+    Where devices are made of cores, also what explains the ratio of two to one: see `apart`.
     """
     sizes = [size for size in world_sizes() if batch_size % size == 0]
-    configurations = _levels({size: batch_size for size in sizes})
-    if not torch.cuda.is_available():
-        half_of_the_cores = max(1, available_cores() // 2)
-        configurations.append(Configuration(FIRST, 1, batch_size // 2, half_of_the_cores))
-    return configurations
+    return _levels({size: batch_size for size in sizes}) + apart(batch_size, 2)
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
     """All levels, each worker with a batch of its own: the global batch grows with their number."""
-    return _levels({size: size * batch_per_worker for size in world_sizes()})
+    configurations = _levels({size: size * batch_per_worker for size in world_sizes()})
+    return configurations + [row for row in apart(batch_per_worker, 2) if row.apart == ALL_CORES]
 
 
 def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
     """Every level at the global batch of each number of workers; level 00 has one."""
+    cores = cores_of_a_device(2)
     return [
-        Configuration(level, workers, batch_size)
+        Configuration(level, workers, batch_size, cores)
         for level in ladder.levels()
         for workers, batch_size in batch_sizes.items()
         if workers == 1 or level != FIRST
+    ]
+
+
+def apart(batch_size: int, devices: int) -> list[Configuration]:
+    """Two rows of level 00 that belong to no device of the comparison, where devices are made of cores.
+
+    One has all cores. The other has one device for what each of several would compute, its share of the batch.
+    """
+    cores = cores_of_a_device(devices)
+    if cores is None or devices == 1:
+        return []
+    share = batch_size // devices
+    return [
+        Configuration(FIRST, 1, batch_size, apart=ALL_CORES),
+        Configuration(FIRST, 1, share, cores, apart=f"a share of {share}"),
     ]
 
 
@@ -209,13 +241,14 @@ WEAK_TITLE = "weak scaling: batch {} for each worker"
 
 
 def groups() -> list[Group]:
-    """Strong scaling at two global batches, and weak scaling."""
+    """Strong and weak scaling, each at two batches."""
     found = []
-    for size in (64, 256):
+    for size in BATCH_SIZES:
         title = STRONG_TITLE.format(size)
         found.append(_group(f"strong-{size}", title, strong_scaling(size), partial(strong_scaling_record, size)))
-    title = WEAK_TITLE.format(64)
-    found.append(_group("weak-64", title, weak_scaling(64), partial(weak_scaling_record, 64)))
+    for size in BATCH_SIZES:
+        title = WEAK_TITLE.format(size)
+        found.append(_group(f"weak-{size}", title, weak_scaling(size), partial(weak_scaling_record, size)))
     return found
 
 
@@ -232,27 +265,39 @@ def _group(key: str, title: str, configurations: list[Configuration], make_recor
 
 
 def strong_scaling_record(batch_size: int, samples: Samples, facts: dict[str, dict]) -> dict:
-    """With the ratio of two processes, half of the cores each, to one process with all of them."""
-    one = FIRST
-    ddp_of_one = named(RAW_DDP, 1)
+    """With what every row reaches of level 00 on one device, and levels 03 and 04 of level 02."""
     two = named(RAW_DDP, 2)
-    ratios = [(two, one), (two, ddp_of_one), (ddp_of_one, one), (named(REPLICATED, 2), two)]
+    ratios = to_level_00(facts) + to_level_02(facts)
+    ratios += [(two, named(RAW_DDP, 1)), (named(REPLICATED, 2), two)]
     record = records.group(STRONG_TITLE.format(batch_size), "images/s", samples, facts, ratios)
-    record["notes"] = what_was_run(record, facts) + why_no_faster(record)
+    record["notes"] = what_was_run(record, facts) + promises(record) + what_is_missing(record)
     return record
 
 
 def weak_scaling_record(batch_per_worker: int, samples: Samples, facts: dict[str, dict]) -> dict:
-    """With what levels 03 and 04 reach of level 02, and what several processes reach of one."""
-    sizes = sorted({row["workers"] for row in facts.values()})
-    ratios = []
-    for level in ladder.DISTRIBUTED[1:]:
-        ratios += [(named(level, size), named(RAW_DDP, size)) for size in sizes]
+    """With the same, and with what several processes reach of one of the same level."""
+    ratios = to_level_00(facts) + to_level_02(facts)
     for level in ladder.DISTRIBUTED:
-        ratios += [(named(level, size), named(level, 1)) for size in sizes if size > 1]
+        ratios += [(named(level, size), named(level, 1)) for size in _world_sizes_of(facts) if size > 1]
     record = records.group(WEAK_TITLE.format(batch_per_worker), "images/s", samples, facts, ratios)
     record["notes"] = what_was_run(record, facts) + promises(record)
     return record
+
+
+def to_level_00(facts: dict[str, dict]) -> list[tuple[str, str]]:
+    """Every row that does the work of level 00, and level 00 on one device."""
+    others = [name for name, row in facts.items() if name != FIRST and row["apart"] in ("", ALL_CORES)]
+    return [(name, FIRST) for name in others]
+
+
+def to_level_02(facts: dict[str, dict]) -> list[tuple[str, str]]:
+    """Levels 03 and 04, and level 02 on as many processes."""
+    sizes = _world_sizes_of(facts)
+    return [(named(level, size), named(RAW_DDP, size)) for level in ladder.DISTRIBUTED[1:] for size in sizes]
+
+
+def _world_sizes_of(facts: dict[str, dict]) -> list[int]:
+    return sorted({row["workers"] for row in facts.values()})
 
 
 def what_was_run(record: dict, facts: dict[str, dict]) -> list[str]:
@@ -269,7 +314,19 @@ def environment(facts: dict[str, dict]) -> list[str]:
     return [
         f"{row['dataset']} on {row['device']}: {', '.join(sorted(backends))}.",
         f"{row['steps']} steps; processes × threads {', '.join(shares)}.",
+        *of_devices(facts),
     ]
+
+
+def of_devices(rows: dict[str, dict]) -> list[str]:
+    """Lines on the cores of a device, and on the row that has all of them."""
+    sizes = {row.get("cores_per_device") for row in rows.values()} - {None}  # records of before do not say it
+    lines = [f"A device has {quantity(size, 'core')}, and as many threads." for size in sorted(sizes)]
+    if any(row.get("apart") == ALL_CORES for row in rows.values()):
+        lines.append(
+            f"“{ALL_CORES}”: one process has the cores of all devices. A CPU offers this choice, and GPUs do not."
+        )
+    return lines
 
 
 def promises(record: dict) -> list[str]:
@@ -312,30 +369,28 @@ def _verdict(low: float, high: float, least: float, rounds: int) -> str:
     return "MISSED" if high < least else "open"
 
 
-def why_no_faster(record: dict) -> list[str]:
-    """An account of the time of two processes' step, if they reach less than WORTH_IT of one.
+def what_is_missing(record: dict) -> list[str]:
+    """An account of what several devices lack, in an ideal step, to as many times the speed of one.
 
-    All of it measured in the same rounds: the step of one process, the step of two, and what one of the two has to
-    compute, alone on the machine with its half of the cores. There is no reason where one of the three is missing, or
-    was not computed by the CPU.
+    All of it is measured in the same rounds: the step of one device, that of level 02 on several, and what one of the
+    several has to compute, alone on its device. There is no account where one of the three is missing.
     """
     rows = record["rows"]
-    if any(row["device"] != "cpu" for row in rows.values()):
+    shares = [row for row in rows.values() if row["apart"].startswith("a share")]
+    of_level_02 = [row for row in rows.values() if row["level"] == RAW_DDP and row["workers"] > 1]
+    if not shares or not of_level_02 or FIRST not in rows:
         return []
-    compared = (named(RAW_DDP, 2), FIRST)
-    ratios = [pair["median"] for pair in record["pairs"] if (pair["of"], pair["to"]) == compared]
-    shares = [row for name, row in rows.items() if "of the cores" in name]
-    if not ratios or not shares or ratios[0] >= WORTH_IT:
-        return []
-    (ratio,) = ratios
     (share,) = shares
+    (ddp,) = of_level_02
+    n = ddp["workers"]
     whole = _step_milliseconds(rows[FIRST])
-    half = _step_milliseconds(share)
-    both = _step_milliseconds(rows[named(RAW_DDP, 2)])
+    part = _step_milliseconds(share)
+    both = _step_milliseconds(ddp)
     return [
-        f"Why two processes reach {ratio:.2f} of one: one alone takes {whole:.1f} ms for a step with all cores. A "
-        f"rank's half of the batch takes {half:.1f} ms with half of the cores: without meeting each other the two "
-        f"would reach {whole / half:.2f}. Averaging gradients and sharing the memory makes their step {both:.1f} ms."
+        f"What level 02 on {n} devices lacks to {n} times the speed of one: a step takes {whole:.1f} ms on one device, "
+        f"and {both:.1f} ms on {n}, a ratio of {whole / both:.2f}. A device's share of the batch alone takes "
+        f"{part:.1f} ms, not {whole / n:.1f}: without meeting each other they would reach {whole / part:.2f}. "
+        f"Averaging gradients and sharing the memory cost the other {both - part:.1f} ms."
     ]
 
 

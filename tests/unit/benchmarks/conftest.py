@@ -6,10 +6,13 @@ import pytest
 
 from benchmarks.harness import records
 from benchmarks.report import plots
+from benchmarks.suites import throughput
 from common import ladder
 from common.memory import CATEGORIES
 
 MIB = 2**20
+ALL_CORES = "00_single_gpu, all cores"
+SHARE = "00_single_gpu, a share of 32"
 TURNS = {
     "raw loop": [170.0, 172.0, 171.0],
     "common.accelerator": [190.0, 195.0, 191.0],
@@ -53,20 +56,26 @@ def _memory(network: str, title: str, devices: int) -> list[dict]:
 def _report() -> dict:
     levels = ladder.levels()
     speed = {level: [900.0 - 50 * i, 910.0 - 50 * i, 905.0 - 50 * i] for i, level in enumerate(levels)}
-    facts = {level: {"level": level} for level in levels}
+    facts = {}
+    for level in levels:
+        workers = 1 if level == "00_single_gpu" else 2
+        facts[level] = {"level": level, "workers": workers, "cores_per_device": 1, "apart": ""}
+    speed[ALL_CORES] = [1300.0, 1310.0, 1305.0]
+    facts[ALL_CORES] = {"level": levels[0], "workers": 1, "cores_per_device": None, "apart": "all cores"}
+    speed[SHARE] = [1000.0, 1010.0, 1005.0]
+    facts[SHARE] = {"level": levels[0], "workers": 1, "cores_per_device": 1, "apart": "a share of 32"}
     return {
         "complete": True,
         "interrupted": False,
         "failures": [],
         "machine": {"processor": "x86_64", "cores": 2, "gpus": [], "python": "3.11.7", "torch": "2.11.0"},
         "world_size": 2,
+        "cores_per_device": 1,
         "global_batch_size": 64,
         "steps": 60,
         "proof_steps": 10,
         "levels": {level: _level(level) for level in levels},
-        "throughput": [
-            records.group("global batch 64", "images/s", speed, facts, [(level, levels[0]) for level in levels[1:]])
-        ],
+        "throughput": [records.group("global batch 64", "images/s", speed, facts, throughput.to_level_00(facts))],
         "memory": [row for n in (2, 4, 8) for row in _memory("basic_net", "BasicNet", n)],
         "overhead": [
             records.group("overhead per step", "µs", TURNS, differences=[(name, "raw loop") for name in TURNS][1:])

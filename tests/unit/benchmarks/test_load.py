@@ -1,9 +1,11 @@
 """The load that other programs put on our cores: counted on these only, and said with what it slows and what helps."""
 
 import os
+from unittest import mock
 
 import pytest
 
+from benchmarks import compare
 from benchmarks.harness import load
 from benchmarks.harness.load import busy_cores, what_is_slowed
 
@@ -44,3 +46,23 @@ def test_a_busy_machine_is_told_what_is_slowed_and_what_helps():
     assert "after" not in said
     set_already = what_is_slowed({"before": 1.6}, cores=2, omp={"OMP_WAIT_POLICY": "PASSIVE"})
     assert "OMP_WAIT_POLICY" not in set_already and "Stop the other programs" in set_already
+    by_itself = what_is_slowed({"before": 1.6}, cores=2, omp={}, waits_passively=True)
+    assert "give their cores away while they wait (OMP_WAIT_POLICY=passive)" in by_itself
+
+
+@pytest.mark.parametrize(
+    "busy, users, decided",
+    [(1.3, {}, True), (0.1, {}, False), (None, {}, False), (1.3, {"GOMP_SPINCOUNT": "100"}, False)],
+)
+def test_only_beside_other_programs_a_comparison_waits_passively_and_never_against_the_user(
+    busy, users, decided, monkeypatch
+):
+    monkeypatch.setattr(compare, "busy_cores", lambda: busy)
+    monkeypatch.setattr(compare, "available_cores", lambda: 2)
+    with mock.patch.dict(os.environ, users):
+        for name in set(load.WAITING) - set(users):
+            os.environ.pop(name, None)
+        comparison = compare.Comparison(compare.parse_options([]))
+        comparison.look_at_load()
+        assert comparison.report["waits_passively"] == decided
+        assert (os.environ.get("OMP_WAIT_POLICY") == "passive") == decided

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.report import plots
+from benchmarks.report.table import shown_rows
 
 PLOTS = {
     "throughput": "throughput.png",
@@ -90,7 +91,7 @@ def test_whiskers_are_the_quartiles_and_bars_the_medians(report, tmp_path, figur
     plots.throughput(report, tmp_path / "throughput.png")
     (figure,) = figures
     (panel,) = figure.axes
-    rows = list(report["throughput"][0]["rows"].values())
+    rows = list(shown_rows(report["throughput"][0]).values())
     assert [bar.get_width() for bar in panel.patches] == [row["median"] for row in rows]
     whiskers = [collection.get_segments()[0] for collection in panel.collections]
     assert [(ends[0][0], ends[1][0]) for ends in whiskers] == [pytest.approx((row["low"], row["high"])) for row in rows]

@@ -53,7 +53,7 @@ def baseline(tmp_path_factory):
 def test_a_row_is_a_test_in_seconds_and_what_rows_are_to_one_another_stands_below(baseline, tmp_path):
     storage, printed, record = baseline
     table, _, below = printed.partition("Legend:")
-    assert f"benchmark '{throughput.STRONG_TITLE.format(BATCH)}': 10 tests" in table
+    assert f"benchmark '{throughput.STRONG_TITLE.format(BATCH)}': 11 tests" in table
     for words in ("images/s, medians of 10 rounds", f"{SLOW} / 02_ddp_raw, 2 processes", "A note."):
         assert words in below
     path = tmp_path / "all.json"

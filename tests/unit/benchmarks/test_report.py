@@ -13,6 +13,7 @@ from benchmarks.report.introduction import expected_speed, introduction
 from benchmarks.report.publish import publish
 from benchmarks.report.table import notes, table
 from common import ladder
+from tests.unit.benchmarks.conftest import ALL_CORES, SHARE
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -22,16 +23,42 @@ def test_the_terminal_has_80_columns(report, steps):
     report |= {"steps": steps, "global_batch_size": steps, "world_size": 8}
     for text in (introduction(report), table(report), notes(report)):
         assert all(len(line) <= 80 for line in text.splitlines()), text
-    assert (
-        "01_data_parallel     1   95.00%    10000      855     1%        40 20 0badcafe" in table(report).splitlines()
-    )
+    lines = table(report).splitlines()
+    assert "01_data_parallel               2          855      1%        0.94 (0.94 to 0.95)" in lines
+    assert "01_data_parallel         1    95.00%     10000            40 20         0badcafe" in lines
 
 
 def test_what_is_missing_is_a_dash(report):
     report["levels"]["03_accelerate"] = {}
     report["throughput"] = []
-    line = next(line for line in table(report).splitlines() if line.startswith("03_accelerate"))
-    assert line.split() == ["03_accelerate", *"–" * 7]
+    (line,) = [line for line in table(report).splitlines() if line.startswith("03_accelerate")]
+    assert line.split() == ["03_accelerate", *"–" * 5]
+
+
+def test_speeds_are_held_against_one_device_and_all_cores_stand_apart(report):
+    speeds, _, computed = table(report).partition("\n\n")
+    title, headings, *rows = speeds.splitlines()
+    assert title == "Speed at global batch 64, 1 core for each device" and "of level 00 on one device" in headings
+    cells = {row.split("  ")[0]: row.split() for row in rows}
+    assert list(cells) == [*ladder.levels(), "00_single_gpu, all cores"]  # and no share of a batch
+    assert cells["00_single_gpu"][1:] == ["1", "905", "1%", "1"]
+    assert cells["00_single_gpu, all cores"][3:6] == ["–", "1305", "0%"]
+    assert "all cores" not in computed
+    assert "A CPU offers this choice, and GPUs do not." in " ".join(notes(report).split())
+
+
+def test_a_record_of_before_is_drawn_and_says_what_it_cannot_tell(report, tmp_path, coarse):
+    del report["cores_per_device"]
+    (group,) = report["throughput"]
+    for name in [ALL_CORES, SHARE]:
+        del group["rows"][name]
+    group["pairs"] = [pair for pair in group["pairs"] if pair["of"] != ALL_CORES]
+    for row in group["rows"].values():
+        for fact in ("workers", "cores_per_device", "apart"):
+            del row[fact]
+    printed = publish(report, tmp_path)
+    assert "of level 00 on one device" not in printed and "Speed at global batch 64\n" in printed
+    assert "level 00 had all cores" in (tmp_path / "report.html").read_text()
 
 
 def test_a_noisy_row_is_marked(report):
@@ -48,7 +75,12 @@ def test_what_a_group_notes_stands_below_the_table(report):
 
 
 @pytest.mark.parametrize(
-    "gpus, words", [([], "share the 2 cores"), (["H"], "share one GPU"), (["H", "H"], "no speed-up from 2 GPUs")]
+    "gpus, words",
+    [
+        ([], "Level 00 has one device and the others 2"),
+        (["H"], "share one GPU"),
+        (["H", "H"], "no speed-up from 2 GPUs"),
+    ],
 )
 def test_what_to_expect_depends_on_the_machine_and_says_why(report, gpus, words):
     report["machine"]["gpus"] = gpus
@@ -56,7 +88,8 @@ def test_what_to_expect_depends_on_the_machine_and_says_why(report, gpus, words)
     assert words in " ".join(introduction(report).split())
     assert "as fast as level 00" in expected_speed(report | {"world_size": 1})
     one_core = report["machine"] | {"cores": 1, "gpus": []}
-    assert "share the core that one has alone" in expected_speed(report | {"machine": one_core})
+    without_devices = report | {"machine": one_core, "cores_per_device": None}
+    assert "share the core that level 00 has alone" in expected_speed(without_devices)
 
 
 def test_a_busy_machine_is_named_wherever_the_numbers_are(report, tmp_path, coarse):

@@ -39,16 +39,21 @@ def facts_of(configurations: list[Configuration]) -> dict[str, dict]:
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """A machine without GPUs, so that a test of rows on a CPU holds everywhere."""
+    """A machine of 16 cores without GPUs, so that a test of rows on a CPU holds everywhere."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(throughput, "available_cores", lambda: 16)
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu):
     strong, weak = throughput.strong_scaling(64), throughput.weak_scaling(64)
     share = strong.pop()
-    assert {row.batch_size for row in strong} == {64} and (share.batch_size, share.workers) == (32, 1)
+    assert (share.batch_size, share.workers, share.cores_per_device) == (32, 1, 8)
+    assert {row.batch_size for row in strong} == {64}
     assert {row.batch_size // row.workers for row in weak} == {64}
     for rows in (strong, weak):
+        all_cores = rows.pop()
+        assert (all_cores.name, all_cores.cores_per_device) == ("00_single_gpu, all cores", None)
+        assert {row.cores_per_device for row in rows} == {8}
         assert {(row.level, row.workers) for row in rows} >= {
             (level, workers) for level in ladder.levels() for workers in (1, 2) if workers == 1 or level[:2] != "00"
         }
@@ -61,12 +66,39 @@ def test_on_a_gpu_no_row_has_a_share_of_the_cores(monkeypatch, gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     configurations = throughput.strong_scaling(64)
     assert {row.batch_size for row in configurations} == {64}
-    assert not any("of the cores" in row.name for row in configurations)
+    assert not any(row.apart or row.cores_per_device for row in configurations)
+
+
+def test_a_machine_with_fewer_cores_than_devices_is_not_divided(no_gpu, monkeypatch):
+    monkeypatch.setattr(throughput, "available_cores", lambda: 1)
+    assert not any(row.apart or row.cores_per_device for row in throughput.strong_scaling(64))
+
+
+def test_a_row_on_a_device_asks_its_level_for_that_devices_cores(monkeypatch):
+    asked = []
+
+    class Pool:
+        def run(self, job, level, argv, threads, *args, **kwargs):
+            asked.append((level, argv, threads))
+            return [KNOWN | {"images_per_sec": 1.0}]
+
+    monkeypatch.setattr(throughput, "ranks", lambda processes: Pool())
+    monkeypatch.setattr(throughput, "available_cores", lambda: 16)
+    Configuration("02_ddp_raw", 2, 64, 3).run(5)
+    Configuration("00_single_gpu", 1, 64, apart=throughput.ALL_CORES).run(5)
+    (_, confined, threads), (_, free, all_threads) = asked
+    assert confined[-2:] == ("--cores-per-device", "3") and threads == 3
+    assert "--cores-per-device" not in free and all_threads == 16
 
 
 @pytest.mark.long
 def test_a_sample_is_of_the_slowest_rank_with_its_share_of_the_cores(monkeypatch):
     rows = Throughput([Configuration("02_ddp_raw", workers, 8) for workers in (1, 2)], 0.1, SYNTHETIC)
+    confined = Throughput([Configuration("02_ddp_raw", 2, 8, 1)], 0.1, SYNTHETIC, quick=True)
+    assert confined.contestants["02_ddp_raw, 2 processes"]() > 0
+    (row,) = confined.facts.values()
+    assert row["threads_per_process"] == row["cores_per_device"] == 1
+    assert row["pinned_to_cores"] == (available_cores() > 1)
     one, two = rows.facts.values()
     assert (one["processes"], two["processes"]) == (1, 2)
     assert (one["backend"], two["dataset"]) == ("gloo", "synthetic")
@@ -110,7 +142,7 @@ def test_a_sleep_of_2_ms_shows_in_its_levels_row_and_no_other(tmp_path, monkeypa
     slowed.write_text(changed)
 
     def milliseconds(level: str, path=None) -> float:
-        return 1000 * 2 / Configuration(level, 1, 2, 1, path).run(15, SYNTHETIC)["images_per_sec"]
+        return 1000 * 2 / Configuration(level, 1, 2, path=path).run(15, SYNTHETIC)["images_per_sec"]
 
     for level in ("00_single_gpu", "02_ddp_raw", slow_level):
         before = milliseconds(level)
@@ -119,25 +151,27 @@ def test_a_sleep_of_2_ms_shows_in_its_levels_row_and_no_other(tmp_path, monkeypa
         assert after - before == pytest.approx(2 if level == slow_level else 0, abs=0.01)
 
 
-def test_the_reason_is_given_where_two_processes_are_no_faster_and_only_there(no_gpu):
+def test_what_is_missing_to_twice_the_speed_is_said_where_it_was_measured(no_gpu):
     facts = facts_of(throughput.strong_scaling(64))
+    share = "00_single_gpu, a share of 32"
 
-    def table(one: float, half: float, two: float, facts: dict = facts) -> str:
-        samples = {name: [one] for name in facts} | {"02_ddp_raw, 2 processes": [two]}
-        share = next(name for name in facts if "of the cores" in name)
-        return records.table(throughput.strong_scaling_record(64, samples | {share: [half]}, facts))
+    def table(one: float, half: float, two: float, **left_out: str) -> str:
+        samples = {name: [one] for name in facts} | {"02_ddp_raw, 2 processes": [two], share: [half]}
+        for name in left_out.values():
+            del samples[name]
+        return records.table(throughput.strong_scaling_record(64, samples, facts))
 
-    # 64 / 800 s with all cores, 32 / 500 s for a rank's half, 64 / 640 s for two processes.
-    told = " ".join(table(800, 500, 640).split())
-    for words in ("reach 0.80 of one", "80.0 ms", "64.0 ms", "1.25", "100.0 ms"):
+    # On a device of its own: 64 / 800 s for the whole batch, 32 / 640 s for a half. 64 / 1000 s for two devices.
+    told = " ".join(table(800, 640, 1000).split())
+    for words in ("lacks to 2 times", "80.0 ms on one device, and 64.0 ms on 2, a ratio of 1.25", "takes 50.0 ms"):
         assert words in told, words
-    assert "Why" not in table(800, 500, 900)
-    # The cores did not compute these steps, so their number explains nothing.
-    on_gpus = {name: row | {"device": "cuda"} for name, row in facts.items()}
-    assert "Why" not in table(800, 500, 640, on_gpus)
+    for words in ("not 40.0", "would reach 1.60", "cost the other 14.0 ms"):
+        assert words in told, words
+    for missing in ("00_single_gpu", "02_ddp_raw, 2 processes", share):
+        assert "lacks" not in table(800, 640, 1000, missing=missing)
     for speeds in ((800, 500, 640), (8, 5, 6), (0.8, 0.5, 0.6), (80_000, 50_000, 64_000)):  # short numbers, and long
         lines = table(*speeds).splitlines()
-        assert any(line.startswith("Why") for line in lines) and max(map(len, lines)) <= 80
+        assert any(line.startswith("What level 02") for line in lines) and max(map(len, lines)) <= 80
 
 
 def test_a_missed_promise_is_called_missed():
@@ -146,7 +180,7 @@ def test_a_missed_promise_is_called_missed():
     samples["04_trainer, 2 processes"] = [960.0] * FEWEST_ROUNDS
     notes = throughput.weak_scaling_record(64, samples, facts)["notes"]
     assert [note for note in notes if note.startswith("MISSED")] == [
-        "MISSED: 04_trainer, 2 processes: 0.960 (0.960 to 0.960) of level 02, 0.97 asked; +5333 µs a step"
+        "MISSED: 04_trainer, 2 processes: 0.960 (0.960 to 0.960) of level 02, 0.98 asked; +5333 µs a step"
     ]
     assert sum(note.startswith("kept") for note in notes) == 2 * len(throughput.world_sizes()) - 1
 
