@@ -2,6 +2,7 @@
 
     python -m benchmarks.your_network memory torchvision:resnet50 --batch 64 --devices 1 2 4 8
     python -m benchmarks.your_network memory my_file.py:build --precision bf16 --checkpointing
+    python -m benchmarks.your_network doctor --processes 2 my_train.py --epochs 2
 
 What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.py.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.your_network import memory, spec, strategies
+from benchmarks.your_network.doctor import command as doctor
 from common.errors import fail
 from common.files import write_atomically
 
@@ -24,6 +26,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.your_network", description=lines[0])
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
     _add_memory(questions)
+    _add_doctor(questions)
     return parser.parse_args(argv)
 
 
@@ -42,6 +45,24 @@ def _add_memory(questions: argparse._SubParsersAction) -> None:
     )
     flag("--json", type=Path, metavar="PATH", help="also write the answer there")
     parser.set_defaults(answer=answer_memory)
+
+
+def _add_doctor(questions: argparse._SubParsersAction) -> None:
+    parser = questions.add_parser("doctor", help="which mistakes of common/pitfalls a training script makes")
+    flag = parser.add_argument
+    flag("--processes", type=_several, default=2, metavar="N", help="to start the script on (2)")
+    flag("--steps", type=_positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
+    flag("--time-out", type=_positive, default=120, metavar="S", help="seconds in which a rank must get on (120)")
+    flag("--json", type=Path, metavar="PATH", help="also write the answer there")
+    flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
+    flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
+    parser.set_defaults(answer=doctor.answer_doctor)
+
+
+def _several(text: str) -> int:
+    if _positive(text) < 2:
+        raise argparse.ArgumentTypeError("must be at least 2: the doctor compares ranks")
+    return int(text)
 
 
 def _positive(text: str) -> int:

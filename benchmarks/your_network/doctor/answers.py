@@ -1,0 +1,32 @@
+"""The answers of the checks: a finding with its number, a healthy number, or why nothing could be seen."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake: what was counted or measured, the page of the lab that explains it if there is one, and what to do."""
+
+    topic: str
+    text: str
+    pitfall: str | None
+    advice: str
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A thing that was looked at and found right."""
+
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A thing that could not be looked at in this run."""
+
+    topic: str
+    text: str
+
+
+Answer = Finding | Healthy | Unseen

@@ -1,0 +1,60 @@
+"""The command `python -m benchmarks.your_network doctor my_train.py …`."""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.your_network.doctor import launch, report
+from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
+from common.errors import fail
+from common.files import write_atomically
+
+KINDS = {"findings": Finding, "healthy": Healthy, "not_looked_at": Unseen}
+
+
+def answer_doctor(options: argparse.Namespace) -> None:
+    """Run the script, and say what was found. Exits with 1 if there is a finding."""
+    if not options.script.is_file():
+        fail(f"there is no file {options.script}")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
+        ranks = launch.observe(
+            options.script, options.arguments, options.processes, Path(folder), options.steps, options.time_out
+        )
+    records = [rank.record for rank in ranks]
+    print(report.summary(options.script.name, ranks, time.monotonic() - started))
+    found: list[Answer] = report.answers(ranks, options.time_out)
+    if any(record.starts_processes for record in records):
+        found = []
+        verdict = report.verdict_of_launcher()
+    elif report.alone(records) and isinstance(found[0], Healthy):
+        found = []
+        verdict = report.verdict_alone(len(ranks))
+    else:
+        print()
+        print(*report.lines(found, records), sep="\n")
+        verdict = report.verdict(found, len(ranks))
+    print()
+    print(*verdict, sep="\n")
+    if options.json:
+        _write(options, records[0].steps, found, verdict)
+    if any(isinstance(answer, Finding) for answer in found):
+        raise SystemExit(1)
+
+
+def _write(options: argparse.Namespace, steps: int, found: list[Answer], verdict: list[str]) -> None:
+    record = {
+        "question": "doctor",
+        "script": str(options.script),
+        "arguments": options.arguments,
+        "processes": options.processes,
+        "steps": steps,
+    }
+    for name, kind in KINDS.items():
+        record[name] = [asdict(answer) for answer in found if isinstance(answer, kind)]
+    record["never_looked_at"] = report.NEVER
+    record["verdict"] = verdict
+    write_atomically(options.json, json.dumps(record, indent=1) + "\n")

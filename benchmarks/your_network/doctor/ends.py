@@ -1,0 +1,82 @@
+"""Checks of the end: a rank that crashed, or ranks that wait for each other."""
+
+from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy
+from benchmarks.your_network.doctor.compare_calls import different_collective
+from benchmarks.your_network.doctor.compare_data import together, training_passes
+from benchmarks.your_network.doctor.launch import Rank
+from benchmarks.your_network.doctor.record import Record
+
+# What a rank says whose partner has gone, or does something else.
+LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
+UNFINISHED = "finished reduction in the prior iteration"
+
+
+def end(ranks: list[Rank], patience: float) -> Answer:
+    topic = "end of the script"
+    crashes = {rank.record.rank: message for rank in ranks if (message := _crash(rank)) is not None}
+    own = {rank: message for rank, message in crashes.items() if not any(sign in message for sign in LEFT_ALONE)}
+    if own:
+        rank, message = min(own.items())
+        return _crashed(rank, message, ranks[rank].record)
+    if crashes or any(rank.hung for rank in ranks):
+        return _waiting(ranks, crashes, patience)
+    return Healthy(topic, f"reached by {len(ranks)} ranks")
+
+
+def _crash(rank: Rank) -> str | None:
+    if rank.record.crash:
+        return rank.record.crash
+    if rank.record.ended is None:  # without a last word: a signal, or os._exit
+        code = "killed" if rank.code is None else f"exit code {rank.code}"
+        return f"{code}; last printed: {rank.last_line[:200]}" if rank.last_line else code
+    return None
+
+
+def _crashed(rank: int, message: str, record: Record) -> Finding:
+    text = f"rank {rank} crashed after {record.steps} optimizer steps: {message[:300]}"
+    if UNFINISHED not in message:
+        return Finding("end of the script", text, None, "mend the error, and call the doctor again")
+    unused = [name for model in record.models for name in model.without_gradient]
+    parameters = sum(model.parameters for model in record.models if model.forwards)
+    names = ", ".join(unused[:3])
+    return Finding(
+        "end of the script",
+        f"rank {rank} crashed after {record.steps} optimizer steps: DDP waits for the gradients of {len(unused)} of "
+        f"{parameters} parameters, which the forward does not use ({names})",
+        "unused_parameter",
+        "freeze or remove them before wrapping, or let DDP look for them with find_unused_parameters=True",
+    )
+
+
+def _waiting(ranks: list[Rank], crashes: dict[int, str], patience: float) -> Finding:
+    records = [rank.record for rank in ranks]
+    places = []
+    for record in records:
+        if record.rank in crashes:
+            places.append(f"rank {record.rank} was left alone ({crashes[record.rank][:120]})")
+        elif record.place:
+            line, *called = record.place
+            places.append(f"rank {record.rank} is in {line} ({called[0] if called else 'Python'})")
+        else:
+            places.append(f"rank {record.rank} has ended")
+    text = f"no rank got on for {patience:g} s: {', '.join(places)}"
+    if crashes:
+        text = "; ".join(places)
+    uneven = _uneven_passes(records)
+    if uneven:
+        advice = "give all ranks equally many batches, or use Join"
+        return Finding("end of the script", f"{text}; {uneven}", "uneven_inputs", advice)
+    different = different_collective(records, lines=True)
+    if different:
+        advice = "let all ranks call each collective, and rank 0 print"
+        return Finding("end of the script", f"{text}; {different}", "collective_on_rank_0", advice)
+    return Finding("end of the script", text, None, "see what each of these lines waits for")
+
+
+def _uneven_passes(records: list[Record]) -> str | None:
+    for epoch, passes in enumerate(together([training_passes(record) for record in records])):
+        shortest = min(passes, key=lambda one: one.batches)
+        if shortest.complete and any(one.batches > shortest.batches for one in passes):
+            batches = [f"rank {rank} has {one.batches}" for rank, one in enumerate(passes)]
+            return f"of the batches of epoch {epoch} {', '.join(batches)}"
+    return None

@@ -1,0 +1,127 @@
+"""The start of a script on several processes, as torchrun starts it, and its end: by itself, or where it hangs."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.your_network.doctor.record import Record, read
+from benchmarks.your_network.doctor.watcher import STOP
+from common.processes import free_port
+
+POLL = 0.2  # seconds
+AFTER_A_CRASH = 5.0  # seconds that the other ranks have
+TO_WRITE = 10.0  # seconds for the last record
+
+
+@dataclass
+class Rank:
+    """A process of the script, and how it went.
+
+    Attributes:
+        record: its observations, or nothing but its number where it left none.
+        code: the exit code; None where it had to be killed.
+        last_line: the last that it has printed.
+        hung: it was ended because no rank had got on.
+        missing: it left no record.
+    """
+
+    record: Record
+    code: int | None
+    last_line: str
+    hung: bool
+    missing: bool = False
+
+
+def observe(
+    script: Path, arguments: list[str], processes: int, folder: Path, last_step: int | None, patience: float
+) -> list[Rank]:
+    """Run a script on `processes` processes until it ends, or no rank has got on for `patience` seconds."""
+    port = free_port()
+    started = []
+    for rank in range(processes):
+        started.append(_start(rank, script, arguments, processes, port, folder, last_step))
+    try:
+        hung = _wait(started, folder, patience)
+    finally:
+        _end(started, folder)
+    return [_rank(number, process, folder, hung) for number, process in enumerate(started)]
+
+
+def _start(
+    rank: int, script: Path, arguments: list[str], processes: int, port: int, folder: Path, last_step: int | None
+) -> subprocess.Popen:
+    environment = {
+        "OMP_NUM_THREADS": "1",  # torchrun's default
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    if torch.cuda.device_count() < processes:
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
+    watched = str(Path(__file__).with_name("watched.py"))
+    command = [sys.executable, "-u", watched, str(folder), str(last_step or 0), str(script), *arguments]
+    with (folder / f"rank{rank}.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the doctor, who then says what was seen
+        )
+
+
+def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> bool:
+    """Wait for the end. True where nobody got on any more."""
+    progress: dict[int, str] = {}
+    moved = time.monotonic()
+    with tqdm(desc="optimizer steps", leave=False, disable=None) as bar, contextlib.suppress(KeyboardInterrupt):
+        while any(process.poll() is None for process in started):
+            now = time.monotonic()
+            for rank in range(len(started)):
+                with contextlib.suppress(FileNotFoundError):
+                    text = (folder / f"rank{rank}.progress").read_text()
+                    if text != progress.get(rank):
+                        progress[rank] = text
+                        moved = now
+                        bar.n = int(text.split()[-1] if text else 0)
+                        bar.refresh()
+            if now - moved > patience:
+                return True
+            crashed = any(process.poll() for process in started)
+            if crashed and now - moved > AFTER_A_CRASH:  # the others may wait for it in vain
+                return False
+            time.sleep(POLL)
+    return False
+
+
+def _end(started: list[subprocess.Popen], folder: Path) -> None:
+    (folder / STOP).touch()
+    deadline = time.monotonic() + TO_WRITE
+    for process in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0, deadline - time.monotonic()))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+        process.wait()
+
+
+def _rank(number: int, process: subprocess.Popen, folder: Path, hung: bool) -> Rank:
+    lines = (folder / f"rank{number}.log").read_text(errors="replace").split("\n")
+    last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    path = folder / f"rank{number}.pt"
+    record = read(path) if path.exists() else Record(number)
+    return Rank(record, process.returncode, last_line, hung and record.ended == "stopped", not path.exists())

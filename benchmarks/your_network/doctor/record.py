@@ -1,0 +1,145 @@
+"""The observations of one rank, as plain values and tensors: what the watcher writes, and what the checks read."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Generators = dict[str, int]  # fingerprints of the states of the random generators
+Draw = tuple[Generators, Generators]  # before and after something that may draw
+
+
+@dataclass
+class Model:
+    """A network that the script has called.
+
+    Attributes:
+        wrapped: DistributedDataParallel holds it, or it holds one.
+        sharded: no rank has its whole parameters.
+        forwards: calls in training mode with gradients.
+        bypassed: those of them that did not come through the wrapper.
+        parameters: their number.
+        has_module: a part of it is itself called `module`.
+        changed: parameters that are not those that were wrapped, or have another device or type.
+        without_gradient: parameters to be trained that had no gradient at the first step.
+        weights: a part of each parameter after some numbers of steps.
+        statistics: those of BatchNorm in evaluations, by the number of steps before them.
+        draws: around forwards in training.
+    """
+
+    title: str
+    wrapped: bool = False
+    sharded: bool = False
+    forwards: int = 0
+    bypassed: int = 0
+    parameters: int = 0
+    has_module: bool = False
+    changed: list[str] = field(default_factory=list)
+    without_gradient: list[str] = field(default_factory=list)
+    weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    statistics: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    draws: list[Draw] = field(default_factory=list)
+
+
+@dataclass
+class Pass:
+    """A pass over a DataLoader.
+
+    Attributes:
+        loader: the number of the DataLoader.
+        size: the number of samples of its data set; below a `Subset`, of the whole one.
+        plain: torch's own batch sampler deals out the samples, not one of a library that corrects them later.
+        sampler: the class of the sampler.
+        samples: the numbers of the samples read, in order; None where they have none.
+        last_batch: how many of them came last, in one batch.
+        complete: it was read to its end.
+        forwards: of a network in training, with its batches.
+        in_parallel: those of them that were of a network under DistributedDataParallel.
+        contents: of the first samples, a fingerprint for each tensor of the sample.
+        draws: around the reading of a batch in this process.
+    """
+
+    loader: int
+    size: int | None
+    plain: bool
+    sampler: str
+    replacement: bool = False
+    samples: list[int] | None = field(default_factory=list)
+    batches: int = 0
+    last_batch: int = 0
+    complete: bool = False
+    forwards: int = 0
+    in_parallel: int = 0
+    contents: dict[int, list[int]] = field(default_factory=dict)
+    draws: list[Draw] = field(default_factory=list)
+
+
+@dataclass
+class Save:
+    """A call of `torch.save`: its file, and how many keys its state dicts have in all and with a `module.` before them."""
+
+    path: str
+    keys: int
+    prefixed: int
+
+
+@dataclass
+class Record:
+    """The observations of a rank.
+
+    Attributes:
+        ended: "whole", "steps" (the wished number), "crash", "stopped" by the doctor; None while it runs.
+        crash: one line.
+        place: where it was stopped: the line of the script, and the functions that were called from there.
+        backend: of the process group, if there was one.
+        rates: the learning rates at each optimizer step.
+        windows: the forwards before each optimizer step.
+        forgotten: parameters that have gradients and are in no optimizer.
+        orphans: the number of parameters that are in an optimizer, but in no network, and without gradients.
+        collectives: calls on all ranks, each with the line of the script.
+        starts_processes: the script starts its own, as `torch.multiprocessing.spawn` does.
+        troubles: errors of the watcher.
+    """
+
+    rank: int
+    ended: str | None = None
+    crash: str | None = None
+    place: list[str] = field(default_factory=list)
+    backend: str | None = None
+    steps: int = 0
+    rates: list[list[float]] = field(default_factory=list)
+    windows: list[int] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    orphans: int = 0
+    models: list[Model] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    collectives: list[tuple[str, str]] = field(default_factory=list)
+    starts_processes: bool = False
+    troubles: list[str] = field(default_factory=list)
+
+
+PARTS: dict[str, Any] = {"models": Model, "passes": Pass, "saves": Save}
+
+
+def plain(record: Record) -> dict[str, Any]:
+    """A record as what torch loads without executing code."""
+    values = dict(vars(record))
+    for name in PARTS:
+        values[name] = [dict(vars(part)) for part in values[name]]
+    for one in values["passes"]:
+        if one["samples"] is not None:
+            one["samples"] = torch.tensor(one["samples"], dtype=torch.int64)
+    return values
+
+
+def read(path: Path) -> Record:
+    values = torch.load(path, weights_only=True)
+    for name, kind in PARTS.items():
+        values[name] = [kind(**part) for part in values[name]]
+    for one in values["passes"]:
+        if one.samples is not None:
+            one.samples = one.samples.tolist()
+    return Record(**values)

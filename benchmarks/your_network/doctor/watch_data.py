@@ -1,0 +1,192 @@
+"""Observers of DataLoaders: which samples a rank reads in each pass, and what comes with them."""
+
+import functools
+import weakref
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Subset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from benchmarks.your_network.doctor.generators import generators
+from benchmarks.your_network.doctor.record import Pass
+from benchmarks.your_network.doctor.watcher import Watcher
+
+PASSES = 16
+SAMPLES = 2_000_000  # of a pass
+FINGERPRINTS = 512  # samples of a pass
+BYTES = 4096  # of a tensor of a sample
+DRAWS = 16  # of a pass
+
+
+class DataWatch:
+    """The passes of a script over its DataLoaders.
+
+    A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
+    wait in line until their batch is handed out.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._loaders: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
+        self._opened = 0
+        self._opening: Pass | None = None
+        self._opening_queue: list = []
+        self._newest: Pass | None = None  # the one whose batch was handed out last
+
+    def install(self) -> None:
+        self._watch_passes()
+        self._watch_numbers()
+        self._watch_batches()
+
+    def note_forward(self, in_parallel: bool) -> None:
+        """A forward in training: of the batch that was handed out last, as far as can be seen."""
+        if self._newest is not None:
+            self._newest.forwards += 1
+            self._newest.in_parallel += in_parallel
+
+    def _watch_passes(self) -> None:
+        begin = DataLoader.__iter__
+        opened = self._watcher.observer(self._open)
+        assigned = self._watcher.observer(self._assign)
+
+        @functools.wraps(begin)
+        def noted(loader: DataLoader) -> Iterator:
+            opened(loader)
+            iterator = begin(loader)
+            assigned(iterator)
+            return iterator
+
+        DataLoader.__iter__ = noted  # type: ignore
+
+    def _watch_numbers(self) -> None:
+        next_index = _BaseDataLoaderIter._next_index
+        asked = self._watcher.observer(self._queue)
+
+        @functools.wraps(next_index)
+        def noted(iterator: Any) -> Any:
+            numbers = next_index(iterator)
+            asked(iterator, numbers)
+            return numbers
+
+        _BaseDataLoaderIter._next_index = noted  # type: ignore
+
+    def _watch_batches(self) -> None:
+        next_batch = _BaseDataLoaderIter.__next__
+        before = self._watcher.observer(self._before_batch)
+        handed_out = self._watcher.observer(self._after_batch)
+        ended = self._watcher.observer(self._end)
+
+        @functools.wraps(next_batch)
+        def noted(iterator: Any) -> Any:
+            before(iterator)
+            try:
+                batch = next_batch(iterator)
+            except StopIteration:
+                ended(iterator)
+                raise
+            handed_out(iterator, batch)
+            return batch
+
+        _BaseDataLoaderIter.__next__ = noted  # type: ignore
+
+    def _open(self, loader: DataLoader) -> None:
+        number = self._loaders.setdefault(loader, self._opened)
+        self._opened += 1
+        self._opening = Pass(
+            loader=number,
+            size=_size(loader.dataset),
+            plain=type(loader.batch_sampler) in (BatchSampler, type(None)),
+            sampler=type(loader.sampler).__name__,
+            replacement=bool(getattr(loader.sampler, "replacement", False)),
+        )
+        self._opening_queue = []
+
+    def _assign(self, iterator: Any) -> None:
+        iterator._doctor_pass = self._opening
+        iterator._doctor_queue = self._opening_queue
+        self._opening = None
+
+    def _queue(self, iterator: Any, numbers: Any) -> None:
+        # A loader with workers asks for the first batches before its iterator is there.
+        queue = iterator._doctor_queue if self._opening is None else self._opening_queue
+        queue.append(numbers)
+
+    def _before_batch(self, iterator: Any) -> None:
+        iterator._doctor_generators = None
+        one = iterator._doctor_pass
+        # The first batch may bring the draws of the sampler, which are wanted to be equal.
+        if iterator._num_workers == 0 and one.batches > 0 and len(one.draws) < DRAWS:
+            iterator._doctor_generators = generators()
+
+    def _after_batch(self, iterator: Any, batch: Any) -> None:
+        one: Pass = iterator._doctor_pass
+        record = self._watcher.record
+        if one.batches == 0 and len(record.passes) < PASSES:
+            record.passes.append(one)
+        self._newest = one
+        one.batches += 1
+        if iterator._doctor_generators is not None:
+            one.draws.append((iterator._doctor_generators, generators()))
+        numbers = iterator._doctor_queue.pop(0) if iterator._doctor_queue else None
+        samples = _samples(numbers, iterator._dataset)
+        if samples is None or one.samples is None or len(one.samples) > SAMPLES:
+            one.samples = None
+            return
+        one.samples.extend(samples)
+        one.last_batch = len(samples)
+        if len(one.contents) < FINGERPRINTS:
+            for sample, content in zip(samples, _contents(batch, len(samples)), strict=True):
+                one.contents[sample] = content
+
+    def _end(self, iterator: Any) -> None:
+        iterator._doctor_pass.complete = True
+        self._watcher.keep()
+
+
+def _size(dataset: Any) -> int | None:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    try:
+        return len(dataset)
+    except TypeError:  # an iterable data set
+        return None
+
+
+def _samples(numbers: Any, dataset: Any) -> list[int] | None:
+    """The numbers of a batch in the whole data set; None where a data set has none."""
+    if not isinstance(numbers, list | tuple):
+        numbers = [numbers]
+    try:
+        samples = [int(number) for number in numbers]
+    except (TypeError, ValueError):
+        return None
+    while isinstance(dataset, Subset):
+        samples = [int(dataset.indices[sample]) for sample in samples]
+        dataset = dataset.dataset
+    return samples
+
+
+def _contents(batch: Any, samples: int) -> list[list[int]]:
+    """For each sample a fingerprint of each of its tensors: labels tell samples apart where images are augmented."""
+    tensors = [tensor for tensor in _tensors(batch) if tensor.dim() > 0 and len(tensor) == samples]
+    rows = [tensor.detach().reshape(samples, -1)[:, :BYTES].cpu().contiguous() for tensor in tensors]
+    return [[_fingerprint(row[number]) for row in rows] for number in range(samples)]
+
+
+def _fingerprint(values: Tensor) -> int:
+    return zlib.crc32(values.view(torch.uint8).numpy()[:BYTES].tobytes())
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif hasattr(batch, "values"):  # a dict, or what a tokenizer returns
+        for part in batch.values():
+            yield from _tensors(part)
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _tensors(part)

@@ -1,0 +1,219 @@
+"""Observers of networks and optimizers: weights, BatchNorm's statistics, random numbers, learning rates.
+
+They are torch's hooks for all modules and all optimizers. A network is what the script calls itself; modules within
+it are a part of it.
+"""
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from benchmarks.your_network.doctor.generators import generators
+from benchmarks.your_network.doctor.record import Generators, Model
+from benchmarks.your_network.doctor.watch_data import DataWatch
+from benchmarks.your_network.doctor.watcher import Watcher
+
+VALUES = 512  # of a parameter, spread over it
+OFTEN = 16  # up to this step weights are noted after each, then after every power of two
+MODELS = 8
+DRAWS = 64
+RATES = 100_000
+
+
+class ModelWatch:
+    """The networks and optimizers of a script."""
+
+    def __init__(self, watcher: Watcher, data: DataWatch) -> None:
+        self._watcher = watcher
+        self._record = watcher.record
+        self._data = data
+        self._models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
+        self._within: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._calls: list[nn.Module] = []
+        self._steps_within = 0
+        self._forwards_of_step = 0
+        self._generators_before: Generators | None = None
+
+    def install(self) -> None:
+        observer = self._watcher.observer
+        register_module_forward_pre_hook(observer(self._enter))
+        register_module_forward_hook(observer(self._leave), always_call=True)
+        register_optimizer_step_pre_hook(observer(self._before_step))
+        register_optimizer_step_post_hook(observer(self._after_step))
+        wrapped = observer(self._note_wrapping)
+        construct = DistributedDataParallel.__init__
+
+        @functools.wraps(construct)
+        def noted(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+            construct(ddp, *args, **kwargs)
+            wrapped(ddp)
+
+        DistributedDataParallel.__init__ = noted  # type: ignore
+
+    def note_last_weights(self) -> None:
+        """The weights of networks that were not called after their first step."""
+        for module, model in list(self._models.items()):
+            if model.forwards and max(model.weights, default=0) == 0 and self._record.steps:
+                model.weights[self._record.steps] = _parameters(module)
+
+    def _note_wrapping(self, ddp: DistributedDataParallel) -> None:
+        self._wrapped[ddp.module] = _identities(ddp.module)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._calls.append(module)
+        if len(self._calls) == 1:
+            self._enter_network(module)
+        model = self._models.get(module)
+        if model is not None:
+            self._enter_bare_network(module, model)
+
+    def _enter_network(self, outermost: nn.Module) -> None:
+        self._steps_within = 0  # the step that failed under a `try`
+        module, through_wrapper = _unwrapped(outermost)
+        model = self._model(module)
+        if model is None:
+            return
+        self._note_weights(module, model)
+        if not (module.training and self._watcher.gradients):
+            return
+        self._forwards_of_step += 1
+        model.forwards += 1
+        model.wrapped = module in self._wrapped or any(isinstance(m, DistributedDataParallel) for m in module.modules())
+        self._data.note_forward(model.wrapped)
+        if module in self._wrapped:
+            model.bypassed += not through_wrapper
+            before = self._wrapped[module]
+            model.changed = [name for name, value in _identities(module).items() if before.get(name) != value]
+
+    def _model(self, module: nn.Module) -> Model | None:
+        """The model of a network, which may be new; None for a part of one, and for what has no parameters."""
+        known = self._models.get(module)
+        if known is not None or module in self._within or len(self._record.models) == MODELS:
+            return known
+        parameters = list(module.parameters())
+        if not parameters:
+            return None
+        model = Model(type(module).__name__, parameters=len(parameters), sharded=_is_sharded(module))
+        model.has_module = "module" in dict(module.named_children())
+        self._models[module] = model
+        self._within.update(module.modules())
+        self._record.models.append(model)
+        return model
+
+    def _note_weights(self, module: nn.Module, model: Model) -> None:
+        steps = self._record.steps
+        chosen = steps <= OFTEN or steps & (steps - 1) == 0
+        if chosen and steps not in model.weights and not model.sharded:
+            model.weights[steps] = _parameters(module)
+
+    def _enter_bare_network(self, module: nn.Module, model: Model) -> None:
+        """Here DDP has already copied rank 0's buffers, if it does."""
+        if not module.training:
+            model.statistics.setdefault(self._record.steps, _statistics(module))
+        elif self._watcher.gradients and len(model.draws) < DRAWS:
+            self._generators_before = generators(next(module.parameters()).device)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        while self._calls and self._calls.pop() is not module:
+            pass
+        model = self._models.get(module)
+        if model is not None and self._generators_before is not None:
+            after = generators(next(module.parameters()).device)
+            model.draws.append((self._generators_before, after))
+            self._generators_before = None
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._steps_within += 1
+        if self._record.steps:
+            return
+        for module, model in self._models.items():
+            if model.forwards:
+                trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+                model.without_gradient = [name for name, p in trained.items() if p.grad is None]
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._optimizers.add(optimizer)
+        self._steps_within -= 1
+        if self._steps_within > 0:  # an optimizer that steps another one, as ZeroRedundancyOptimizer does
+            return
+        record = self._record
+        record.steps += 1
+        if record.steps <= OFTEN:
+            self._compare_with_optimizers()
+        if record.steps <= RATES:
+            record.rates.append([float(group["lr"]) for group in optimizer.param_groups])
+            record.windows.append(self._forwards_of_step)
+        self._forwards_of_step = 0
+        if record.steps == self._watcher.last_step:
+            self.note_last_weights()
+            self._watcher.leave("steps")
+
+    def _compare_with_optimizers(self) -> None:
+        held = {}
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                held.update({id(parameter): parameter for parameter in group["params"]})
+        known = set()
+        forgotten = []
+        for module, model in self._models.items():
+            for name, parameter in module.named_parameters():
+                known.add(id(parameter))
+                if model.forwards and parameter.grad is not None and id(parameter) not in held:
+                    forgotten.append(name)
+        orphans = [p for key, p in held.items() if key not in known and p.grad is None]
+        self._record.forgotten = forgotten
+        self._record.orphans = len(orphans)
+
+
+def _unwrapped(module: nn.Module) -> tuple[nn.Module, bool]:
+    """The network in its wrappers, and whether DDP is one of them."""
+    through = False
+    while True:
+        through = through or isinstance(module, DistributedDataParallel)
+        inner = getattr(module, "_orig_mod", None)  # torch.compile
+        if isinstance(module, DistributedDataParallel | nn.DataParallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module, through
+        module = inner
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    names = {type(m).__name__ for m in module.modules()}
+    return "FullyShardedDataParallel" in names or any(isinstance(p, DTensor) for p in module.parameters())
+
+
+def _identities(module: nn.Module) -> dict[str, tuple]:
+    """What DDP relies on of each parameter that it averages."""
+    trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    return {name: (id(p), str(p.device), str(p.dtype)) for name, p in trained}
+
+
+def _part(tensor: Tensor) -> Tensor:
+    values = tensor.detach().reshape(-1)
+    stride = max(1, values.numel() // VALUES)
+    return values[::stride][:VALUES].to("cpu", torch.float64, copy=True)
+
+
+def _parameters(module: nn.Module) -> dict[str, Tensor]:
+    return {name: _part(p) for name, p in module.named_parameters() if p.is_floating_point()}
+
+
+def _statistics(module: nn.Module) -> dict[str, Tensor]:
+    found = {}
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm) and part.running_mean is not None:
+            found[f"{name}.running_mean"] = _part(part.running_mean)
+            found[f"{name}.running_var"] = _part(part.running_var)
+    return found

@@ -1,0 +1,68 @@
+"""One rank of the doctor's patient: install the observers, and run the script as `python SCRIPT …` would.
+
+    python benchmarks/your_network/doctor/watched.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
+
+It is run by its path, and nothing of this repository stays imported: the script may have a `benchmarks` of its own.
+"""
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+ROOT = str(Path(__file__).parents[3])
+
+
+def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
+    """Run `script` under observation. Its error is noted and raised."""
+    from benchmarks.your_network.doctor.watch_calls import (
+        refuse_own_processes,
+        watch_collectives,
+        watch_end_of_group,
+        watch_saves,
+    )
+    from benchmarks.your_network.doctor.watch_data import DataWatch
+    from benchmarks.your_network.doctor.watch_models import ModelWatch
+    from benchmarks.your_network.doctor.watcher import Watcher
+
+    watcher = Watcher(folder, rank, script, last_step)
+    data = DataWatch(watcher)
+    models = ModelWatch(watcher, data)
+    data.install()
+    models.install()
+    watch_collectives(watcher)
+    watch_end_of_group(watcher, models.note_last_weights)
+    watch_saves(watcher)
+    refuse_own_processes(watcher.record)
+    watcher.start()
+    forget_this_repository()
+
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.resolve().parent)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            watcher.record.crash = f"exit code {end.code}" if isinstance(end.code, int) else str(end.code)
+            watcher.finish("crash")
+            raise
+    except BaseException as error:
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
+        line = f"{script.name}:{lines[-1].lineno}: " if lines else ""
+        watcher.record.crash = f"{line}{type(error).__name__}: {' '.join(str(error).split())}"
+        watcher.finish("crash")
+        raise
+    watcher.observer(models.note_last_weights)()
+    watcher.finish("whole")
+
+
+def forget_this_repository() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+
+
+if __name__ == "__main__":
+    folder, last_step, script, *arguments = sys.argv[1:]
+    sys.path[0] = ROOT
+    run(Path(folder), int(os.environ["RANK"]), int(last_step) or None, Path(script), arguments)

@@ -1,0 +1,134 @@
+"""The watcher of one rank: it guards the observers, shows that the script gets on, and writes the record."""
+
+import contextlib
+import functools
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.your_network.doctor.record import Record, plain
+
+PULSE = 0.2  # seconds
+BETWEEN_RECORDS = 5.0
+ALWAYS = 256  # records that are written where they are wanted: ranks that differ do so early
+SHARE = 20  # later ones take at most this part of the time
+STOP = "stop"  # the file by which `launch` ends all ranks
+save = torch.save  # before the observers wrap it
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+class Watcher:
+    """The observations of this process.
+
+    Args:
+        folder: for its files.
+        rank: of this process.
+        script: the program that is watched.
+        last_step: the optimizer step after which the process ends; None: the script's own end.
+    """
+
+    def __init__(self, folder: Path, rank: int, script: Path, last_step: int | None = None) -> None:
+        self.record = Record(rank)
+        self.last_step = last_step
+        self.gradients = True  # the script wants them, at the event that is observed
+        self._folder = folder
+        self._script = str(script)
+        self._events = 0
+        self._process = os.getpid()
+        self._thread = threading.current_thread()
+        self._lock = threading.RLock()
+        self._records = 0
+        self._written = time.monotonic()
+        self._cost = 0.0
+
+    def start(self) -> None:
+        threading.Thread(target=self._beat, name="doctor", daemon=True).start()
+
+    def observer(self, function: Callable[..., None]) -> Callable[..., None]:
+        """An observer that runs in the script's own thread only, not in its loader workers, and never fails it."""
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            if os.getpid() != self._process or threading.current_thread() is not self._thread:
+                return
+            gradients = torch.is_grad_enabled()
+            with self._lock, torch.no_grad():
+                self.gradients = gradients
+                self._events += 1
+                try:
+                    if self.record.backend is None and dist.is_initialized():
+                        self.record.backend = dist.get_backend()
+                    function(*args, **kwargs)
+                except Exception as error:  # it is ours, and not the script's: the report names it
+                    trouble = f"{function.__name__}: {type(error).__name__}: {error}"
+                    if trouble not in self.record.troubles:
+                        self.record.troubles.append(trouble)
+
+        return guarded
+
+    def finish(self, ended: str) -> None:
+        """Write the record for the last time."""
+        with self._lock:
+            self.record.ended = ended
+            self._write()
+
+    def keep(self) -> None:
+        """Write the record, unless that is done too often: the next line of the script may abort the process."""
+        if self._records < ALWAYS or time.monotonic() - self._written > SHARE * self._cost:
+            self._write()
+
+    def leave(self, ended: str) -> None:
+        """End the process here and now, with its record."""
+        self.finish(ended)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(0)
+
+    def place(self, frame: FrameType | None) -> list[str]:
+        """The innermost line of the script, or at least of no library, and the functions called from there."""
+        called: list[str] = []
+        outside: list[str] = []
+        while frame is not None:
+            file = frame.f_code.co_filename
+            line = f"{Path(file).name}:{frame.f_lineno}"
+            if file == self._script:
+                return [line, *called]
+            if not outside and not file.startswith(("<", *_LIBRARIES)) and Path(file).parent != Path(__file__).parent:
+                outside = [line, *called]
+            called = [frame.f_code.co_name, *called]
+            frame = frame.f_back
+        return outside
+
+    def _beat(self) -> None:
+        """Write how far the script is, now and then the record, and end the process where `launch` wants it."""
+        events = -1
+        while True:
+            time.sleep(PULSE)
+            if (self._folder / STOP).exists():
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                self.record.place = self.place(frame)
+                self.leave("stopped")
+            if self.record.ended is None and self._events != events:
+                events = self._events
+                (self._folder / f"rank{self.record.rank}.progress").write_text(f"{events} {self.record.steps}")
+                if time.monotonic() - self._written > BETWEEN_RECORDS:
+                    with self._lock:
+                        self._write()
+
+    def _write(self) -> None:
+        started = time.monotonic()
+        path = self._folder / f"rank{self.record.rank}.pt"
+        save(plain(self.record), f"{path}.new")
+        os.replace(f"{path}.new", path)
+        self._records += 1
+        self._written = time.monotonic()
+        self._cost = self._written - started
