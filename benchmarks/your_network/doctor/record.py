@@ -78,7 +78,7 @@ class Pass:
 
 @dataclass
 class Save:
-    """A call of `torch.save`: its file, and how many keys its state dicts have in all and with a `module.` before them."""
+    """A call of `torch.save`: its file, the keys of its state dicts, and those of them with a `module.` in front."""
 
     path: str
     keys: int

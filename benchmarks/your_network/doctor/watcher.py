@@ -102,9 +102,11 @@ class Watcher:
             line = f"{Path(file).name}:{frame.f_lineno}"
             if file == self._script:
                 return [line, *called]
-            if not outside and not file.startswith(("<", *_LIBRARIES)) and Path(file).parent != Path(__file__).parent:
+            ours = Path(file).parent == Path(__file__).parent
+            if not outside and not ours and not file.startswith(("<", *_LIBRARIES)):
                 outside = [line, *called]
-            called = [frame.f_code.co_name, *called]
+            if not ours and frame.f_code.co_name != "wrapper":  # torch's, around each collective
+                called = [frame.f_code.co_name, *called]
             frame = frame.f_back
         return outside
 
