@@ -186,7 +186,7 @@ def _lanes(folder: Path) -> list[_Section]:
 
 def _memory(report: dict) -> str:
     """The numbers of the plot: device 0 by category, then the totals."""
-    rows = [["network", "wrapper", "devices", *CATEGORIES, "device 0", "emptiest", "spread", "source"]]
+    rows = [["network", "wrapper", "devices", *CATEGORIES, "device 0", "emptiest", "ratio", "source"]]
     for row in report.get("memory") or []:
         rows.append([row["title"], row["wrapper"], str(row["devices"]), *cells(row), row["source"]])
     if len(rows) == 1:

@@ -220,7 +220,7 @@ def memory(report: dict, path: Path) -> None:
         source = "Bars: simulated, every tensor charged to its device; diamonds: measured by CUDA's allocator"
     else:
         source = "Simulated: every tensor charged to its device"
-    told = f"{source}. DP: DataParallel; spread: fullest / emptiest device"
+    told = f"{source}. DP: DataParallel; ratio: fullest / emptiest device"
     save(figure, path, told, report["machine"], top=0.58)
 
 
@@ -235,7 +235,7 @@ def _devices(panel, row: dict, top: float) -> None:
     middle = start + (n - 1) / 2
     above = max(_heights(row)) + 0.03 * top
     uneven = spread(totals(row))
-    panel.text(middle, above, f"spread\n{uneven:.2f}", ha="center", va="bottom", fontsize=10.5, bbox=CLEAR)
+    panel.text(middle, above, f"ratio\n{uneven:.2f}", ha="center", va="bottom", fontsize=10.5, bbox=CLEAR)
 
 
 def _stack(panel, position: float, split: dict[str, int]) -> None:
@@ -305,12 +305,16 @@ def overhead(report: dict, path: Path) -> None:
     panel.tick_params(axis="y", length=0)
     panel.set_xlabel("µs added to a step")
     panel.set_title("What an abstraction adds to a step")
-    loops = {pair["to"]: groups[0]["rows"][pair["to"]]["median"] for pair in pairs}
-    told = "; ".join(f"{name}: {step:.0f} µs" for name, step in loops.items())
+    loops = dict.fromkeys(pair["to"] for pair in pairs)
+    compared = []
+    for loop in loops:
+        names = ", ".join(pair["of"] for pair in pairs if pair["to"] == loop)
+        compared.append(f"Against a {loop} ({groups[0]['rows'][loop]['median']:.0f} µs a step): {names}")
+    told = ". ".join(compared)
     if any(not pair["of"].startswith("common.") for pair in pairs):
         panel.legend([swatch(BLUE), swatch(ORANGE)], ["this repository", "other libraries"], handlelength=1.1)
     rounds = f"Measured on one thread: medians of {groups[0]['rounds']} paired rounds, and quartiles"
-    save(figure, path, f"{rounds}. Steps: {told}", report["machine"])
+    save(figure, path, f"{rounds}. {told}", report["machine"])
 
 
 def place(machine: dict) -> str:

@@ -349,14 +349,15 @@ def in_category(split: dict[str, int], name: str) -> int:
 
 def table(rows: list[dict]) -> str:
     """The rows' `cells` in 80 columns, what they mean, and the largest tensors on the largest number of devices."""
-    form = "{:<14} {:<4} {:>1}" + " {:>5}" * 6 + " {:>5} {:>5} {:>4}"
-    lines = [
-        form.format("", "", "", "para-", "grad-", "", "acti-", "com-", "temp-", "dev.", "", ""),
-        form.format("network", "by", "n", "mtrs", "ients", "optim", "vat.", "mun.", "orar.", "0", "least", "rat."),
-    ]
+    form = "{:<14} {:<4} {:>1}" + " {:>6}" * 6 + " {:>5} {:>5} {:>4}"
+    upper = ("", "", "", "param-", "gradi-", "optim-", "activ-", "commu-", "tempo-", "", "", "ra-")
+    lower = ("network", "by", "n", "eters", "ents", "izer", "ations", "nicat.", "raries", "first", "least", "tio")
+    lines = [form.format(*upper), form.format(*lower)]
     for row in rows:
         lines.append(form.format(row["title"], SHORT[row["wrapper"]], row["devices"], *cells(row)))
     lines += [
+        "n: devices; first: device 0, whose memory the six columns before it divide;",
+        "least: the emptiest device; ratio: the fullest device to the emptiest one;",
         "each: AdamW's foreach implementation; view: gradient_as_bucket_view; both with",
         "DDP. MiB at the peak of three steps of AdamW; the split is simulated, every",
         "tensor charged to its device. Not counted: workspaces of cuBLAS and cuDNN,",
@@ -370,7 +371,7 @@ def table(rows: list[dict]) -> str:
 
 
 def cells(row: dict) -> list[str]:
-    """A row of the table, in MiB: device 0 by category and as a whole, the emptiest device; and the spread."""
+    """A row of the table, in MiB: device 0 by category and as a whole, the emptiest device; and the ratio."""
     sizes = totals(row)
     first_device = row["peaks"][0]
     by_category = [in_category(first_device, name) for name in CATEGORIES]

@@ -105,7 +105,7 @@ def test_notes_on_rows_stand_below_the_throughput(report, tmp_path, figures):
     assert "At global batch 64, 01_data_parallel: 5572 page faults per step. x86_64" in _below(figure)
 
 
-def test_the_memory_plot_stacks_the_categories_and_tells_the_spread(report, tmp_path, figures):
+def test_the_memory_plot_stacks_the_categories_and_tells_the_ratio(report, tmp_path, figures):
     plots.memory(report, tmp_path / "memory.png")
     (figure,) = figures
     assert _below(figure).startswith("Simulated")
@@ -114,18 +114,18 @@ def test_the_memory_plot_stacks_the_categories_and_tells_the_spread(report, tmp_
         assert len(panel.patches) == 2 * devices * 6
         tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in panel.patches}
         assert list(tops.values()) == [40] + [20] * (devices - 1) + [40] * devices
-        spreads = [text.get_text() for text in panel.texts if "spread" in text.get_text()]
-        assert spreads == ["spread\n2.00", "spread\n1.00"]
+        ratios = [text.get_text() for text in panel.texts if "ratio" in text.get_text()]
+        assert ratios == ["ratio\n2.00", "ratio\n1.00"]
 
 
 @pytest.mark.parametrize(
-    "row, held, spreads",
+    "row, held, ratios",
     [
-        pytest.param(0, [44, 0], ["spread\ninf", "spread\n1.00"], id="a device held nothing"),
-        pytest.param(1, [44, 22], ["spread\n2.00", "spread\n2.00"], id="ranks differ"),
+        pytest.param(0, [44, 0], ["ratio\ninf", "ratio\n1.00"], id="a device held nothing"),
+        pytest.param(1, [44, 22], ["ratio\n2.00", "ratio\n2.00"], id="ranks differ"),
     ],
 )
-def test_measured_memory_is_marked_and_named(row, held, spreads, report, tmp_path, figures):
+def test_measured_memory_is_marked_and_named(row, held, ratios, report, tmp_path, figures):
     report["memory"][row] |= {"allocated": [mib * 2**20 for mib in held], "source": "measured"}
     plots.memory(report, tmp_path / "memory.png")
     (figure,) = figures
@@ -133,4 +133,4 @@ def test_measured_memory_is_marked_and_named(row, held, spreads, report, tmp_pat
     panel = figure.axes[0]
     marked = [line for line in panel.lines if line.get_marker() == "D"]
     assert [list(line.get_ydata()) for line in marked] == [held]
-    assert [text.get_text() for text in panel.texts if "spread" in text.get_text()] == spreads
+    assert [text.get_text() for text in panel.texts if "ratio" in text.get_text()] == ratios
