@@ -35,11 +35,11 @@ def main() -> None:
     print(published_table())
     if options.page:
         # What a page is made with imports torch, which takes seconds and which the tables do not need.
-        from benchmarks.predict.page import page
+        from benchmarks.predict.page import Start, page
         from common.files import write_atomically
 
         try:
-            write_atomically(options.page, page(hardware))
+            write_atomically(options.page, page(Start(hardware)))
         except OSError as error:
             sys.exit(f"error: --page: {error}")
         print(f"\nWritten to {options.page}")

@@ -9,12 +9,14 @@ import argparse
 import json
 from collections.abc import Callable, Container
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
@@ -66,14 +68,19 @@ class BertLarge(nn.Module):
         return self.pooler(hidden[:, 0])
 
 
-def images(channels: int, side: int) -> Tensor:
-    """A batch of square images."""
-    return torch.zeros(EXAMPLES, channels, side, side)
+def images(channels: int, side: int, count: int) -> tuple[Tensor, Tensor]:
+    """A batch of square images, and their classes."""
+    return torch.zeros(count, channels, side, side), torch.zeros(count, dtype=torch.long)
 
 
-def sequences() -> Tensor:
+def sequences(count: int) -> tuple[Tensor, None]:
     """A batch of tokens."""
-    return torch.zeros(EXAMPLES, BERT_TOKENS, dtype=torch.long)
+    return torch.zeros(count, BERT_TOKENS, dtype=torch.long), None
+
+
+def mean_output(outputs: Tensor, _: None) -> Tensor:
+    """A number that depends on all that BERT has without the heads for its tasks."""
+    return outputs.mean()
 
 
 def inception() -> nn.Module:
@@ -82,19 +89,20 @@ def inception() -> nn.Module:
 
 
 class Source(NamedTuple):
-    """The functions that make a network and a batch for it."""
+    """The functions that make a network and the inputs and targets of so many samples, and that compute the loss."""
 
     build: Callable[[], nn.Module]
-    inputs: Callable[[], Tensor]
+    batch: Callable[[int], tuple[Tensor, Tensor | None]]
+    loss: Callable[..., Tensor] = F.cross_entropy
 
 
 SOURCES = {
-    "BasicNet": Source(BasicNet, partial(images, 1, 28)),
+    "BasicNet": Source(BasicNet, partial(images, 1, 28), F.nll_loss),
     "ResNet-50": Source(models.resnet50, partial(images, 3, 224)),
     "ResNet-101": Source(models.resnet101, partial(images, 3, 224)),
     "Inception V3": Source(inception, partial(images, 3, 299)),
     "VGG-16": Source(models.vgg16, partial(images, 3, 224)),
-    "BERT-large": Source(BertLarge, sequences),
+    "BERT-large": Source(BertLarge, sequences, mean_output),
 }
 
 
@@ -108,21 +116,50 @@ def count(name: str) -> Network:
     source = SOURCES[name]
     with torch.device("meta"):
         module = source.build()
-        inputs = source.inputs()
-        return Network(name, count_layers(module, inputs), count_operators(module, inputs))
+        optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
+
+        def loss(batch: tuple[Tensor, Tensor | None]) -> Tensor:
+            inputs, targets = batch
+            return source.loss(module(inputs), targets)
+
+        return count_network(name, module, optimizer, source.batch, loss)
 
 
-def count_layers(network: nn.Module, inputs: Tensor) -> tuple[Layer, ...]:
+def count_network(
+    name: str,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Callable[[int], Any],
+    loss: Callable[[Any], Tensor],
+) -> Network:
+    """Any network by its layers, its operators and the bytes that these move.
+
+    Args:
+        batch: makes a batch of so many samples.
+        loss: of such a batch.
+    """
+    few = batch(EXAMPLES)
+    layers = count_layers(module, partial(loss, few), EXAMPLES)
+    step_of_few = count_step(optimizer, partial(loss, few))
+    step_of_twice_as_many = count_step(optimizer, partial(loss, batch(2 * EXAMPLES)))
+    # What does not depend on the batch, such as the optimizer's bytes, cancels.
+    bytes_of_a_sample = (step_of_twice_as_many.bytes - step_of_few.bytes) // EXAMPLES
+    return Network(name, layers, step_of_few.operators, bytes_of_a_sample)
+
+
+def count_layers(network: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[Layer, ...]:
     """The modules that have parameters or multiply, in the order in which forward reaches them.
 
     What a module's forward multiplies belongs to it, but for what it lets its children do. A child whose forward is not
     called, because its parent computes with its parameters itself as attention does, is a part of its parent.
 
     Args:
-        inputs: some samples; the multiply-adds are those of one. Of normalisations and activations none are counted.
+        loss: runs a forward of `samples` samples. The multiply-adds are those of one sample. Of normalisations and
+            activations none are counted.
     """
     counter = FlopCounterMode(display=False)
-    reached: dict[nn.Module, int] = {}  # the operations of each module, without those of its children
+    # The operations of each module, without those of its children.
+    reached: dict[nn.Module, int] = {network: 0}
     running: list[tuple[nn.Module, int]] = []  # the modules whose forward is under way, and all operations before it
 
     def begin(module: nn.Module, _) -> None:
@@ -137,25 +174,53 @@ def count_layers(network: nn.Module, inputs: Tensor) -> tuple[Layer, ...]:
             parent, _ = running[-1]
             reached[parent] -= spent
 
+    hooks = []
     for module in network.modules():
-        module.register_forward_pre_hook(begin)
-        module.register_forward_hook(end)
-    with counter:
-        network(inputs)
-    parameters = {module: own_parameters(module, reached) for module in reached}
+        hooks.append(module.register_forward_pre_hook(begin))
+        hooks.append(module.register_forward_hook(end))
+    # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        loss()
+    for hook in hooks:
+        hook.remove()
+    parameters = _parameters(network, reached)
     layers = []
     for module, operations in reached.items():
         # A multiplication and an addition are two operations.
-        layer = Layer(parameters[module], operations // (2 * len(inputs)))
+        layer = Layer(parameters[module], operations // (2 * samples))
         if any(layer):
             layers.append(layer)
+    of_loss = counter.get_total_flops() - sum(reached.values())
+    if of_loss:
+        layers.append(Layer(0, of_loss // (2 * samples)))
     return tuple(layers)
 
 
-def own_parameters(module: nn.Module, reached: Container[nn.Module]) -> int:
-    """The number of parameters that a module has itself or in children whose forward is not called."""
-    own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-    return own + sum(own_parameters(child, reached) for child in module.children() if child not in reached)
+def _parameters(network: nn.Module, reached: Container[nn.Module]) -> dict[nn.Module, int]:
+    """The number of parameters of each module, with those of its children whose forward is not called.
+
+    A parameter that several modules share is the first one's.
+    """
+    counted: set[nn.Parameter] = set()
+    found: dict[nn.Module, int] = {}
+
+    def add(module: nn.Module, owner: nn.Module) -> None:
+        own = set(module.parameters(recurse=False)) - counted
+        counted.update(own)
+        trained = [parameter.numel() for parameter in own if parameter.requires_grad]
+        found[owner] = found.get(owner, 0) + sum(trained)
+        for child in module.children():
+            add(child, child if child in reached else owner)
+
+    add(network, network)
+    return found
+
+
+class StepCount(NamedTuple):
+    """The operators of a training step, and the bytes that they read and write."""
+
+    operators: int
+    bytes: int
 
 
 class _Count(TorchDispatchMode):
@@ -164,26 +229,31 @@ class _Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operators = 0
+        self.bytes = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
         if not function.is_view:
             self.operators += 1
-        return function(*arguments, **(keywords or {}))
+            for leaf in tree_iter((arguments, keywords, result)):
+                if isinstance(leaf, Tensor):
+                    self.bytes += leaf.nbytes
+        return result
 
 
-def count_operators(network: nn.Module, inputs: Tensor) -> int:
-    """The operators that forward, backward and a step of AdamW run: each starts about one kernel on a GPU."""
-    optimizer = torch.optim.AdamW(network.parameters(), foreach=True)
+def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> StepCount:
+    """What forward, backward and a step of the optimizer run: each operator starts about one kernel on a GPU."""
     # The first step also makes the optimizer's state.
-    _training_step(network, inputs, optimizer)
+    _training_step(optimizer, loss)
     with _Count() as count:
-        _training_step(network, inputs, optimizer)
-    return count.operators
+        _training_step(optimizer, loss)
+    return StepCount(count.operators, count.bytes)
 
 
-def _training_step(network: nn.Module, inputs: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def _training_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
     optimizer.zero_grad()
-    network(inputs).sum().backward()
+    with sdpa_kernel(SDPBackend.MATH):
+        loss().backward()
     optimizer.step()
 
 
@@ -191,7 +261,11 @@ def main() -> None:
     argparse.ArgumentParser(prog="python -m benchmarks.predict.count", description=__doc__.splitlines()[0]).parse_args()
     lines = []
     for name, network in count_all().items():
-        content = {"operators": network.operators, "layers": network.layers}
+        content = {
+            "operators": network.operators,
+            "bytes_of_a_sample": network.bytes_of_a_sample,
+            "layers": network.layers,
+        }
         lines.append(f"{json.dumps(name)}: {json.dumps(content)}")
     joined = ",\n".join(lines)
     PATH.write_text(f"{{\n{joined}\n}}\n")

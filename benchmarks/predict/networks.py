@@ -15,5 +15,5 @@ def networks() -> dict[str, Network]:
     found = {}
     for name, counted in json.loads(PATH.read_text()).items():
         layers = [Layer(*numbers) for numbers in counted["layers"]]
-        found[name] = Network(name, tuple(layers), counted["operators"])
+        found[name] = Network(name, tuple(layers), counted["operators"], counted["bytes_of_a_sample"])
     return found

@@ -16,8 +16,8 @@
   const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
   const samples = (count) => (count === null ? "–" : count.toLocaleString("en"));
   const gigabits = () => Math.round(2 ** Number(field("network").value) * 100) / 100;
-  const perGpu = () => 2 ** Number(field("batch").value);
-  const inAll = () => 2 ** Number(field("global").value);
+  const perGpu = () => Math.round(2 ** Number(field("batch").value));
+  const inAll = () => Math.round(2 ** Number(field("global").value));
 
   function milliseconds(seconds) {
     const value = 1000 * seconds;
@@ -29,7 +29,7 @@
     const rate = data.gpus[field("gpu").value].rate;
     return {
       network,
-      sampleSeconds: network.multiplyAdds / data.reference / rate,
+      sampleSeconds: network.timesResnet50 / rate,
       launchSeconds: Number(field("launch").value) * 1e-6,
       backwardShare: data.backwardShare,
       buckets: data.buckets,

@@ -1,9 +1,11 @@
 """The prediction as a page that loads nothing: sliders with what follows from them, and the published cases."""
 
 import html
+import itertools
 import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.predict import presets
 from benchmarks.predict.all_reduce import ALGORITHMS, FASTEST, Link
@@ -14,16 +16,17 @@ from common.ladder import html_page
 
 FOLDER = Path(__file__).parent
 STYLE = (FOLDER / "page.css").read_text()
-USUAL = presets.Hardware()
 WIDEST_LOSS = 0.8  # at the right end of a case's scale
 INNER_NAMES = {
     "nvlink-p100": "NVLink, P100 (72 GB/s)",
     "nvlink-v100": "NVLink, V100 (120 GB/s)",
     "nvlink-a100": "NVLink, A100 (235 GB/s)",
-    "nvlink-h100": "NVLink, H100 (371 GB/s)",
+    "nvlink-h100": "NVLink, H100 and H200 (371 GB/s)",
+    "nvlink-b200": "NVLink, B200 (722 GB/s)",
     "pcie3": "PCIe 3.0 x16 (12 GB/s)",
     "pcie4": "PCIe 4.0 x16 (24 GB/s)",
 }
+OWN_GPU = "own"
 ALGORITHM_NAMES = {
     "ring": "one ring through all GPUs",
     "tree": "one tree over all GPUs",
@@ -33,17 +36,50 @@ ALGORITHM_NAMES = {
 }
 
 
-def page(hardware: presets.Hardware = USUAL) -> str:
-    """A page of its own, whose controls stand at `hardware` when it is opened."""
+class Start(NamedTuple):
+    """What the controls of a page stand at when it is opened, and what they offer beside the presets.
+
+    Attributes:
+        hardware: by the names of the presets.
+        network: to be shown in place of BasicNet.
+        gpu: to be shown in place of the hardware's.
+        batch: samples for each GPU, in weak scaling.
+        divided_batch: samples in all, in strong scaling.
+        launch_seconds: to start one operator.
+    """
+
+    hardware: presets.Hardware = presets.Hardware()
+    network: Network | None = None
+    gpu: presets.Gpu | None = None
+    batch: int = 64
+    divided_batch: int = 4096
+    launch_seconds: float = presets.LAUNCH
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        own = {self.network.name: self.network} if self.network else {}
+        return own | networks()
+
+    @property
+    def gpus(self) -> dict[str, presets.Gpu]:
+        own = {OWN_GPU: self.gpu} if self.gpu else {}
+        return own | presets.GPUS
+
+
+USUAL = Start()
+
+
+def page(start: Start = USUAL) -> str:
+    """A page of its own."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>How many GPUs pay? A prediction</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{html_page.STYLE}{STYLE}</style></head>\n<body><main>\n"
-        f"<h1>How many GPUs pay?</h1>\n{section(hardware)}\n</main></body></html>\n"
+        f"<h1>How many GPUs pay?</h1>\n{section(start)}\n</main></body></html>\n"
     )
 
 
-def section(hardware: presets.Hardware = USUAL) -> str:
+def section(start: Start = USUAL) -> str:
     """The prediction as a fragment of HTML, with its scripts. STYLE and the ladder's `html_page.STYLE` belong to it."""
     return "\n".join(
         [
@@ -51,10 +87,10 @@ def section(hardware: presets.Hardware = USUAL) -> str:
             '<p class="says"><b>This is a prediction, not a measurement.</b> It is computed from published figures for '
             "links, GPUs and networks. Further down it is held against published measurements, and it says where it "
             "is off.</p>",
-            f'<div class="tool"><form class="controls" autocomplete="off">{_controls(hardware)}</form>{ANSWERS}</div>',
+            f'<div class="tool"><form class="controls" autocomplete="off">{_controls(start)}</form>{ANSWERS}</div>',
             "<noscript><p>The sliders need JavaScript.</p></noscript>",
             _published(),
-            _scripts(),
+            _scripts(start),
             "</section>",
         ]
     )
@@ -81,26 +117,28 @@ ANSWERS = (
 )
 
 
-def _controls(hardware: presets.Hardware) -> str:
-    gpu_names = {key: gpu.name for key, gpu in presets.GPUS.items()}
-    network_names = {name: name for name in networks()}
+def _controls(start: Start) -> str:
+    hardware = start.hardware
+    network = start.network.name if start.network else "BasicNet"
+    network_names = {name: name for name in start.networks}
+    gpu_names = {key: gpu.name for key, gpu in start.gpus.items()}
     node_sizes = {str(size): f"{size}" for size in presets.NODE_SIZES}
     gigabits = presets.NETWORK[hardware.network].bandwidth / presets.GIGABITS_TO_BANDWIDTH
     spread = round(100 * presets.SPEED_SPREAD, 1)
     return "".join(
         [
-            _choice("model", "Network", network_names, "BasicNet"),
-            _choice("gpu", "GPU", gpu_names, hardware.gpu),
+            _choice("model", "Network", network_names, network),
+            _choice("gpu", "GPU", gpu_names, OWN_GPU if start.gpu else hardware.gpu),
             _choice("node", "GPUs of a node", node_sizes, str(hardware.gpus_per_node)),
             _choice("inner", "Links within a node", INNER_NAMES, hardware.inner),
             # Powers of two from 6.25 Gbit/s to 3200 Gbit/s.
             _slider("network", "Network of a node", round(math.log2(gigabits), 6), 2.643856, 11.643856, 1),
-            _slider("batch", "Samples for each GPU (weak)", 6, 0, 12, 1),
-            _slider("global", "Samples in all (strong)", 12, 0, 20, 1),
+            _batch_slider("batch", "Samples for each GPU (weak)", start.batch, 12),
+            _batch_slider("global", "Samples in all (strong)", start.divided_batch, 20),
             "<details><summary>Assumptions</summary>",
             _choice("algorithm", "All-reduce", ALGORITHM_NAMES, FASTEST),
             _slider("latency", "A message between nodes", 9.6, 0.6, 60, 1),
-            _slider("launch", "Starting an operator", 10, 0, 20, 1),
+            _slider("launch", "Starting an operator", _launch(start), 0, 20, 0.1),
             _slider("spread", "GPUs differ by (standard deviation)", spread, 0, 4.1, 0.1),
             _slider("contention", "An all-reduce slows compute by", 18.9, 0, 40, 0.1),
             "</details>",
@@ -108,12 +146,24 @@ def _controls(hardware: presets.Hardware) -> str:
     )
 
 
+def _launch(start: Start) -> float:
+    """Microseconds, rounded down: no slower than was measured."""
+    return math.floor(10 * start.launch_seconds / presets.MICROSECOND + 1e-6) / 10
+
+
+def _batch_slider(name: str, title: str, batch: int, most: int) -> str:
+    """A slider of the binary logarithm, whose steps double the batch."""
+    value = round(math.log2(batch), 6)
+    least = round(value % 1, 6)
+    return _slider(name, title, value, least, most + least, 1)
+
+
 def _choice(name: str, title: str, options: dict[str, str], chosen: str) -> str:
     identity = f"prediction-{name}"
     shown = ""
     for value, text in options.items():
         state = " selected" if value == chosen else ""
-        shown += f'<option value="{value}"{state}>{html.escape(text)}</option>'
+        shown += f'<option value="{html.escape(value)}"{state}>{html.escape(text)}</option>'
     label = f'<label for="{identity}">{title}</label>'
     return f'<div class="control">{label}<select id="{identity}">{shown}</select></div>'
 
@@ -128,9 +178,6 @@ def _slider(name: str, title: str, value: float, low: float, high: float, step: 
 
 def _published() -> str:
     rows = "".join(_case_row(case) for case in cases())
-    remarks = ""
-    for case in cases():
-        remarks += f"<dt>{html.escape(case.name)}</dt><dd>{html.escape(case.source)}. {html.escape(case.remark)}</dd>"
     return (
         "<h3>Held against published measurements</h3>"
         "<p>Lost efficiency is 100 % minus the efficiency. Nothing was fitted to these cases: all have the same "
@@ -143,9 +190,21 @@ def _published() -> str:
         '<th class="range"><span>0 %</span><span>80 %</span></th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
         "<p>*: not all inputs of this case are published.</p>"
-        f"<details><summary>Where each case is from</summary><dl>{remarks}</dl></details>"
+        f"<details><summary>Where each case is from</summary><dl>{_origins()}</dl></details>"
         f"{_where_it_is_off()}"
     )
+
+
+def _origins() -> str:
+    """Where each case is from. Cases of one series share a remark, which is said once."""
+    shown = ""
+    for remark, series in itertools.groupby(cases(), key=lambda case: case.remark):
+        for source, of_source in itertools.groupby(series, key=lambda case: case.source):
+            for case in of_source:
+                shown += f"<dt>{html.escape(case.name)}</dt>"
+            shown += f"<dd>{html.escape(source)}.</dd>"
+        shown += f"<dd>{html.escape(remark)}</dd>"
+    return shown
 
 
 def _case_row(case: Case) -> str:
@@ -193,9 +252,9 @@ def _where_it_is_off() -> str:
     )
 
 
-def _scripts() -> str:
+def _scripts(start: Start) -> str:
     # In a script element, only "</" could end the data early.
-    data = json.dumps(page_data(), separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps(page_data(start), separators=(",", ":")).replace("</", "<\\/")
     model = (FOLDER / "model.js").read_text()
     own = (FOLDER / "page.js").read_text()
     return (
@@ -204,14 +263,13 @@ def _scripts() -> str:
     )
 
 
-def page_data() -> dict:
+def page_data(start: Start = USUAL) -> dict:
     """Data of the presets and the networks for the page's scripts."""
-    gpus = {key: {"name": gpu.name, "rate": gpu.resnet50_per_second} for key, gpu in presets.GPUS.items()}
+    gpus = {key: {"name": gpu.name, "rate": gpu.resnet50_per_second} for key, gpu in start.gpus.items()}
     return {
-        "networks": {name: network_data(network) for name, network in networks().items()},
+        "networks": {name: network_data(network) for name, network in start.networks.items()},
         "gpus": gpus,
         "inner": {name: link_data(link) for name, link in presets.INNER.items()},
-        "reference": networks()["ResNet-50"].multiply_adds,
         "bytesPerGigabit": presets.ethernet(1).bandwidth,
         "start": presets.START,
         "backwardShare": 2 / 3,
@@ -222,7 +280,8 @@ def page_data() -> dict:
 
 def network_data(network: Network) -> dict:
     """A network as model.js takes it."""
-    return {"operators": network.operators, "multiplyAdds": network.multiply_adds, "layers": network.layers}
+    times_resnet50 = max(presets.estimates(network))
+    return {"operators": network.operators, "timesResnet50": times_resnet50, "layers": network.layers}
 
 
 def link_data(link: Link) -> dict:

@@ -2,10 +2,12 @@
 
 Sources:
 
-- NCCL, src/graph/topo.h: bandwidth of links in GB/s (SM60_NVLINK_BW and so on, PCI_BW, NET_BW).
+- NCCL, src/graph/topo.h: bandwidth of links in GB/s (SM60_NVLINK_BW to SM100_NVLINK_BW, PCI_BW, NET_BW).
 - NCCL, src/graph/tuning.cc, version 2.8: latencies of a ring's messages in µs (hwLat, baseLat; protocol Simple).
 - TensorFlow, guide "Benchmarks", May 2017: images per second of one P100 on ResNet-50 with batch 64.
-- NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5: images per second of one V100 and of one A100.
+- NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5: images per second of one V100 and of one A100 of 80 GB.
+- NVIDIA, datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM: dense peaks,
+  which are half of those with sparsity that the newer ones print, and bandwidth of memory.
 - Sinha et al., "Not All GPUs Are Created Equal", SC 2022: GPUs of one kind in one cluster differ by 8 % on average
   and by 22 % at most in how fast they are.
 - Lee et al., arXiv 2507.03114, 2025: compute is 18.9 % slower on average, and 40 % at most, while the same GPU
@@ -17,7 +19,13 @@ Assumptions, each with the range that it leaves:
 - Backward is two thirds of a step (0.6 to 0.7): it computes two products where forward computes one.
 - Sinha's 8 % lies between the whiskers of a box plot, which are 5.4 standard deviations apart for normal samples. That
   makes 1.5 % (none to 4.1 %, which is 22 %).
-- A network takes as much longer than ResNet-50 as it has more multiply-adds.
+- A network takes as much longer than ResNet-50 as it has more multiply-adds, or as its operators read and write more
+  bytes, whichever is longer; the other of the two is the other end. Published rates on one GPU: ResNet-101 and VGG-16
+  (P100, see `published`) lie between the two. Inception V3 (P100) and EfficientNet-B0 (A100 with TF32, 1078 images/s,
+  NVIDIA, DeepLearningExamples, PyTorch EfficientNet) take 17 % longer than both.
+- An H100, H200 or B200 is as much faster than an A100, for which a rate of PyTorch's ResNet-50 is published, as its
+  memory is. The other end is the ratio of the dense peaks. In MLPerf Training 3.0 Dell trained ResNet-50 on 16 H100
+  in 7.8 minutes and on 16 A100 in 14.4: a factor of 1.85, between 1.64 and 3.17.
 - A gradient is there when its layer's share of the multiply-adds of backward is done.
 """
 
@@ -42,24 +50,63 @@ NETWORK_LATENCY = 9.6 * MICROSECOND
 
 
 class Gpu(NamedTuple):
-    """A kind of GPU by what one alone trains of ResNet-50, which is published."""
+    """A kind of GPU by what one alone trains of ResNet-50 in a second, which is published or derived from another's.
+
+    `fastest` is the other end of a derived rate, as a factor of it.
+    """
 
     name: str
     resnet50_per_second: float
+    fastest: float = 1.0
+
+
+class Datasheet(NamedTuple):
+    """The peaks of a GPU: dense teraflops in TF32 and in BF16, and gigabytes per second of its memory."""
+
+    tf32: float
+    bf16: float
+    memory: float
+
+
+A100 = Datasheet(156, 312, 2039)
+H100 = Datasheet(494.7, 989.4, 3350)
+H200 = Datasheet(494.7, 989.4, 4800)
+B200 = Datasheet(1100, 2250, 8000)
+A100_TF32 = 938
+A100_MIXED = 2470
+
+
+def _derived(name: str, rate_of_a100: float, peak_ratio: float, memory_ratio: float) -> Gpu:
+    return Gpu(name, rate_of_a100 * memory_ratio, fastest=peak_ratio / memory_ratio)
+
+
+def _in_tf32(name: str, sheet: Datasheet) -> Gpu:
+    return _derived(f"{name}, TF32", A100_TF32, sheet.tf32 / A100.tf32, sheet.memory / A100.memory)
+
+
+def _in_mixed_precision(name: str, sheet: Datasheet) -> Gpu:
+    return _derived(f"{name}, mixed precision", A100_MIXED, sheet.bf16 / A100.bf16, sheet.memory / A100.memory)
 
 
 GPUS = {
     "p100": Gpu("P100, float32", 219),
     "v100": Gpu("V100, float32", 367),
-    "a100": Gpu("A100, TF32", 938),
-    "a100-amp": Gpu("A100, mixed precision", 2470),
+    "a100": Gpu("A100, TF32", A100_TF32),
+    "a100-amp": Gpu("A100, mixed precision", A100_MIXED),
+    "h100": _in_tf32("H100", H100),
+    "h100-amp": _in_mixed_precision("H100", H100),
+    "h200": _in_tf32("H200", H200),
+    "h200-amp": _in_mixed_precision("H200", H200),
+    "b200": _in_tf32("B200", B200),
+    "b200-amp": _in_mixed_precision("B200", B200),
 }
 # NCCL: links of a GPU times the bandwidth of each; for the A100 the most that tuning.cc expects of an all-reduce.
 INNER = {
     "nvlink-p100": Link(NVLINK_LATENCY, 4 * 18 * GIGABYTE),
     "nvlink-v100": Link(NVLINK_LATENCY, 6 * 20 * GIGABYTE),
     "nvlink-a100": Link(NVLINK_LATENCY, 235 * GIGABYTE),
-    "nvlink-h100": Link(NVLINK_LATENCY, 18 * 20.6 * GIGABYTE),
+    "nvlink-h100": Link(NVLINK_LATENCY, 18 * 20.6 * GIGABYTE),  # and the H200's
+    "nvlink-b200": Link(NVLINK_LATENCY, 18 * 40.1 * GIGABYTE),
     "pcie3": Link(PCIE_LATENCY, 12 * GIGABYTE),
     "pcie4": Link(PCIE_LATENCY, 24 * GIGABYTE),
 }
@@ -95,10 +142,24 @@ class Hardware(NamedTuple):
     gpus_per_node: int = 8
 
 
+class Estimates(NamedTuple):
+    """How much longer a network computes than ResNet-50 on the same GPU, by each of two of its counts."""
+
+    by_operations: float
+    by_bytes: float
+
+
+def estimates(network: Network) -> Estimates:
+    reference = networks()["ResNet-50"]
+    return Estimates(
+        by_operations=network.multiply_adds / reference.multiply_adds,
+        by_bytes=network.bytes_of_a_sample / reference.bytes_of_a_sample,
+    )
+
+
 def sample_seconds(network: Network, gpu: Gpu) -> float:
     """Seconds that one GPU computes for one sample of a step, after its published rate for ResNet-50."""
-    of_resnet50 = networks()["ResNet-50"].multiply_adds
-    return network.multiply_adds / of_resnet50 / gpu.resnet50_per_second
+    return max(estimates(network)) / gpu.resnet50_per_second
 
 
 def training(network: Network, gpu: Gpu) -> Workload:

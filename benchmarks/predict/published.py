@@ -1,8 +1,7 @@
 """Predictions held against measurements that others have published, and that nothing here was fitted to.
 
-Each case says where its inputs are from. What is not published is an assumption with two ends: the kind one, with which
-the least time is lost, and the harsh one. A case's range is the prediction with all of its assumptions kind, and with
-all of them harsh.
+Each case says where its inputs are from. What is not published is an assumption. A case's range is the prediction with
+all of its assumptions kind, and with all of them harsh.
 """
 
 from dataclasses import dataclass, replace
@@ -10,28 +9,22 @@ from typing import NamedTuple
 
 from benchmarks.predict import presets
 from benchmarks.predict.all_reduce import FASTEST, RING, RING_AND_TREE, Cluster
+from benchmarks.predict.assumptions import (
+    LATENCY,
+    OVERLAP,
+    SPREAD,
+    USUAL,
+    Assumption,
+    Setup,
+    all_harsh,
+    all_kind,
+)
 from benchmarks.predict.networks import networks
 from benchmarks.predict.presets import INNER, START, ethernet
-from benchmarks.predict.step import DDP, HOROVOD, Buckets, Workload, step, without_effects
+from benchmarks.predict.step import DDP, HOROVOD, Buckets, Workload, without_effects
 
 WITHIN = 2  # the factor by which a prediction may be off where all inputs are published
 ONE_BY_ONE = Buckets(size=0, first=0)
-
-
-class Assumption(NamedTuple):
-    """An input that is not published: what it stands for, and the kindest and the harshest value of it."""
-
-    name: str
-    kind: float
-    harsh: float
-
-
-SPREAD = Assumption("speed_spread", 0.0, presets.LARGEST_SPEED_SPREAD)
-OVERLAP = Assumption("contention", 0.0, presets.LARGEST_CONTENTION)
-BACKWARD = Assumption("backward_share", 0.7, 0.6)
-# NCCL's messages of protocol LL wait 2.7 µs in place of 9.6, and a long ring's large ones 1.9 times as long.
-LATENCY = Assumption("latency", 2.7 / 9.6, 1.9)
-USUAL = (SPREAD, OVERLAP, BACKWARD, LATENCY)
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class Case:
         name: network and number of GPUs.
         source: where the efficiency is published.
         efficiency: throughput on `gpus` GPUs as a share of `gpus` / `baseline` times that on `baseline` GPUs.
-        batch: samples for each GPU.
+        setup: what was trained, on which links, with how many samples for each GPU.
         inputs_are_published: whether bytes, the step on one GPU and the links are.
         remark: which inputs are from where, and what else is to be said.
     """
@@ -50,9 +43,7 @@ class Case:
     name: str
     source: str
     efficiency: float
-    training: Workload
-    cluster: Cluster
-    batch: float
+    setup: Setup
     gpus: int
     baseline: int = 1
     assumptions: tuple[Assumption, ...] = USUAL
@@ -70,46 +61,26 @@ class Prediction(NamedTuple):
 
 
 def predict(case: Case) -> Prediction:
-    alone = replace(case, training=without_effects(case.training))
-    kind = case
-    harsh = case
-    for assumption in case.assumptions:
-        kind = assuming(kind, assumption.name, assumption.kind)
-        harsh = assuming(harsh, assumption.name, assumption.harsh)
-    return Prediction(lost=lost(case), network_alone=lost(alone), kind=lost(kind), harsh=lost(harsh))
+    alone = replace(case.setup, training=without_effects(case.setup.training))
+    kind = all_kind(case.setup, case.assumptions)
+    harsh = all_harsh(case.setup, case.assumptions)
+    return Prediction(
+        lost=lost(case),
+        network_alone=lost(replace(case, setup=alone)),
+        kind=lost(replace(case, setup=kind)),
+        harsh=lost(replace(case, setup=harsh)),
+    )
 
 
 def lost(case: Case) -> float:
     """The predicted share of the throughput that is lost."""
-    of_few = step(case.training, case.batch, case.baseline, case.cluster)
-    return 1 - of_few / step(case.training, case.batch, case.gpus, case.cluster)
+    return 1 - case.setup.step(case.baseline) / case.setup.step(case.gpus)
 
 
 def off_by(case: Case) -> float:
     """The factor between the predicted and the published loss, at least 1."""
     ratio = lost(case) / (1 - case.efficiency)
     return max(ratio, 1 / ratio)
-
-
-def assuming(case: Case, name: str, value: float) -> Case:
-    """The same case with another value for one assumption.
-
-    ValueError is raised for a name that is no assumption.
-    """
-    if name in ("speed_spread", "contention", "backward_share"):
-        return replace(case, training=replace(case.training, **{name: value}))
-    if name == "batch":
-        return replace(case, batch=value)
-    inner = case.cluster.inner
-    network = case.cluster.network
-    if name == "latency":
-        inner = replace(inner, latency=inner.latency * value)
-        network = replace(network, latency=network.latency * value)
-    elif name == "bandwidth":
-        network = replace(network, bandwidth=network.bandwidth * value)
-    else:
-        raise ValueError(f"no assumption {name!r}")
-    return replace(case, cluster=replace(case.cluster, inner=inner, network=network))
 
 
 def cases() -> list[Case]:
@@ -149,7 +120,7 @@ def _of_horovod(name: str, rate: float, gpus: int, efficiency: float, source: st
     cluster = Cluster(4, INNER["pcie3"], ethernet(25), RING, START)
     training = _training(name, rate, HOROVOD)
     title = f"Horovod, {name}, {gpus} GPUs"
-    return Case(title, source, efficiency, training, cluster, batch=64, gpus=gpus, remark=HOROVOD_INPUTS)
+    return Case(title, source, efficiency, Setup(training, cluster, batch=64), gpus, remark=HOROVOD_INPUTS)
 
 
 def _training(name: str, rate: float, buckets: Buckets, backward_share: float = 2 / 3) -> Workload:
@@ -169,13 +140,12 @@ def _goyal() -> Case:
     # 352 GPUs take 1.28 million images in 30 s, 11,264 in a step, and their step is 12 % longer than that of 8.
     seconds = 30 / (1.28e6 / 11_264) / 1.12
     cluster = Cluster(8, INNER["nvlink-p100"], ethernet(50), RING_AND_TREE, START)
+    training = _training("ResNet-50", 32 / seconds, ONE_BY_ONE, backward_share=0.120 / seconds)
     return Case(
         "Goyal et al., ResNet-50, 8 to 256 GPUs",
         "Goyal et al. 2017, arXiv 1706.02677, section 5.5 and figure 8",
         0.90,
-        _training("ResNet-50", 32 / seconds, ONE_BY_ONE, backward_share=0.120 / seconds),
-        cluster,
-        batch=32,
+        Setup(training, cluster, batch=32),
         gpus=256,
         baseline=8,
         assumptions=(SPREAD, OVERLAP, LATENCY),
@@ -193,7 +163,8 @@ def _one_node() -> list[Case]:
         training = _training("ResNet-50", rate, DDP)
         title = f"NVIDIA, ResNet-50, 8 {name}"
         remark = "NVLink. The data are read from disk, which the model does not know."
-        found.append(Case(title, source, on_8 / 8 / rate, training, cluster, batch=256, gpus=8, remark=remark))
+        setup = Setup(training, cluster, batch=256)
+        found.append(Case(title, source, on_8 / 8 / rate, setup, gpus=8, remark=remark))
     return found
 
 
@@ -203,9 +174,7 @@ def _tensorflow() -> Case:
         "TensorFlow, VGG-16, 8 P100",
         "TensorFlow, guide “Benchmarks”, May 2017, synthetic data",
         1081 / 8 / 154,
-        _training("VGG-16", 154, ONE_BY_ONE),
-        cluster,
-        batch=64,
+        Setup(_training("VGG-16", 154, ONE_BY_ONE), cluster, batch=64),
         gpus=8,
         inputs_are_published=False,
         remark="Not published: which links the GPUs' sums took. They took NVLink only if the NCCL of that time used "
@@ -220,9 +189,7 @@ def _li() -> Case:
         "Li et al., ResNet-50, 256 GPUs",
         "Li et al., PyTorch Distributed, VLDB 2020, section 5.3: a step takes twice as long as on one GPU",
         0.50,
-        _training("ResNet-50", 367, DDP),
-        cluster,
-        batch=32,
+        Setup(_training("ResNet-50", 367, DDP), cluster, batch=32),
         gpus=256,
         assumptions=(*USUAL, Assumption("batch", 64, 16), Assumption("bandwidth", 1.0, 0.1)),
         inputs_are_published=False,

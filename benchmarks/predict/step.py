@@ -38,11 +38,18 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A network: its layers in the order of forward, and how many operators one training step runs."""
+    """A network, as far as a prediction knows it.
+
+    Attributes:
+        layers: in the order of forward.
+        operators: how many one training step runs.
+        bytes_of_a_sample: by how many bytes more these operators read and write for each sample of the batch.
+    """
 
     name: str
     layers: tuple[Layer, ...]
     operators: int
+    bytes_of_a_sample: int = 0
 
     @property
     def parameters(self) -> int:

@@ -6,25 +6,27 @@ from benchmarks.predict.all_reduce import Cluster
 from benchmarks.predict.networks import networks
 from benchmarks.predict.presets import Gpu, training
 from benchmarks.predict.published import WITHIN, Case, cases, off_by, predict
-from benchmarks.predict.step import pays_from, weak_efficiency
+from benchmarks.predict.step import pays_from, step, weak_efficiency
 
 COUNTS = (2, 8, 64, 512)
+BATCH = 64  # of each GPU, for the times
 MISSING = "–"
 
 
 class Row(NamedTuple):
-    """Of a network on so many GPUs: the smallest global batches that pay, None where none does.
+    """Of a network on so many GPUs: the step, and the smallest global batches that pay, None where none does.
 
-    `faster`: they are faster than one. `half`: they are worth half as many. `most`: they are worth 90 % as many.
-    `lost`: the share of the throughput that is lost with 64 samples for each GPU.
+    `seconds`: of a step with BATCH samples on each GPU. `lost`: the share of the throughput that is lost then.
+    `faster`: the GPUs are faster than one. `half`: they are worth half as many. `most`: they are worth 90 % as many.
     """
 
     network: str
     gpus: int
+    seconds: float
+    lost: float
     faster: int | None
     half: int | None
     most: int | None
-    lost: float
 
 
 def rows(gpu: Gpu, cluster: Cluster) -> list[Row]:
@@ -33,28 +35,51 @@ def rows(gpu: Gpu, cluster: Cluster) -> list[Row]:
     for network in networks().values():
         trained = training(network, gpu)
         for gpus in COUNTS:
+            seconds = step(trained, BATCH, gpus, cluster)
+            lost = 1 - weak_efficiency(trained, BATCH, gpus, cluster)
             faster = pays_from(trained, gpus, cluster, 1 / gpus)
             half = pays_from(trained, gpus, cluster, 0.5)
             most = pays_from(trained, gpus, cluster, 0.9)
-            lost = 1 - weak_efficiency(trained, 64, gpus, cluster)
-            found.append(Row(network.name, gpus, faster, half, most, lost))
+            found.append(Row(network.name, gpus, seconds, lost, faster, half, most))
     return found
 
 
 def pay_table(gpu: Gpu, cluster: Cluster) -> str:
-    """From which global batch on 2, 8, 64 and 512 GPUs pay, in 80 columns."""
+    """The time of a step on 1 to 512 GPUs, and from which global batch on they pay, in 80 columns."""
+    by_network: dict[str, list[Row]] = {}
+    for row in rows(gpu, cluster):
+        by_network.setdefault(row.network, []).append(row)
     lines = [
         f"A PREDICTION, not a measurement: {gpu.name}.",
-        "The smallest global batch (a power of two) with which so many GPUs, on the same",
-        "batch, are faster than one; worth half as many; worth 90 % as many. The last",
-        "column is the throughput lost with 64 samples for each GPU (weak scaling).",
         "",
-        f"{'network':<14}{'GPUs':>5}{'faster':>12}{'worth 50 %':>13}{'worth 90 %':>13}{'lost at 64':>13}",
+        f"Milliseconds of a step with {BATCH} samples on each GPU, and how much of the",
+        "throughput is lost (weak scaling).",
+        "",
+        f"{'network':<14}{'1 GPU':>9}" + "".join(f"{f'{gpus} GPUs':>14}" for gpus in COUNTS),
     ]
-    for row in rows(gpu, cluster):
-        batches = f"{batch_text(row.faster):>12}{batch_text(row.half):>13}{batch_text(row.most):>13}"
-        lines.append(f"{row.network:<14}{row.gpus:>5}{batches}{row.lost:>13.1%}")
+    for name, of_network in by_network.items():
+        alone = training(networks()[name], gpu).compute(BATCH)
+        cells = [f"{milliseconds(row.seconds):>9}{row.lost:>5.0%}" for row in of_network]
+        lines.append(f"{name:<14}{milliseconds(alone):>9}{''.join(cells)}")
+    lines += [
+        "",
+        "The smallest global batch (a power of two) with which so many GPUs, on the same",
+        "batch, are faster than one / worth 90 % as many (strong scaling).",
+        "",
+        f"{'network':<14}" + "".join(f"{f'{gpus} GPUs':>16}" for gpus in COUNTS),
+    ]
+    for name, of_network in by_network.items():
+        batches = [f"{batch_text(row.faster)} / {batch_text(row.most)}" for row in of_network]
+        lines.append(f"{name:<14}" + "".join(f"{cell:>16}" for cell in batches))
     return "\n".join(lines)
+
+
+def milliseconds(seconds: float) -> str:
+    """The number of milliseconds, with three digits or more."""
+    value = 1000 * seconds
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def batch_text(size: int | None) -> str:
