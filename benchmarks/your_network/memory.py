@@ -3,20 +3,21 @@
 A step is run on tensors without memory (see `hollow`), and every storage is charged to its device (`common.memory`).
 """
 
+import argparse
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.your_network import strategies
+from benchmarks.your_network import flags, strategies, training
+from benchmarks.your_network.flags import positive
 from benchmarks.your_network.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
-from common.errors import UserError, fail
+from common.errors import fail
 from common.memory import CATEGORIES, accounting, name_category
 
 STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets only in the third
@@ -25,6 +26,35 @@ GIB = 2**30
 SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
 LARGE = 256  # samples: enough for activations to decide about the peak
 TRIES = 6  # batches that are run, at most, to find the largest one for one size
+
+
+HELP = "what each strategy needs on each device, and which batch fits"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    flags.add_network(parser)
+    flag = parser.add_argument
+    flag("--batch", type=positive, default=64, metavar="N", help="global batch (64)")
+    flag("--devices", type=positive, nargs="+", default=[1, 2, 4, 8], metavar="N", help="how many (1 2 4 8)")
+    flag("--precision", choices=PRECISIONS, default="no", help="of mixed precision (no)")
+    flag("--checkpointing", action="store_true", help="activation checkpointing of each block")
+    flag("--gib", type=positive, nargs="+", default=SIZES, metavar="N", help="memory of a device (8 16 24 40 80)")
+    flags.add_json(parser)
+
+
+def answer(options: argparse.Namespace) -> None:
+    for devices in options.devices:
+        if options.batch % devices:
+            fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
+    network = flags.network(options)
+    counts = sorted(set(options.devices))
+    total = sum(len(strategies.on(devices)) for devices in counts)
+    with tqdm(total=total, leave=False, disable=None) as bar:
+        setting = (options.precision, options.checkpointing, sorted(set(options.gib)))
+        found = list(rows(network, options.batch, counts, *setting, bar))
+    print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
+    print(table(found))
+    flags.conclude(options, verdict(found), {"memory": found})
 
 
 @dataclass(frozen=True)
@@ -103,40 +133,20 @@ def of_fullest_rank(network: UserNetwork, setting: Setting, batch: int) -> tuple
 
 def train(network: UserNetwork, setting: Setting, mesh, batch: int, steps: int = STEPS) -> None:
     """A few steps of one process, with `batch` samples each."""
-    with _explained(f"{network.title} cannot be built"):
-        model = network.build().to("cpu")
+    model = training.build(network)
     if setting.checkpointing:
         model = strategies.checkpointed(model)
-    with _explained(f"{setting.strategy.name} cannot wrap {network.title}"):
+    with training.explained(f"{setting.strategy.name} cannot wrap {network.title}"):
         model = setting.strategy.wrap(model, mesh)
     for name, parameter in model.named_parameters():
         name_category(parameter, "parameters", name.removeprefix("module."))
-    with _explained("the optimizer cannot be made"):
-        optimizer = strategies.make_optimizer(network, model, setting.strategy.shard_optimizer)
-    dtype = PRECISIONS[setting.precision]
+    optimizer = strategies.make_optimizer(network, model, setting.strategy.shard_optimizer)
     for _ in range(steps):
-        with _explained(f"a batch of {batch} cannot be made"):
-            inputs, targets = strategies.to_device(network.batch(batch))
-        with _explained(f"the forward of {batch} samples failed"):
-            loss = strategies.scaled_loss(network, model, inputs, targets, dtype)
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            fail(f"the loss must be a scalar tensor, not {what}")
-        with _explained("the backward failed"):
-            loss.backward()
+        samples = training.make_batch(network, batch)
+        loss = training.loss_of(network, model, samples, PRECISIONS[setting.precision])
+        training.backward(network, loss)
         optimizer.step()
         optimizer.zero_grad()
-
-
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """One line that says what failed, in place of an exception of somebody's network."""
-    try:
-        yield
-    except (UserError, DependsOnNumbers):
-        raise
-    except Exception as error:
-        fail(f"{what}: {type(error).__name__}: {error}")
 
 
 def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dict[int, int]) -> int:

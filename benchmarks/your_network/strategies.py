@@ -19,9 +19,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from benchmarks.your_network.spec import UserNetwork, call
+from benchmarks.your_network import training
+from benchmarks.your_network.spec import UserNetwork
 from common.memory import copy_to, follow_size, name_category
 from common.small.data_parallel import gather, replicate
 
@@ -195,26 +196,11 @@ def lone_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
 
 
 def make_optimizer(network: UserNetwork, model: nn.Module, sharded: bool) -> torch.optim.Optimizer:
-    """The network's optimizer, which takes all parameters at once, as torch's do on a GPU unless they are told."""
+    """The network's optimizer, or ZeRO-1's around it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if sharded:
-        optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(parameters, network.optimizer)
-        groups = optimizer.optim.param_groups
-    else:
-        optimizer = network.optimizer(parameters)
-        groups = optimizer.param_groups
-    for group in groups:
-        if group.get("foreach", True) is None and not group.get("fused"):
-            group["foreach"] = True
+    if not sharded:
+        return training.make_optimizer(network, parameters)
+    with training.explained(f"the optimizer of {network.title} cannot be sharded"):
+        optimizer = ZeroRedundancyOptimizer(parameters, network.optimizer)
+    training.for_all_at_once(optimizer.optim)
     return optimizer
-
-
-def scaled_loss(network: UserNetwork, model: nn.Module, inputs: Any, targets: Any, dtype: torch.dtype | None) -> Tensor:
-    """The loss of a batch, computed in mixed precision if there is a `dtype`."""
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-        return network.loss(call(model, inputs), targets)
-
-
-def to_device(batch: Any) -> Any:
-    """A batch on the process's device."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to("cpu"), batch)

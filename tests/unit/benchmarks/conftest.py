@@ -1,4 +1,4 @@
-"""A comparison's results with every promise kept, small enough to say what each number is."""
+"""A comparison's results with every promise kept, small enough to say what each number is; and a user's network."""
 
 import copy
 
@@ -7,8 +7,10 @@ import pytest
 from benchmarks.harness import records
 from benchmarks.report import plots
 from benchmarks.suites import throughput
+from benchmarks.your_network import spec
 from common import ladder
 from common.memory import CATEGORIES
+from tests.unit.benchmarks.user_network import TEXTS
 
 MIB = 2**20
 ALL_CORES = "00_single_gpu, all cores"
@@ -92,3 +94,15 @@ def report() -> dict:
 def coarse(monkeypatch):
     """Plots with few pixels, for tests that need no more."""
     monkeypatch.setattr(plots, "DPI", 40)
+
+
+@pytest.fixture
+def texts_file(tmp_path):
+    path = tmp_path / "texts.py"
+    path.write_text(TEXTS)
+    return f"{path}:build"
+
+
+@pytest.fixture
+def texts(texts_file):
+    return spec.load(texts_file)

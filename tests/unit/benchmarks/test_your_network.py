@@ -17,44 +17,7 @@ from common.memory import accounting
 from common.process_group import process_group
 from common.processes import ranks
 
-TEXTS = '''
-import torch
-from torch import nn
-
-class Texts(nn.Module):
-    """Two inputs, attention, and a parameter beside children."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = nn.Embedding(500, 32)
-        self.scale = nn.Parameter(torch.ones(32))
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(2))
-        self.score = nn.Linear(32, 3)
-
-    def forward(self, words, lengths):
-        hidden = self.words(words) * self.scale
-        hidden[:, 0] += lengths[:, None]
-        for block in self.blocks:
-            hidden = block(hidden)
-        return {"scores": self.score(hidden.mean(dim=1))}
-
-def build():
-    return Texts()
-
-def batch(n):
-    return {"words": torch.randint(500, (n, 24)), "lengths": torch.rand(n)}, torch.randint(3, (n,))
-
-def loss(outputs, targets):
-    return nn.functional.cross_entropy(outputs["scores"], targets)
-'''
 ALL = (strategies.ONE_DEVICE, *strategies.ON_SEVERAL)
-
-
-@pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "texts.py"
-    path.write_text(TEXTS)
-    return spec.load(f"{path}:build")
 
 
 def on_ranks(path: str, number: int, devices: int, batch: int, shape: tuple[int, ...]) -> dict[str, int]:
@@ -183,7 +146,7 @@ def test_a_shape_that_depends_on_numbers_is_noticed_and_computed(tmp_path):
         ("nowhere.py:build", "there is no file nowhere.py"),
         ("FILE:make", "has no function 'make'"),
         ("FILE:fails", "cannot be built: ValueError: no weights"),
-        ("FILE:wrong", "the forward of 2 samples failed"),
+        ("FILE:wrong", "the forward of mine:wrong failed: RuntimeError"),
         ("FILE:rows", "the loss must be a scalar tensor, not a tensor of shape (2,)"),
     ],
 )

@@ -1,0 +1,101 @@
+"""One training step of somebody else's network, and one clear line for whatever fails in it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from benchmarks.your_network.hollow import DependsOnNumbers
+from benchmarks.your_network.spec import UserNetwork, call
+from common.errors import UserError, fail
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """One line that says what failed, in place of an exception of somebody's network."""
+    try:
+        yield
+    except (UserError, DependsOnNumbers):
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        fail(f"{what}: {type(error).__name__}: {reason}")
+
+
+def build(network: UserNetwork, device: str | torch.device = "cpu") -> nn.Module:
+    """The module, in training mode.
+
+    Raises:
+        UserError: if it cannot be built, or has no parameter to train.
+    """
+    with explained(f"{network.title} cannot be built"):
+        model = network.build()
+        if not isinstance(model, nn.Module):
+            fail(f"{network.title} returns a {type(model).__name__}, not a module")
+        model.train().to(device)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        fail(f"{network.title} has no parameter to train")
+    return model
+
+
+def make_batch(network: UserNetwork, size: int, device: str | torch.device = "cpu") -> tuple[Any, Any]:
+    """The inputs and targets of `size` samples, on the device.
+
+    Raises:
+        UserError: if they cannot be made.
+    """
+    with explained(f"a batch of {size} cannot be made"):
+        inputs, targets = network.batch(size)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), (inputs, targets))
+
+
+def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtype: torch.dtype | None = None) -> Tensor:
+    """The loss of a batch, computed in mixed precision if there is a `dtype`.
+
+    Raises:
+        UserError: if the forward or the loss fails, or the loss is no scalar that depends on the parameters.
+    """
+    inputs, targets = batch
+    device = next(model.parameters()).device
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        with explained(f"the forward of {network.title} failed"):
+            outputs = call(model, inputs)
+        with explained(f"the loss of {network.title} failed"):
+            loss = network.loss(outputs, targets)
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        fail(f"the loss must be a scalar tensor, not {what}")
+    if not loss.requires_grad:
+        fail("the loss does not depend on any parameter that is trained")
+    return loss
+
+
+def backward(network: UserNetwork, loss: Tensor) -> None:
+    """The gradients.
+
+    Raises:
+        UserError: if they cannot be computed.
+    """
+    with explained(f"the backward of {network.title} failed"):
+        loss.backward()
+
+
+def make_optimizer(network: UserNetwork, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The network's optimizer, which takes all parameters at once, as torch's do on a GPU unless they are told.
+
+    Raises:
+        UserError: if it cannot be made.
+    """
+    with explained(f"the optimizer of {network.title} cannot be made"):
+        return for_all_at_once(network.optimizer(parameters))
+
+
+def for_all_at_once(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same optimizer, which takes all parameters at once."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", True) is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer

@@ -1,0 +1,169 @@
+"""The prediction for a network of somebody else's: its counts, and that it is `benchmarks.predict`'s own."""
+
+import json
+
+import pytest
+from torchvision import models
+
+from benchmarks.predict import presets
+from benchmarks.predict.networks import networks
+from benchmarks.predict.presets import Hardware
+from benchmarks.predict.step import speed_up, step
+from benchmarks.your_network import __main__ as program
+from benchmarks.your_network import predict, spec
+
+A100 = presets.GPUS["a100"]
+
+
+def test_the_counts_of_two_inputs_and_attention_are_those_counted_by_hand(texts):
+    network = predict.counted(texts)
+    layer = (96 * 32 + 96) + (32 * 32 + 32) + (64 * 32 + 64) + (32 * 64 + 32) + 2 * 64
+    assert network.parameters == 500 * 32 + 32 + 2 * layer + (32 * 3 + 3)
+    tokens = 24
+    linear = tokens * 32 * (96 + 32 + 64 + 64)
+    attention = 2 * tokens * tokens * 32
+    assert network.multiply_adds == 2 * (linear + attention) + 32 * 3
+
+
+def test_a_shared_parameter_counts_once_and_a_frozen_one_not_at_all(tmp_path):
+    path = tmp_path / "tied.py"
+    path.write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))\n"
+        "    model[1].weight = model[0].weight\n"
+        "    model[2].requires_grad_(False)\n"
+        "    return model\n"
+    )
+    network = predict.counted(spec.load(f"{path}:build", (8,)))
+    assert network.parameters == 8 * 8 + 8 + 8
+    assert network.multiply_adds == 3 * 8 * 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg16", "vit_b_16", "convnext_tiny"])
+def test_parameters_and_multiply_adds_are_those_that_torchvision_publishes(name):
+    published = models.get_model_weights(name).IMAGENET1K_V1.meta
+    network = predict.counted(spec.load(f"torchvision:{name}"))
+    assert network.parameters == published["num_params"]
+    assert network.multiply_adds / 1e9 == pytest.approx(published["_ops"], abs=0.001)
+
+
+@pytest.mark.parametrize(
+    "name, spec_of_it", [("VGG-16", "vgg16"), pytest.param("ResNet-50", "resnet50", marks=pytest.mark.slow)]
+)
+def test_the_prediction_is_that_of_the_predictor(name, spec_of_it):
+    """Counted without memory here, and on torch's meta device there."""
+    own = predict.counted(spec.load(f"torchvision:{spec_of_it}"))
+    theirs = networks()[name]
+    assert (own.layers, own.operators, own.bytes_of_a_sample) == (
+        theirs.layers,
+        theirs.operators,
+        theirs.bytes_of_a_sample,
+    )
+    hardware = Hardware()
+    setup, assumptions = predict.prediction(own, A100, hardware, batch=64)
+    training = presets.training(theirs, A100)
+    cluster = presets.cluster(hardware.inner, hardware.network, hardware.gpus_per_node)
+    for row in predict.rows(setup, assumptions):
+        assert row["seconds"] == step(training, 64, row["gpus"], cluster)
+        assert row["fastest"] <= row["seconds"] <= row["slowest"]
+        if row["divided_seconds"]:
+            faster = speed_up(training, 64, row["gpus"], cluster)
+            assert training.compute(64) / row["divided_seconds"] == pytest.approx(faster)
+
+
+@pytest.mark.parametrize("milliseconds", [250.0, 0.1])
+def test_a_step_that_was_measured_is_the_step_on_one_gpu(milliseconds):
+    """Also where it is shorter than its launches are assumed to be."""
+    network = networks()["ResNet-50"]
+    gpu = predict.measured(network, 48, milliseconds)
+    setup, assumptions = predict.prediction(network, gpu, Hardware(), 48, is_measured=True)
+    alone, two, *_ = predict.rows(setup, assumptions)
+    assert alone["seconds"] == pytest.approx(milliseconds / 1000)
+    assert alone["fastest"] == alone["slowest"] == alone["seconds"]
+    assert two["seconds"] > alone["seconds"]
+
+
+def test_the_answer_has_every_number_of_gpus_a_page_and_a_verdict(texts_file, tmp_path, capsys):
+    kept = tmp_path / "answer.json"
+    page = tmp_path / "page.html"
+    flags = ["--gpu", "h200", "--batch", "48", "--page", str(page), "--json", str(kept)]
+    program.main(["predict", texts_file, *flags])
+    printed = capsys.readouterr().out
+    answer = json.loads(kept.read_text())
+    assert [row["gpus"] for row in answer["predict"]] == [2**exponent for exponent in range(10)]
+    assert printed.startswith("A PREDICTION, not a measurement: texts:build on H200, TF32")
+    assert printed.splitlines()[-3:] == answer["verdict"]
+    tables, _, _ = printed.partition("Written to")
+    assert max(map(len, tables.splitlines())) <= 80
+    text = page.read_text()
+    assert '<option value="texts:build" selected>' in text
+    assert '<option value="h200" selected>' in text
+    logarithm = 5.584963
+    assert f'min="0.584963" max="12.584963" step="1" value="{logarithm}"' in text
+    assert round(2**logarithm) == 48
+
+
+def test_the_page_of_a_measured_step_has_the_gpu_that_was_measured(texts_file, tmp_path):
+    page = tmp_path / "page.html"
+    program.main(["predict", texts_file, "--measured-ms", "5", "--page", str(page)])
+    assert '<option value="own" selected>your GPU, measured: 5 ms for 64</option>' in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["FILE:fails"], "cannot be built: ValueError: no weights"),
+        (["FILE:number"], "returns a int, not a module"),
+        (["FILE:frozen"], "has no parameter to train"),
+        (["FILE:wrong"], "the forward of mine:wrong failed: RuntimeError"),
+        (["FILE:rows"], "the loss must be a scalar tensor, not a tensor of shape (2,)"),
+        (["FILE:table"], "multiplies nothing"),
+        (["torchvision:resnet18", "--measured-ms", "0"], "must be a number above 0"),
+        (["torchvision:resnet18", "--gpu", "abacus"], "invalid choice: 'abacus'"),
+        (["torchvision:resnet18", "--batch", "0"], "at least 1"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(arguments, message, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def fails(): raise ValueError('no weights')\n"
+        "def number(): return 5\n"
+        "def frozen(): return nn.Linear(4, 5).requires_grad_(False)\n"
+        "def wrong(): return nn.Linear(5, 5)\n"
+        "def rows(): return nn.Linear(4, 5)\n"
+        "class Table(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.ones(4))\n"
+        "    def forward(self, inputs): return self.weight + inputs\n"
+        "def table(): return Table()\n"
+        "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
+        "def loss(outputs, targets):\n"
+        "    if outputs.shape[1] == 4: return outputs.mean()\n"
+        "    return nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
+    )
+    with pytest.raises(SystemExit) as end:
+        program.main(["predict", *(text.replace("FILE", str(path)) for text in arguments)])
+    assert end.value.code == 2
+    error = capsys.readouterr().err.splitlines()
+    assert message in error[-1]
+    assert "Traceback" not in "".join(error)
+
+
+def test_a_network_whose_shapes_depend_on_numbers_is_counted_by_computing(tmp_path):
+    path = tmp_path / "picky.py"
+    path.write_text(
+        "from torch import nn\n"
+        "class Picky(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        scores = super().forward(x)\n"
+        "        return scores + scores[scores > 0].mean()\n"
+        "def build():\n"
+        "    return Picky(10, 5000)\n"
+    )
+    network = predict.counted(spec.load(f"{path}:build", (10,)))
+    assert network.multiply_adds == 5000 * 10

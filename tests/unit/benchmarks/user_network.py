@@ -1,0 +1,32 @@
+"""A network with two inputs, as a user of `benchmarks.your_network` would have it in a file."""
+
+TEXTS = '''
+import torch
+from torch import nn
+
+class Texts(nn.Module):
+    """Two inputs, attention, and a parameter beside children."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(500, 32)
+        self.scale = nn.Parameter(torch.ones(32))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(2))
+        self.score = nn.Linear(32, 3)
+
+    def forward(self, words, lengths):
+        hidden = self.words(words) * self.scale
+        hidden[:, 0] += lengths[:, None]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return {"scores": self.score(hidden.mean(dim=1))}
+
+def build():
+    return Texts()
+
+def batch(n):
+    return {"words": torch.randint(500, (n, 24)), "lengths": torch.rand(n)}, torch.randint(3, (n,))
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs["scores"], targets)
+'''
