@@ -1,9 +1,10 @@
 """The suites whose records become pictures, and what draws them: `draw(groups, machine, folder)` returns its files."""
 
-from benchmarks.report import anatomy_plot, limit_plot, network_plot, overlap_plot, timeline_plot
+from benchmarks.report import anatomy_plot, larger_batches_plot, limit_plot, network_plot, overlap_plot, timeline_plot
 
 DRAWN = {
     "anatomy": anatomy_plot.draw,
+    "larger_batches": larger_batches_plot.draw,
     "limit": limit_plot.draw,
     "network": network_plot.draw,
     "overlap": overlap_plot.draw,

@@ -1,0 +1,194 @@
+"""A larger batch and its learning rate: the same samples in fewer steps, by three rules, with AdamW and with SGD.
+
+    python -m benchmarks.larger_batches
+    python -m benchmarks.larger_batches --record FOLDER
+
+Each rank brings a batch of 64, so that k ranks make a batch k times as large. Every training sees one epoch in the same
+order, and a larger batch leaves fewer steps for it. The learning rate is kept, or multiplied by √k, or by k. Each
+optimizer has a fourth rule, which says what else the literature asks for:
+
+- AdamW: √k, and the betas follow (Malladi et al., 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
+  Algorithms"). A moving average over so many samples has a k-th of the steps for it.
+- SGD: k, after a warm-up (Goyal et al., 2017, "Accurate, Large Minibatch SGD").
+
+The network is a small one, so that all trainings take some minutes on one core. No process group is needed: the
+gradient of a batch is what DDP would average.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from benchmarks.harness import records
+from benchmarks.harness.threads import single_thread
+from benchmarks.report.larger_batches_plot import draw
+from common.args import parse_args
+from common.data import DigitImages, load_data
+from common.ladder import script
+
+SUITE = "larger_batches"
+BATCH = 64  # of one rank
+RANKS = (1, 2, 4, 8)
+SEEDS = 3
+QUICK_SEEDS = 2
+QUICK_SAMPLES = 2048
+BETAS = (0.9, 0.999)  # AdamW's own
+EPS = 1e-8
+WARM_UP = 0.2  # of all steps
+GUESSING = math.log(10)  # the loss of a network that gives all ten digits the same probability
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule for k times the batch.
+
+    Attributes:
+        name: as it stands in the table and in the picture.
+        factor: of the learning rate, from k.
+        scales_betas: whether AdamW's moving averages go over as many samples as with one rank.
+        warms_up: whether the rate grows from 0 during the first steps.
+    """
+
+    name: str
+    factor: Callable[[int], float]
+    scales_betas: bool = False
+    warms_up: bool = False
+
+
+KEPT = Rule("× 1", lambda ranks: 1.0)
+ROOT = Rule("× √k", math.sqrt)
+LINEAR = Rule("× k", float)
+RULES = {
+    "AdamW": (KEPT, ROOT, LINEAR, Rule("× √k, betas too", math.sqrt, scales_betas=True)),
+    "SGD": (KEPT, ROOT, LINEAR, Rule("× k, warm-up", float, warms_up=True)),
+}
+
+
+class Start(NamedTuple):
+    """An optimizer and its learning rate for one rank."""
+
+    optimizer: str
+    rate: float
+
+
+# The rates of AdamW and the last one of SGD are near the best for one rank, of a row of rates that double.
+STARTS = (Start("AdamW", 4e-3), Start("SGD", 0.05), Start("SGD", 0.2))
+
+
+class Digits(NamedTuple):
+    """Images of shape (n, 1, 14, 14) and their labels, for training and for the test."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+def digits(data_flags: list[str]) -> Digits:
+    train, test = load_data(parse_args(str(script("00_single_gpu")), ["--device", "cpu", *data_flags]))
+    return Digits(_halved(train), train.labels, _halved(test), test.labels)
+
+
+def _halved(digit_images: DigitImages) -> Tensor:
+    """All images at half of their width and height, so that a training takes seconds."""
+    images, _ = digit_images.__getitems__(list(range(len(digit_images))))
+    return F.avg_pool2d(images, 2)
+
+
+def small_network() -> nn.Sequential:
+    """Two convolutions and a linear layer with 9,098 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 7 * 7, 10),
+    )
+
+
+def make_optimizer(start: Start, network: nn.Module, ranks: int, rule: Rule) -> torch.optim.Optimizer:
+    rate = start.rate * rule.factor(ranks)
+    if start.optimizer == "SGD":
+        return torch.optim.SGD(network.parameters(), lr=rate)
+    if not rule.scales_betas:
+        return torch.optim.AdamW(network.parameters(), lr=rate, betas=BETAS, eps=EPS)
+    # 1 / (1 - beta) is the number of steps over which a moving average goes. A step has k times the samples now.
+    betas = (1 - ranks * (1 - BETAS[0]), 1 - ranks * (1 - BETAS[1]))
+    return torch.optim.AdamW(network.parameters(), lr=rate, betas=betas, eps=EPS / math.sqrt(ranks))
+
+
+def trained_loss(start: Start, ranks: int, rule: Rule, seed: int, data: Digits) -> float:
+    """The mean loss on the test images after one epoch with the batch of so many ranks.
+
+    At most GUESSING: a training whose steps were too long ends there, or beyond any number.
+    """
+    torch.manual_seed(seed)
+    network = small_network()
+    optimizer = make_optimizer(start, network, ranks, rule)
+    batch_size = BATCH * ranks
+    steps = len(data.train_images) // batch_size
+    warm_up_steps = math.ceil(WARM_UP * steps) if rule.warms_up else 1
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm_up_steps))
+    order = torch.randperm(len(data.train_images), generator=torch.Generator().manual_seed(seed))
+    for step in range(steps):
+        chosen = order[step * batch_size : (step + 1) * batch_size]
+        loss = F.cross_entropy(network(data.train_images[chosen]), data.train_labels[chosen])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    with torch.no_grad():
+        loss = F.cross_entropy(network(data.test_images), data.test_labels).item()
+    return loss if loss < GUESSING else GUESSING
+
+
+def row_name(ranks: int, rule: Rule) -> str:
+    return f"batch {BATCH * ranks}, rate {rule.name}" if ranks > 1 else f"batch {BATCH}"
+
+
+def measured(start: Start, seeds: int, data: Digits) -> dict:
+    """The group of `benchmarks.harness.records` of one optimizer: a row for each batch and rule, a sample a seed."""
+    samples: dict[str, list[float]] = {}
+    facts: dict[str, dict] = {}
+    for ranks in RANKS:
+        rules = RULES[start.optimizer] if ranks > 1 else (KEPT,)
+        for rule in rules:
+            row = row_name(ranks, rule)
+            samples[row] = [trained_loss(start, ranks, rule, seed, data) for seed in range(seeds)]
+            facts[row] = {"ranks": ranks, "rule": rule.name, "learning_rate": start.rate * rule.factor(ranks)}
+    title = f"{start.optimizer}, rate {start.rate:g} for one rank: test loss after one epoch"
+    group = records.group(title, "loss", samples, facts, notes=["A round is a seed."])
+    return group | {"optimizer": start.optimizer, "rate": start.rate, "training_samples": len(data.train_images)}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.larger_batches", description=__doc__.splitlines()[0])
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write the record and its picture there")
+    parser.add_argument("--quick", action="store_true", help="a few samples and seeds: to see that everything runs")
+    options = parser.parse_args(argv)
+    if options.record and (reason := records.why_not_writable(options.record)):
+        parser.error(f"--record: {reason}")
+    began = records.circumstances()
+    data = digits(["--train-samples", str(QUICK_SAMPLES)] if options.quick else [])
+    groups = []
+    with single_thread():
+        for start in STARTS:
+            groups.append(measured(start, QUICK_SEEDS if options.quick else SEEDS, data))
+            print(f"\n{records.table(groups[-1])}", flush=True)
+    if options.record:
+        records.write(options.record / f"{SUITE}.json", SUITE, began, groups=groups)
+        [picture] = draw(groups, records.machine(), options.record)
+        print(f"written to {options.record}: {SUITE}.json, {picture}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Larger batches: each rule does what it says, the page says what was recorded, and the picture is drawn."""
+
+import pytest
+import torch
+
+from benchmarks import larger_batches
+from benchmarks.larger_batches import GUESSING, KEPT, LINEAR, ROOT, RULES, Digits, Start
+from benchmarks.report import larger_batches_plot, readmes
+from common import ladder
+
+ADAMW = Start("AdamW", 4e-3)
+SGD = Start("SGD", 0.05)
+SCALED_BETAS = RULES["AdamW"][-1]
+
+
+@pytest.fixture(scope="module")
+def two_classes() -> Digits:
+    """Bright and dark images, which a few steps tell apart."""
+    torch.manual_seed(0)
+    labels = torch.arange(1024) % 2
+    images = torch.rand(1024, 1, 14, 14) + labels[:, None, None, None]
+    return Digits(images, labels, images[:100], labels[:100])
+
+
+def test_the_rate_follows_the_rule():
+    network = torch.nn.Linear(1, 1)
+    rates = [larger_batches.make_optimizer(SGD, network, 4, rule).defaults["lr"] for rule in (KEPT, ROOT, LINEAR)]
+    assert rates == pytest.approx([0.05, 0.1, 0.2])
+
+
+def test_scaled_moving_averages_go_over_as_many_samples():
+    network = torch.nn.Linear(1, 1)
+    one = larger_batches.make_optimizer(ADAMW, network, 1, SCALED_BETAS).defaults["betas"]
+    four = larger_batches.make_optimizer(ADAMW, network, 4, SCALED_BETAS).defaults["betas"]
+    for beta, beta_of_four in zip(one, four, strict=True):
+        assert 4 / (1 - beta_of_four) == pytest.approx(1 / (1 - beta))
+
+
+def test_a_training_learns_and_one_with_too_long_steps_ends_at_guessing(two_classes):
+    assert larger_batches.trained_loss(ADAMW, 1, KEPT, 0, two_classes) < 0.5 * GUESSING
+    assert larger_batches.trained_loss(Start("SGD", 1e6), 8, LINEAR, 0, two_classes) == GUESSING
+
+
+def medians(group: dict, rule: str) -> list[float]:
+    return [row["median"] for row in group["rows"].values() if row["rule"] == rule and row["ranks"] > 1]
+
+
+def test_the_record_says_what_the_page_says():
+    adamw, sgd, fast_sgd = readmes.recorded("larger_batches")["groups"]
+    one_rank = {group["rate"]: group["rows"]["batch 64"]["median"] for group in (adamw, sgd, fast_sgd)}
+    for group in (adamw, sgd):
+        assert all(kept > root for kept, root in zip(medians(group, "× 1"), medians(group, "× √k"), strict=True))
+    # AdamW: up to four ranks √k and k lose little; with eight both lose a third or so.
+    for rule in ("× √k", "× k"):
+        two, four, eight = medians(adamw, rule)
+        assert max(two, four) < 1.15 * one_rank[0.004] and eight > 1.3 * one_rank[0.004]
+    # SGD with a low rate: k keeps the loss up to four ranks, and is the best of the rules.
+    assert all(linear < root for linear, root in zip(medians(sgd, "× k"), medians(sgd, "× √k"), strict=True))
+    assert max(medians(sgd, "× k")[:2]) < 1.05 * one_rank[0.05]
+    # With the best rate for one rank, k holds for two ranks only.
+    two, four, eight = medians(fast_sgd, "× k")
+    assert two < 1.05 * one_rank[0.2] and four > 1 and eight > 2
+    assert medians(fast_sgd, "× k, warm-up")[1] < four
+
+
+def test_the_picture_is_drawn_from_the_record(tmp_path, coarse):
+    record = readmes.recorded("larger_batches")
+    [name] = larger_batches_plot.draw(record["groups"], record["machine"], tmp_path)
+    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores" / name).exists()
