@@ -18,8 +18,9 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -173,9 +174,28 @@ class Ranks:
 def _started(rank: int, on_cpu: bool) -> Worker:
     ours, theirs = _context.Pipe()
     process = _context.Process(target=_serve, args=(theirs, on_cpu), daemon=True)
-    process.start()
+    with _without_interrupts():
+        process.start()
     theirs.close()
     return Worker(rank, process, ours)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """A block whose new processes never get a SIGINT; this process gets its own at the end of the block.
+
+    Ctrl-C reaches all processes of a terminal, and the first answers it. A rank, and the server from which it is
+    forked, import torch before they could say that they ignore it. A blocked signal they inherit.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # the first start of a process starts it too, and it unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _answer(worker: Worker) -> Answer:
@@ -189,7 +209,7 @@ def _answer(worker: Worker) -> Answer:
 
 def _serve(pipe: Connection, on_cpu: bool) -> None:
     """The life of a rank: one job after another, until there is none or the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the first answers it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, which has no `_without_interrupts`, and our children
     keep_large_blocks()  # as the levels do, but before the first tensor of the first job
     if on_cpu:
         hide_gpus()

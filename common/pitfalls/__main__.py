@@ -2,7 +2,7 @@
 
     python -m common.pitfalls                      all, a line or two for each
     python -m common.pitfalls padded_evaluation    one, with its source
-    python -m common.pitfalls --quiz               asks before it shows
+    python -m common.pitfalls --quiz               asks, and keeps the score
     python -m common.pitfalls --list               what there is
 
 They run on two or three CPU processes with gloo, on a machine with GPUs too,
@@ -12,6 +12,7 @@ the mistake and found nothing in the correction.
 
 import argparse
 import importlib
+import random
 import sys
 import textwrap
 import time
@@ -19,6 +20,10 @@ from collections.abc import Sequence
 
 from common.pitfalls import NAMES, explanation, module_name, source, title
 from common.pitfalls.examine import examine
+from common.pitfalls.excerpt import excerpt
+
+LETTERS = "abcd"
+QUIT = "q"
 
 
 def run_all(modules: list[str]) -> bool:
@@ -57,39 +62,69 @@ def run_one(name: str) -> bool:
 
 
 def quiz(names: Sequence[str]) -> bool:
-    """Show each mistake as code, wait for a guess, and then say what it is.
+    """Show each mistake as code, ask which one it is, and then show it run.
 
     True if all that were shown were caught. It ends where the reader does.
     """
     all_caught = True
+    answered = 0
+    right = 0
     for number, name in enumerate(names, 1):
         pitfall = importlib.import_module(module_name(name))
         processes = f"on {pitfall.WORLD_SIZE} processes"
         print(f"Question {number} of {len(names)}, {processes}:")
-        print(f"\n{question(name)}\n")
-        if not _wants_the_answer():
+        print(f"\n{excerpt(name, 'wrong')}\n")
+        choices = answers(name)
+        for letter, choice in choices.items():
+            print(f"  {letter}  {title(choice)}")
+        answer = _asked(choices)
+        if answer == QUIT:
             break
+        answered += 1
+        if answer and choices[answer] == name:
+            right += 1
+            print("\nRight.")
+        else:
+            [letter] = [each for each in choices if choices[each] == name]
+            print(f"\nIt is {letter}.")
         verdict = examine(module_name(name))
         all_caught = all_caught and verdict.caught
         print(f"\n{name}: {explanation(name)}\n")
         print(f"    wrong:  {verdict.wrong}\n    right:  {verdict.right}\n")
-        print(f"{_indented(str(verdict))}\n", flush=True)
+        print(f"{_indented(str(verdict))}\n\nCorrected:\n")
+        corrected = excerpt(name, "right", but_for="wrong")
+        print(f"{textwrap.indent(corrected, '    ')}\n", flush=True)
+    if answered:
+        print(f"Score: {right} of {answered}")
     return all_caught
 
 
-def question(name: str) -> str:
-    """The code of a pitfall up to its mistake, without what explains it."""
-    code = source(name).removeprefix(f'"""{explanation(name)}\n"""')
-    until_the_correction, _, _ = code.partition("\ndef right(")
-    return until_the_correction.strip()
+def answers(name: str) -> dict[str, str]:
+    """The pitfalls to choose from, by letter: the right one and some others.
+
+    They are the same ones in the same order each time.
+    """
+    chance = random.Random(name)
+    others = [each for each in NAMES if each != name]
+    choices = [name, *chance.sample(others, len(LETTERS) - 1)]
+    chance.shuffle(choices)
+    return dict(zip(LETTERS, choices, strict=True))
 
 
-def _wants_the_answer() -> bool:
-    try:
-        guess = input("What is wrong? Enter shows the answer, q ends: ")
-    except EOFError:
-        return False
-    return guess.strip().lower() != "q"
+def _asked(choices: dict[str, str]) -> str:
+    """The letter that the reader chooses, "" for the answer at once, or QUIT.
+
+    Anything else is asked again.
+    """
+    prompt = f"Which one is it? {', '.join(choices)}; Enter shows it, q ends: "
+    while True:
+        try:
+            answer = input(prompt).strip().lower()
+        except EOFError:
+            return QUIT
+        if answer in ("", QUIT, *choices):
+            return answer
+        print(f"{answer!r} is none of the answers.")
 
 
 def _row(*cells: str) -> str:
@@ -112,7 +147,9 @@ def main(argv: list[str] | None = None) -> int:
         "name", nargs="?", metavar="NAME", help="one, with its source"
     )
     parser.add_argument(
-        "--quiz", action="store_true", help="ask before showing, one or all"
+        "--quiz",
+        action="store_true",
+        help="ask before showing, and keep the score",
     )
     parser.add_argument("--list", action="store_true", help="what there is")
     args = parser.parse_args(argv)

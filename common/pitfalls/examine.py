@@ -3,9 +3,10 @@
 import importlib
 import tempfile
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from common.pitfalls.stage import Report, play
-from common.processes import RankFailed, ranks
+if TYPE_CHECKING:
+    from common.pitfalls.stage import Report
 
 SECONDS = 180  # the last resort, for one version of one pitfall
 
@@ -50,13 +51,17 @@ def examine(module: str) -> Verdict:
     )
 
 
-def reports(module: str, version: str) -> list[Report]:
+def reports(module: str, version: str) -> list["Report"]:
     """Every rank's Report on the "wrong" or "right" version of a pitfall.
 
     Raises:
         RuntimeError: with the traceback of every rank that raised or did not
             answer; the next call starts new processes.
     """
+    # Torch takes seconds to import. Here Ctrl-C is expected, above it is not.
+    from common.pitfalls.stage import play
+    from common.processes import RankFailed, ranks
+
     pool = ranks(importlib.import_module(module).WORLD_SIZE)
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
         try:
@@ -69,13 +74,13 @@ def reports(module: str, version: str) -> list[Report]:
     return found
 
 
-def _numbers(reports: list[Report]) -> str:
+def _numbers(reports: list["Report"]) -> str:
     """The ranks' numbers, each once."""
     numbers = dict.fromkeys(report.number for report in reports)
     return " / ".join(numbers)
 
 
-def _finding(reports: list[Report]) -> str | None:
+def _finding(reports: list["Report"]) -> str | None:
     """The detector's words on the first rank where it has any."""
     for report in reports:
         if report.finding:

@@ -6,15 +6,19 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from common import ladder, pitfalls
-from common.pitfalls.__main__ import main, question, run_all
+from common.pitfalls.__main__ import answers, main, run_all
 from common.pitfalls.examine import Verdict, examine, reports
+from common.pitfalls.excerpt import excerpt
 
 FOLDER = Path(pitfalls.__file__).parent
 COLUMNS = 80
@@ -97,7 +101,7 @@ def test_ranks_that_fail_end_the_run_with_their_traceback(monkeypatch, capsys):
 
 
 def test_the_list_has_every_file():
-    tools = {"__init__", "__main__", "examine", "stage"}
+    tools = {"__init__", "__main__", "examine", "excerpt", "stage"}
     assert {path.stem for path in FOLDER.glob("*.py")} == {*pitfalls.NAMES, *tools}
 
 
@@ -130,29 +134,55 @@ def test_one_pitfall_is_shown_with_its_explanation_its_source_and_its_numbers(ca
     assert max(map(len, printed.splitlines())) <= COLUMNS
 
 
-def test_the_quiz_asks_before_it_shows(capsys, monkeypatch):
+def test_the_quiz_asks_before_it_shows_and_keeps_the_score(capsys, monkeypatch):
+    names = ("padded_evaluation", "prefixed_keys", "set_epoch_forgotten", "different_orders")
+    letters = [next(letter for letter, choice in answers(name).items() if choice == name) for name in names]
+    wrong = next(letter for letter in "abcd" if letter != letters[1])
+    typed = iter(["too many samples?", letters[0].upper(), wrong, "", "q"])
     before = []
 
     def guess(prompt: str) -> str:
         before.append(capsys.readouterr().out)
-        return "q" if len(before) == 2 else "too many samples?"
+        return next(typed)
 
     monkeypatch.setattr("builtins.input", guess)
-    monkeypatch.setattr("common.pitfalls.__main__.NAMES", ("padded_evaluation", "prefixed_keys"))
+    monkeypatch.setattr("common.pitfalls.__main__.NAMES", (*names, *pitfalls.NAMES))
+    monkeypatch.setattr("common.pitfalls.__main__.answers", answers)
     assert main(["--quiz"]) == 0
-    asked, answered = before
-    assert asked.startswith("Question 1 of 2, on 3 processes:") and "def wrong():" in asked
-    assert "10002" not in asked and pitfalls.title("padded_evaluation") not in asked
-    assert f"padded_evaluation: {pitfalls.title('padded_evaluation')}" in answered
+    asked, refused, answered, shown, skipped = before
+    assert asked.startswith("Question 1 of 25, on 3 processes:") and "def wrong():" in asked
+    assert "10002" not in asked and f"  {letters[0]}  {pitfalls.title('padded_evaluation')}" in asked
+    assert refused == "'too many samples?' is none of the answers.\n"
+    assert answered.startswith(f"\nRight.\n\npadded_evaluation: {pitfalls.title('padded_evaluation')}")
     assert "wrong:  10002 of 10000\n    right:  10000 of 10000" in answered
-    assert "Question 2 of 2" in answered and pitfalls.title("prefixed_keys") not in answered
+    assert "Corrected:\n\n    from common.accelerator.sampler import DistributedEvalSampler" in answered
+    assert shown.startswith(f"\nIt is {letters[1]}.\n") and skipped.startswith(f"\nIt is {letters[2]}.\n")
+    assert capsys.readouterr().out == "Score: 1 of 3\n"
+
+
+def test_the_answers_of_a_question_are_four_with_the_right_one_and_the_same_each_time():
+    for name in pitfalls.NAMES:
+        assert len(set(answers(name).values())) == 4 and name in answers(name).values()
+        assert answers(name) == answers(name)
 
 
 @pytest.mark.parametrize("name", pitfalls.NAMES)
-def test_a_question_shows_the_mistake_and_not_the_correction(name):
-    asked = question(name)
+def test_a_question_shows_the_mistake_and_what_it_needs_and_not_the_correction(name):
+    asked = excerpt(name, "wrong")
     assert "def wrong(" in asked
     assert "def right(" not in asked and "def detect(" not in asked and pitfalls.title(name) not in asked
+    used = Counter(re.findall(r"\w+", asked))
+    for imported in re.findall(r"import (.*)$", asked.replace("import (", ""), re.MULTILINE):
+        for alias in imported.split(", "):
+            assert used[alias.split()[-1].rpartition(".")[2]] >= 2, alias
+    assert compile(asked, name, "exec") and max(map(len, asked.splitlines())) <= COLUMNS
+
+
+@pytest.mark.parametrize("name", pitfalls.NAMES)
+def test_an_answer_shows_the_correction_and_nothing_twice(name):
+    corrected = excerpt(name, "right", but_for="wrong")
+    assert "def right(" in corrected and "def wrong(" not in corrected and "def detect(" not in corrected
+    assert compile(f"{excerpt(name, 'wrong')}\n{corrected}", name, "exec")
 
 
 def test_the_quiz_ends_where_nobody_answers(capsys, monkeypatch):
@@ -214,3 +244,18 @@ def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr("common.pitfalls.__main__.examine", interrupted)
     assert main([]) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_seconds_in_which_torch_is_imported_is_no_traceback_either():
+    """A terminal sends it to all processes: the program, and those that it is starting for its ranks."""
+    for seconds in (0.5, 1.5, 3, 5):
+        command = [sys.executable, "-m", "common.pitfalls"]
+        with subprocess.Popen(
+            command, cwd=ladder.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as program:
+            time.sleep(seconds)
+            os.killpg(program.pid, signal.SIGINT)
+            _, errors = program.communicate(timeout=60)
+        # A shell shows 130 for both: libraries may leave SIGINT to the system while they are imported.
+        assert program.returncode in (130, -signal.SIGINT) and errors == "", seconds
