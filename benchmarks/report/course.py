@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from benchmarks.suites import interpreter_lock as interpreter_lock_suite
-from benchmarks.suites.memory import BUCKET_VIEWS, FSDP
+from benchmarks.suites.memory import BUCKET_VIEWS, DDP, FOREACH, FSDP
 from benchmarks.suites.network import CALIBRATED_AT, Calibration, one_node, row_name, rows_of_links
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from common.ladder import scripts
@@ -159,7 +159,7 @@ def memory_split() -> str:
     """A table of BasicNet's memory on two devices at the peak of each, in MiB by category."""
     columns = {}
     for wrapper, devices in (("DataParallel", (0, 1)), ("DDP", (0,))):
-        (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == 2]
+        row = _memory_row("basic_net", wrapper, 2)
         for device in devices:
             name = "DDP, each" if wrapper == "DDP" else f"DataParallel, device {device}"
             columns[name] = row["peaks"][device]
@@ -177,7 +177,7 @@ def memory_tensors() -> str:
     """The largest tensors of BasicNet's training on device 0 of two, under DataParallel and under DDP, as a table."""
     rows = ["| under | what it is | tensor | shape | MiB |", "|---|---|---|--:|--:|"]
     for wrapper in ("DataParallel", "DDP"):
-        (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == 2]
+        row = _memory_row("basic_net", wrapper, 2)
         for tensor in row["tensors"][:LARGEST]:
             shape = "×".join(map(str, tensor["shape"]))
             name = tensor["name"] or tensor["operation"].removeprefix("aten::")
@@ -186,16 +186,28 @@ def memory_tensors() -> str:
 
 
 def smaller() -> str:
-    """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by the number of devices."""
-    columns = {"DDP": "DDP", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
-    rows = [f"| devices | {' | '.join(columns.values())} |", "|--:|" + "--:|" * len(columns)]
-    for ranks in WORLD_SIZES:
-        cells = []
-        for wrapper in columns:
-            (row,) = [row for row in _memory_rows(wrapper) if row["devices"] == ranks]
-            fullest = max(sum(split.values()) for split in row["peaks"])
-            cells.append(f"{fullest / MIB:.1f}")
-        rows.append(f"| {ranks} | {' | '.join(cells)} |")
+    """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by network and devices."""
+    columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
+    rows = [f"| network | devices | {' | '.join(columns.values())} |", "|---|--:|" + "--:|" * len(columns)]
+    for network, title in {"basic_net": "BasicNet", "resnet18": "ResNet-18"}.items():
+        for devices in WORLD_SIZES:
+            cells = []
+            for wrapper in columns:
+                fullest = max(sum(split.values()) for split in _memory_row(network, wrapper, devices)["peaks"])
+                cells.append(f"{fullest / MIB:.1f}")
+            rows.append(f"| {title} | {devices} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def zero_split() -> str:
+    """A table of ResNet-18's memory on each of eight devices under DDP and FSDP2, in MiB by category."""
+    devices = WORLD_SIZES[-1]
+    ddp = _memory_row("resnet18", DDP, devices)["peaks"][0]
+    fsdp = _memory_row("resnet18", FSDP, devices)["peaks"][0]
+    rows = ["| MiB on each of 8 devices | DDP | FSDP2 |", "|---|--:|--:|"]
+    for category in ddp:
+        rows.append(f"| {category} | {ddp[category] / MIB:.1f} | {fsdp[category] / MIB:.1f} |")
+    rows.append(f"| sum | {sum(ddp.values()) / MIB:.1f} | {sum(fsdp.values()) / MIB:.1f} |")
     return "\n".join(rows)
 
 
@@ -265,9 +277,12 @@ def _links(batch: int) -> dict[str, dict]:
     return links
 
 
-def _memory_rows(wrapper: str) -> list[dict]:
-    rows = [row for row in _recorded("results")["memory"] if row["network"] == "basic_net"]
-    return [row for row in rows if row["wrapper"] == wrapper]
+def _memory_row(network: str, wrapper: str, devices: int) -> dict:
+    """The record of a network's memory under a wrapper on so many devices."""
+    for row in _recorded("results")["memory"]:
+        if (row["network"], row["wrapper"], row["devices"]) == (network, wrapper, devices):
+            return row
+    raise LookupError(f"no memory of {network} under {wrapper} on {devices} devices is recorded")
 
 
 def tails() -> str:

@@ -215,6 +215,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "smaller": course.smaller,
     "interpreter_lock": course.interpreter_lock,
     "zero": course.zero,
+    "zero_split": course.zero_split,
     "tails": course.tails,
     "mistakes": mistakes,
 }

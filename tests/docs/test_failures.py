@@ -1,11 +1,11 @@
-"""What level 02's page says about ranks that fail or hang is what they print."""
+"""What the page about hangs says about ranks that fail or hang is what they print."""
 
 import re
 import sys
 
 import pytest
 
-from tests.docs.test_short_versions import section
+from common import ladder
 from tests.faults.jobs import run_all_to_end
 
 SCRIPT = "02_ddp_raw/one_rank_fails.py"
@@ -14,7 +14,7 @@ FOLLOW_ON = re.compile(r"Connection (closed by peer|reset by peer)|Signal 15 \(S
 
 def shown() -> dict[str, str]:
     """The outputs that the page shows, by command."""
-    text = section("02_ddp_raw", "When it hangs, when it fails")
+    text = (ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md").read_text()
     found = re.findall(rf"^    (\S[^\n]*{SCRIPT} \S+)\n\n```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return dict(found)
 

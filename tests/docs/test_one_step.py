@@ -1,4 +1,4 @@
-"""Level 02's page: the step in numbers, the commands that torchrun stands for, and the table of the collectives."""
+"""Level 02's pages: the step in numbers, the commands that torchrun stands for, and the table of the collectives."""
 
 import os
 import re
@@ -16,6 +16,7 @@ from common.processes import ranks
 
 SCRIPT = ladder.ROOT / "02_ddp_raw" / "one_step.py"
 PAGE = (ladder.ROOT / "02_ddp_raw" / "README.md").read_text()
+COLLECTIVES = (ladder.ROOT / "02_ddp_raw" / "COLLECTIVES.md").read_text()
 HAND_COMPUTED = """
 One step: four samples, two on each rank.
 [rank 0] has the samples [0, 2], with x = 1, 1 and y = -2, 0
@@ -74,7 +75,7 @@ def test_the_page_shows_what_is_printed():
 
 @pytest.mark.slow
 def test_the_commands_that_torchrun_stands_for_do_the_same():
-    (commands,) = re.findall(r"^```bash\n(export MASTER_ADDR.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (commands,) = re.findall(r"^```bash\n(export MASTER_ADDR.*?)^```$", COLLECTIVES, re.MULTILINE | re.DOTALL)
     done = run(["bash", "-c", commands.replace("29500", str(get_free_port()))])
     assert done.returncode == 0, done.stderr
     assert done.stdout == HAND_COMPUTED
@@ -116,7 +117,7 @@ def numbers_after_collectives() -> dict[str, list[float]]:
 def test_the_collectives_do_what_the_table_says():
     results = ranks(2).run(numbers_after_collectives)
     for name in results[0]:
-        ((shown_0, shown_1),) = re.findall(rf"^\| {name} \| .* \| (.*) and (.*) \|$", PAGE, re.MULTILINE)
+        ((shown_0, shown_1),) = re.findall(rf"^\| {name} \| .* \| (.*) and (.*) \|$", COLLECTIVES, re.MULTILINE)
         for shown, of_rank in ((shown_0, results[0]), (shown_1, results[1])):
             numbers = " ".join(f"{value:g}" for value in of_rank[name])
             assert shown.strip("`") == (numbers or "nothing"), name

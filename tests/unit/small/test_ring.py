@@ -1,0 +1,60 @@
+"""The ring all-reduce sums what torch's sums, message by message, with as many messages and bytes as the pages say."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common.ladder import ring as shown
+from common.process_group import process_group
+from common.processes import ranks
+from common.small.ring import ring_all_reduce
+
+
+def sums(numbers: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """This rank's numbers, their sum by the ring, and their sum by torch."""
+    with process_group():
+        own = torch.arange(numbers, dtype=torch.float64) * 10 ** dist.get_rank()
+        ours = own.clone()
+        ring_all_reduce(ours)
+        theirs = own.clone()
+        dist.all_reduce(theirs)
+        return own, ours, theirs
+
+
+# Fewer numbers than ranks leave some parts empty.
+@pytest.mark.parametrize("world_size, numbers", [(2, 7), (3, 6), (3, 8), (4, 2)])
+def test_the_ring_sums_what_an_all_reduce_sums(world_size, numbers):
+    results = ranks(world_size).run(sums, numbers)
+    assert not torch.equal(results[0][0], results[1][0])
+    for _, ours, theirs in results:
+        assert torch.equal(ours, theirs)
+
+
+def test_the_picture_shows_what_four_ranks_compute():
+    trace = shown.trace()
+    assert len(trace) == 1 + 2 * 3
+    assert [state.half for state in trace[1:]] == ["reduce-scatter"] * 3 + ["all-gather"] * 3
+    assert trace[0].numbers == shown.START
+    assert trace[-1].numbers == [[1111, 2222, 3333, 4444]] * 4
+    for rank in range(4):
+        # After the first half rank r has the sum of one part, and of no other.
+        complete = [part for part in range(4) if trace[3].numbers[rank][part] == 1111 * (part + 1)]
+        assert complete == [(rank + 1) % 4]
+    for before, after in pairwise(trace):
+        for rank in range(4):
+            left = (rank - 1) % 4
+            part = after.received[rank]
+            assert after.sent[left] == part
+            came = before.numbers[left][part]
+            had = before.numbers[rank][part] if after.half == "reduce-scatter" else 0
+            assert after.numbers[rank][part] == had + came
+
+
+def test_the_page_and_the_text_have_every_state(tmp_path):
+    trace = shown.trace()
+    text = shown.text(trace)
+    assert "rank 0 sends part 0 to rank 1" in text and "1111 2222 3333 4444" in " ".join(text.split())
+    page = shown.page(trace)
+    assert "1111" in page and "http" not in page and "ArrowRight" in page
