@@ -1,6 +1,14 @@
 """The suites whose records become pictures, and what draws them: `draw(groups, machine, folder)` returns its files."""
 
-from benchmarks.report import anatomy_plot, larger_batches_plot, limit_plot, network_plot, overlap_plot, timeline_plot
+from benchmarks.report import (
+    anatomy_plot,
+    larger_batches_plot,
+    limit_plot,
+    network_plot,
+    overlap_plot,
+    scaling_plot,
+    timeline_plot,
+)
 
 DRAWN = {
     "anatomy": anatomy_plot.draw,
@@ -8,5 +16,6 @@ DRAWN = {
     "limit": limit_plot.draw,
     "network": network_plot.draw,
     "overlap": overlap_plot.draw,
+    "throughput": scaling_plot.draw,
     "timeline": timeline_plot.draw,
 }

@@ -326,6 +326,11 @@ def of_devices(rows: dict[str, dict]) -> list[str]:
         lines.append(
             f"“{ALL_CORES}”: one process has the cores of all devices. A CPU offers this choice, and GPUs do not."
         )
+    if any(row["level"] == REPLICATED and row["workers"] > 1 for row in rows.values() if row.get("cores_per_device")):
+        lines.append(
+            "Level 01's replicas run forward on their devices. On a CPU autograd computes on the thread that calls it, "
+            "so their backward runs on the first device; on GPUs each device has a thread of autograd's."
+        )
     return lines
 
 
