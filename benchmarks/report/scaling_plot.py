@@ -28,16 +28,16 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
         figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
         highest = max(pair["interval"][1] for group in drawable for pair in speed_ups(group).values())
         right = 1.3 * max(highest, _most_devices(drawable))
-        for index, group in enumerate(drawable):
-            _panel(panels[index], group, right, is_first=index % COLUMNS == 0)
+        for panel, group in zip(panels, drawable, strict=False):
+            _panel(panel, group, right)
         for panel in panels[len(drawable) :]:
             panel.set_visible(False)
-        devices = _most_devices(drawable)
         told = (
-            f"Measured: medians of {drawable[0]['rounds']} paired ratios and their intervals. Dashed: {devices} times"
+            f"Measured: medians of {drawable[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 "
+            f"devices. Dashed: {_most_devices(drawable)} times one device. "
         )
         about = " ".join(of_devices(drawable[0]["rows"])).removesuffix(".")
-        save(figure, path, f"{told} one device. {about}", machine)
+        save(figure, path, f"{told}{about}", machine)
     return [NAME]
 
 
@@ -54,7 +54,7 @@ def _most_devices(groups: list[dict]) -> int:
     return max(row["workers"] for group in groups for row in group["rows"].values())
 
 
-def _panel(panel, group: dict, right: float, is_first: bool) -> None:
+def _panel(panel, group: dict, right: float) -> None:
     """The speed-ups of one group, a bar for each row, whose length is a ratio: 1 is one device."""
     pairs = speed_ups(group)
     labels = []
@@ -66,15 +66,17 @@ def _panel(panel, group: dict, right: float, is_first: bool) -> None:
         whiskers = [[pair["median"] - low], [high - pair["median"]]]
         panel.errorbar(pair["median"], y, xerr=whiskers, color=INK, capsize=4, linewidth=1.4)
         panel.text(high + 0.03 * right, y, f"{pair['median']:.2f}", va="center", bbox=CLEAR)
-        labels.append(f"00, {row['apart']}" if row["apart"] else f"{row['level'][:2]}, {row['workers']} devices")
+        number = row["level"][:2]
+        labels.append(f"{number}, all" if row["apart"] else f"{number} on {row['workers']}")
     panel.axvline(1, color=SOFT, linewidth=1.2)
     panel.axvline(max(row["workers"] for row in group["rows"].values()), color=VERMILION, linestyle="--", linewidth=1.4)
-    panel.set_yticks(range(len(labels)), labels if is_first else [])
+    panel.set_yticks(range(len(labels)), labels)
     panel.invert_yaxis()
     panel.set_xlim(0, right)
     panel.grid(axis="x")
     panel.tick_params(axis="y", length=0)
     panel.set_xlabel("times level 00 on one device")
+    panel.set_ylabel("level")
     kind, _, batch = group["group"].partition(": ")
     of_whom, _, _ = batch.partition(",")
     panel.set_title(f"{kind}:\n{of_whom}", fontsize=11)

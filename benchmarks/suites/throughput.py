@@ -285,9 +285,14 @@ def weak_scaling_record(batch_per_worker: int, samples: Samples, facts: dict[str
 
 
 def to_level_00(facts: dict[str, dict]) -> list[tuple[str, str]]:
-    """Every row that does the work of level 00, and level 00 on one device."""
+    """Every row that does the work of level 00, and level 00 on one device; by level, then by workers."""
+
+    def place(name: str) -> tuple[bool, str, int]:
+        row = facts[name]
+        return row["apart"] == ALL_CORES, row["level"], row["workers"]
+
     others = [name for name, row in facts.items() if name != FIRST and row["apart"] in ("", ALL_CORES)]
-    return [(name, FIRST) for name in others]
+    return [(name, FIRST) for name in sorted(others, key=place)]
 
 
 def to_level_02(facts: dict[str, dict]) -> list[tuple[str, str]]:

@@ -27,7 +27,8 @@ def groups(monkeypatch):
         ):
             configurations = make_rows(size)
             timed = throughput.Throughput(configurations, 0.1, quick=True)
-            facts = {row.name: timed._facts(row.name, FEW_CORES) for row in configurations}
+            # Rows are known in the order of the turns that they took.
+            facts = {row.name: timed._facts(row.name, FEW_CORES) for row in reversed(configurations)}
             samples = {row.name: [1500.0 if row.workers > 1 else 1000.0] * 6 for row in configurations}
             samples["00_single_gpu, all cores"] = [1250.0] * 6
             found.append(make_record(size, samples, facts))
@@ -40,6 +41,7 @@ def test_a_bar_is_what_several_devices_reach_of_one(groups, report, tmp_path, co
         several = [name for name in reached if "2 replicas" in name or "2 processes" in name]
         assert len(several) == 4 and {reached[name] for name in several} == {1.5}
         assert {name: reached[name] for name in reached.keys() - set(several)} == {"00_single_gpu, all cores": 1.25}
+        assert [name[:2] for name in reached] == ["01", "02", "03", "04", "00"]
     assert scaling_plot.draw(groups, report["machine"], tmp_path) == ["scaling.png"]
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
