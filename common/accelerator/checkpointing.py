@@ -30,6 +30,7 @@ from .utils import other
 from .utils.checkpoint_folder import (
     CheckpointError,
     CheckpointVersionError,
+    DigestThreads,
     Manifest,
     choose_newest,
     commit_save,
@@ -353,20 +354,29 @@ def _write(
     folder: Path,
     safe_serialization: bool,
 ) -> None:
-    """Write all files into `draft`, and make it the checkpoint in `folder`."""
+    """Write all files into `draft`, and make it the checkpoint in `folder`.
+
+    The optimizers come first, for they have the largest files: threads flush each file to the disk and compute its
+    checksums while the next one is being written.
+    """
     try:
-        for index, weights in enumerate(state.weights):
-            path = draft / _weights_name(index, safe_serialization)
-            if safe_serialization:
-                write_safetensors(weights, path)
-            else:
-                save_loadable(weights, path)
-        for file_name, content in state.states.items():
-            save_loadable(content, draft / file_name)
-        for rank, of_rank in enumerate(states_of_ranks):
-            for pattern, content in of_rank.items():
-                save_loadable(content, draft / pattern.format(rank))
-        commit_save(draft, folder)
+        with DigestThreads() as digests:
+            for file_name, content in state.states.items():
+                save_loadable(content, draft / file_name)
+                digests.begin(draft / file_name, flush=True)
+            for index, weights in enumerate(state.weights):
+                path = draft / _weights_name(index, safe_serialization)
+                if safe_serialization:
+                    write_safetensors(weights, path)
+                else:
+                    save_loadable(weights, path)
+                digests.begin(path, flush=True)
+            for rank, of_rank in enumerate(states_of_ranks):
+                for pattern, content in of_rank.items():
+                    path = draft / pattern.format(rank)
+                    save_loadable(content, path)
+                    digests.begin(path, flush=True)
+            commit_save(draft, folder, digests)
     except Exception:
         # On a full disk torch.save says "unexpected pos 576 vs 534", which nobody can make sense of.
         if draft.exists() and shutil.disk_usage(draft).free < _LEAST_FREE_BYTES:

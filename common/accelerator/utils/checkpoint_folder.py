@@ -1,8 +1,9 @@
 """Checkpoint folders: each is there as a whole or not at all, and none is trusted before all of it has been checked.
 
-A folder holds files and a manifest with the format's version and the size and SHA-256 of every file. A save writes all
-files into a draft within the folder; renaming the draft to `.complete` is the one moment in which the checkpoint comes
-to be. Its files are then moved to their places, and the next save or load finishes that if it was interrupted.
+A folder holds files and a manifest with the format's version and the size and checksums of every file. (They find
+damage, not forgery: whoever changes a file can change them too.) A save writes all files into a draft within the
+folder; renaming the draft to `.complete` is the one moment in which the checkpoint comes to be. Its files are then
+moved to their places, and the next save or load finishes that if it was interrupted.
 
 A folder may come from anywhere. So a name in a manifest is believed only if it is that of a regular file within the
 folder, reached without a symbolic link, and nothing is touched before all of a manifest has been checked. (There
@@ -10,7 +11,6 @@ is no protection against somebody who changes the folder while it is being read.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -18,22 +18,29 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Collection
+import zlib
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.files import forget_draft, is_draft, new_draft, remove_folder, sync_to_disk
 
 logger = logging.getLogger(__name__)
 
 # Increase it when the content of the files changes so that older code could not resume from newer files, or newer code
-# from older ones. Version 1 had no version in its manifest; version 2 held the position of every loader.
-FORMAT_VERSION = 3
+# from older ones. Version 1 had no version in its manifest; version 2 held the position of every loader; version 3 had
+# the SHA-256 of each file, which took as long to compute as the file to write.
+FORMAT_VERSION = 4
 MANIFEST_NAME = "manifest.json"
 COMPLETE_NAME = ".complete"
 # Some 100,000 files: more than a save writes, and less than would fill the memory.
 _LARGEST_MANIFEST_BYTES = 2**24
+# A file has a checksum for each block of so many bytes, so that several threads can compute them.
+BLOCK_BYTES = 2**25
+_BYTES_READ_AT_ONCE = 2**20
+_MOST_THREADS = 4
 
 
 class CheckpointError(ValueError):
@@ -46,36 +53,104 @@ class CheckpointVersionError(CheckpointError):
 
 @dataclass(frozen=True)
 class FileDigest:
-    """A file's description: its size and the SHA-256 of its content, in hexadecimal digits."""
+    """A file's description: its size and, one after the other, the CRC-32 of each block in eight hexadecimal digits."""
 
     bytes: int
-    sha256: str
+    crc32: str
 
 
 Manifest = dict[str, FileDigest]
 
 
+class _Running(NamedTuple):
+    """The digest of a file that is being computed, and the flushing of the file, if it is to be flushed."""
+
+    bytes: int
+    crc32_of_blocks: list[Future[int]]
+    flushing: Future[None] | None
+
+
+class DigestThreads:
+    """Threads that compute the digests of files, and flush them to the disk, while other files are still being written.
+
+    Neither needs Python's lock: what the threads do costs the process that writes little where a core is free.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_MOST_THREADS)
+        self._running: dict[Path, _Running] = {}
+
+    def __enter__(self) -> "DigestThreads":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def begin(self, path: Path, flush: bool) -> None:
+        """Begin with the file `path`, unless that has been done before. Nobody may change it from now on.
+
+        Raises:
+            OSError: if it is not there.
+        """
+        if path in self._running:
+            return
+        size = path.stat().st_size
+        flushing = self._threads.submit(sync_to_disk, path) if flush else None
+        blocks = [self._threads.submit(_crc32_of_block, path, begin) for begin in range(0, size, BLOCK_BYTES)]
+        self._running[path] = _Running(size, blocks, flushing)
+
+    def digest(self, path: Path) -> FileDigest:
+        """Wait for the file `path`, which has been begun.
+
+        Raises:
+            OSError: if it cannot be read or flushed.
+        """
+        running = self._running[path]
+        if running.flushing is not None:
+            running.flushing.result()
+        crc32 = "".join(f"{block.result():08x}" for block in running.crc32_of_blocks)
+        return FileDigest(running.bytes, crc32)
+
+
+def _crc32_of_block(path: Path, begin: int) -> int:
+    crc32 = 0
+    buffer = memoryview(bytearray(_BYTES_READ_AT_ONCE))
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        for _ in range(BLOCK_BYTES // _BYTES_READ_AT_ONCE):
+            count = file.readinto(buffer)
+            crc32 = zlib.crc32(buffer[:count], crc32)
+    return crc32
+
+
 # The manifest
 
 
-def write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path, digests: DigestThreads | None = None) -> None:
     """Write the digests of all files of `folder` into its manifest, and flush everything to the disk.
+
+    Args:
+        digests: threads that have begun with some of the files.
 
     Raises:
         CheckpointError: if there is something in the folder that `finish_and_verify` would refuse.
     """
+    if digests is None:
+        with DigestThreads() as digests:
+            write_manifest(folder, digests)
+        return
     manifest_path = folder / MANIFEST_NAME
-    files = {}
+    paths = []
     for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise CheckpointError(f"{path} is a symbolic link: a checkpoint holds files only")
         if path.is_dir():
             sync_to_disk(path)
         if path.is_file() and path != manifest_path:
-            _check_name(name, folder)
-            files[name] = asdict(_digest(path))
-            sync_to_disk(path)
+            _check_name(path.relative_to(folder).as_posix(), folder)
+            digests.begin(path, flush=True)
+            paths.append(path)
+    files = {path.relative_to(folder).as_posix(): asdict(digests.digest(path)) for path in paths}
     manifest_path.write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
     sync_to_disk(manifest_path)
     sync_to_disk(folder)
@@ -113,7 +188,7 @@ def _dict_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_version(content: Any, folder: Path) -> None:
     if not isinstance(content, dict):
         raise CheckpointError(f"{folder / MANIFEST_NAME} is damaged: it is no JSON object")
-    is_first_version = "format_version" not in content and all(map(_is_digest, content.values()))
+    is_first_version = "format_version" not in content and all(map(_is_of_version_1, content.values()))
     version = 1 if is_first_version else content.get("format_version")
     if type(version) is not int:
         raise CheckpointError(f"{folder / MANIFEST_NAME} is damaged: its format_version is no whole number")
@@ -132,7 +207,7 @@ def _parse_manifest(content: dict[str, Any], path: Path) -> Manifest:
     for name, entry in files.items():
         _check_name(name, path.parent)
         if not _is_digest(entry):
-            raise CheckpointError(f"{path} is damaged: {name!r} has no size and SHA-256")
+            raise CheckpointError(f"{path} is damaged: {name!r} has no size and checksums")
         manifest[name] = FileDigest(**entry)
     for name in manifest:
         for parent in PurePath(name).parents:
@@ -152,20 +227,19 @@ def _check_name(name: str, folder: Path) -> None:
         raise CheckpointError(f"{folder / MANIFEST_NAME} is damaged: {name!r} is no name of a file in a checkpoint")
 
 
+def _is_of_version_1(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.keys() == {"bytes", "sha256"}
+
+
 def _is_digest(entry: Any) -> bool:
-    if not isinstance(entry, dict) or entry.keys() != {"bytes", "sha256"}:
+    if not isinstance(entry, dict) or entry.keys() != {"bytes", "crc32"}:
         return False
     size = entry["bytes"]
-    sha256 = entry["sha256"]
-    if type(size) is not int or size < 0 or not isinstance(sha256, str):
+    crc32 = entry["crc32"]
+    if type(size) is not int or size < 0 or not isinstance(crc32, str):
         return False
-    return re.fullmatch("[0-9a-f]{64}", sha256) is not None
-
-
-def _digest(path: Path) -> FileDigest:
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileDigest(bytes=file.tell(), sha256=sha256)
+    blocks = -(-size // BLOCK_BYTES)
+    return len(crc32) == 8 * blocks and re.fullmatch("[0-9a-f]*", crc32) is not None
 
 
 # Files within a folder, without following links
@@ -210,16 +284,46 @@ def _status(path: Path) -> os.stat_result | None:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _check_file(folder: Path, name: str, expected: FileDigest) -> None:
-    status = _regular_file(folder, name)
-    if status is None:
-        raise CheckpointError(f"{folder / name} is missing")
+class _ExpectedFile(NamedTuple):
+    """A file that a manifest names, and the folder in which it is to be."""
+
+    folder: Path
+    name: str
+    digest: FileDigest
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
+
+
+def _check_files(expected: list[_ExpectedFile]) -> None:
+    """Raise a CheckpointError that names the first file that is not there or is not as expected."""
+    with DigestThreads() as digests:
+        for file in expected:
+            status = _regular_file(file.folder, file.name)
+            if status is None:
+                raise CheckpointError(f"{file.path} is missing")
+            if status.st_size != file.digest.bytes:
+                raise _was_changed(file.path)
+            with _named_where_unreadable(file.path):
+                digests.begin(file.path, flush=False)
+        for file in expected:
+            with _named_where_unreadable(file.path):
+                found = digests.digest(file.path)
+            if found != file.digest:
+                raise _was_changed(file.path)
+
+
+def _was_changed(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is not what was saved: it was cut short or changed")
+
+
+@contextlib.contextmanager
+def _named_where_unreadable(path: Path) -> Iterator[None]:
     try:
-        is_as_saved = status.st_size == expected.bytes and _digest(folder / name) == expected
+        yield
     except OSError as error:
-        raise CheckpointError(f"{folder / name} cannot be read: {error}") from error
-    if not is_as_saved:
-        raise CheckpointError(f"{folder / name} is not what was saved: it was cut short or changed")
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 # Saving
@@ -239,15 +343,18 @@ def start_save(folder: Path) -> Path:
     return draft
 
 
-def commit_save(draft: Path, folder: Path) -> None:
+def commit_save(draft: Path, folder: Path, digests: DigestThreads | None = None) -> None:
     """Make what is in `draft` the checkpoint in `folder`. The files of the one before go; other files stay.
+
+    Args:
+        digests: threads that have begun with some of the files.
 
     Raises:
         CheckpointError: if `folder` or `draft` holds something that cannot be in a checkpoint. The checkpoint that was
             there before then still is.
         OSError: if something could not be written; likewise.
     """
-    write_manifest(draft)
+    write_manifest(draft, digests)
     manifest = _manifest_of(draft)
     _check_places(folder, manifest)
     os.rename(draft, folder / COMPLETE_NAME)
@@ -272,9 +379,11 @@ def finish_interrupted_save(folder: Path) -> None:
         shutil.rmtree(complete, ignore_errors=True)
         return
     _check_places(folder, manifest)
+    expected = []
     for name, digest in manifest.items():
         was_moved = _regular_file(complete, name) is None
-        _check_file(folder if was_moved else complete, name, digest)
+        expected.append(_ExpectedFile(folder if was_moved else complete, name, digest))
+    _check_files(expected)
     _move_into_place(folder, manifest)
 
 
@@ -327,8 +436,7 @@ def finish_and_verify(folder: Path) -> Manifest:
     """
     finish_interrupted_save(folder)
     manifest = _manifest_of(folder)
-    for name, digest in manifest.items():
-        _check_file(folder, name, digest)
+    _check_files([_ExpectedFile(folder, name, digest) for name, digest in manifest.items()])
     return manifest
 
 

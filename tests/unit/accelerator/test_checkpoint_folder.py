@@ -1,9 +1,9 @@
 """A folder is a checkpoint or it is not; whatever it is, it is trusted in nothing but its own content."""
 
-import hashlib
 import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
-from common.accelerator.utils import ProjectConfiguration
+from common.accelerator.utils import ProjectConfiguration, checkpoint_folder
 from tests.states import forget_states
 
 NEEDS_LINKS = pytest.mark.skipif(os.name == "nt", reason="makes symbolic links")
@@ -34,11 +34,11 @@ def precious(tmp_path):
 
 
 def digest_of(content: bytes) -> dict:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
 
 
 def manifest_naming(*names: str, content: bytes = b"mine") -> str:
-    return json.dumps({"format_version": 3, "files": {name: digest_of(content) for name in names}})
+    return json.dumps({"format_version": 4, "files": {name: digest_of(content) for name in names}})
 
 
 def names_outside(precious: Path) -> list[str]:
@@ -110,25 +110,28 @@ def test_names_that_are_none_are_refused(name, accelerator, tmp_path):
 ENTRY = digest_of(b"mine")
 BAD_MANIFESTS = {
     "no JSON": b"{",
-    "no UTF-8": b'{"format_version": 3, "files": {"\xff": 1}}',
-    "UTF-16": json.dumps({"format_version": 3, "files": {}}).encode("utf-16"),
+    "no UTF-8": b'{"format_version": 4, "files": {"\xff": 1}}',
+    "UTF-16": json.dumps({"format_version": 4, "files": {}}).encode("utf-16"),
     "a list": b"[]",
     "deep": b"[" * 100_000,
-    "deep in it": b'{"format_version": 3, "files": ' + b'{"a":' * 100_000,
+    "deep in it": b'{"format_version": 4, "files": ' + b'{"a":' * 100_000,
     "a long number": b'{"format_version": ' + b"9" * 5000 + b"}",
     "huge": b" " * (2**24 + 1),
-    "a key twice": b'{"format_version": 3, "files": {}, "files": {}}',
+    "a key twice": b'{"format_version": 4, "files": {}, "files": {}}',
     "a name twice": manifest_naming("a", "b").replace('"b"', '"a"').encode(),
-    "no files": b'{"format_version": 3}',
-    "more": b'{"format_version": 3, "files": {}, "more": 1}',
+    "no files": b'{"format_version": 4}',
+    "more": b'{"format_version": 4, "files": {}, "more": 1}',
     "a version of another type": b'{"format_version": true, "files": {}}',
-    "files of another type": b'{"format_version": 3, "files": ["a"]}',
-    "an entry of another type": b'{"format_version": 3, "files": {"a": 1}}',
+    "files of another type": b'{"format_version": 4, "files": ["a"]}',
+    "an entry of another type": b'{"format_version": 4, "files": {"a": 1}}',
 }
-for field, values in {"bytes": [-1, 1.0, True, "1", None, 1e400], "sha256": [1, None, "", "A" * 64, "a" * 63]}.items():
+for field, values in {
+    "bytes": [-1, 1.0, True, "1", None, 1e400],
+    "crc32": [1, None, "", "A" * 8, "a" * 7, "a" * 16],
+}.items():
     for value in values:
         entry = json.dumps(ENTRY | {field: value})
-        BAD_MANIFESTS[f"{field} {value!r}"[:20]] = f'{{"format_version": 3, "files": {{"a": {entry}}}}}'.encode()
+        BAD_MANIFESTS[f"{field} {value!r}"[:20]] = f'{{"format_version": 4, "files": {{"a": {entry}}}}}'.encode()
 
 
 @pytest.mark.parametrize("content", BAD_MANIFESTS.values(), ids=BAD_MANIFESTS.keys())
@@ -141,16 +144,16 @@ def test_a_manifest_that_is_damaged_is_refused_by_name(content, accelerator, tmp
     accelerator.load_state(tmp_path / "c")
 
 
-@pytest.mark.parametrize(("version", "age"), [(1, "older"), (2, "older"), (4, "newer")])
+@pytest.mark.parametrize(("version", "age"), [(1, "older"), (2, "older"), (3, "older"), (5, "newer")])
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(version, age, accelerator, tmp_path):
     folder = tmp_path / "c"
     accelerator.save_state(folder)
     content = json.loads((folder / "manifest.json").read_text())
     content["format_version"] = version
     if version == 1:  # which did not say so
-        content = content["files"]
+        content = {name: {"bytes": 4, "sha256": "a" * 64} for name in content["files"]}
     (folder / "manifest.json").write_text(json.dumps(content))
-    line = f"{folder} is a checkpoint in an? {age} format, version {version}; this code reads version 3$"
+    line = f"{folder} is a checkpoint in an? {age} format, version {version}; this code reads version 4$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 
@@ -160,7 +163,7 @@ def test_a_checkpoint_of_another_format_is_not_skipped_for_an_older_one(tmp_path
     accelerator.save_state()
     accelerator.save_state()
     manifest = tmp_path / "checkpoints/checkpoint_1/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format_version": 3', '"format_version": 4'))
+    manifest.write_text(manifest.read_text().replace('"format_version": 4', '"format_version": 5'))
     with pytest.raises(CheckpointError, match="newer format"):
         accelerator.load_state()
 
@@ -298,3 +301,21 @@ def test_checkpoints_that_were_set_aside_as_damaged_do_not_count(tmp_path):
     (folder / "checkpoint_2/half").mkdir(parents=True)
     assert checkpointing.has_checkpoints(folder)
     assert [path.name for path in checkpointing.numbered(folder)] == ["checkpoint_3", "checkpoint_2"]
+
+
+def test_a_changed_byte_is_found_in_every_block_of_a_file(accelerator, monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoint_folder, "BLOCK_BYTES", 2**21)
+    large = torch.nn.Linear(1024, 1200)
+    accelerator.prepare(large)
+    folder = tmp_path / "c"
+    accelerator.save_state(folder)
+    path = folder / "model_1.safetensors"
+    entry = json.loads((folder / "manifest.json").read_text())["files"][path.name]
+    assert len(entry["crc32"]) == 3 * 8
+    content = path.read_bytes()
+    for place in (0, 2**21 - 1, 2**21, 2**22, len(content) - 1):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(CheckpointError, match=r"model_1\.safetensors is not what was saved"):
+            accelerator.load_state(folder)
+    path.write_bytes(content)
+    accelerator.load_state(folder)

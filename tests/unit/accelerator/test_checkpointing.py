@@ -765,7 +765,7 @@ def forged_on_all(folder: str) -> list[str]:
     accelerator.save_state(folder)
     if accelerator.is_main_process:
         with open(os.path.join(folder, "manifest.json"), "w") as file:
-            file.write('{"format_version": 3, "files": {"../x": {}}}')
+            file.write('{"format_version": 4, "files": {"../x": {}}}')
     accelerator.wait_for_everyone()
     try:
         accelerator.load_state(folder)
