@@ -70,6 +70,9 @@ def pytest_configure(config):
     # An hour of measuring should not end in an error that was there before.
     if recorded and (reason := records.why_not_writable(recorded)):
         raise pytest.UsageError(f"--record: {reason}")
+    # Each group is shown in its own unit. The plugin's table would say the same again, in seconds.
+    if not any(argument.startswith("--benchmark") for argument in config.invocation_params.args):
+        config.option.benchmark_quiet = True
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its begin and its end
     if config.getoption("--quick", False):
         # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
@@ -99,7 +102,7 @@ def pytest_benchmark_update_machine_info(config, machine_info):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_terminal_summary(terminalreporter, config):
-    """Below pytest-benchmark's table: each group in its own unit, with what its rows are to one another."""
+    """Below pytest-benchmark's table, if there is one: each group in its own unit, with its rows' ratios."""
     try:
         return (yield)
     finally:

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from benchmarks.harness.parts import AVERAGING, BACKWARD, COPIES, FORWARD, LOADING, OPTIMIZER, PYTHON
+from benchmarks.harness.parts import AVERAGING, BACKWARD, COLLECTIVES, COPIES, FORWARD, LOADING, OPTIMIZER, PYTHON
 from benchmarks.report.plots import (
     BLUE,
     GREEN,
     GREY,
     INK,
     ORANGE,
+    PURPLE,
     SKY,
     STYLE,
     VERMILION,
@@ -27,11 +28,12 @@ COLOURS = {
     BACKWARD: BLUE,
     AVERAGING: ORANGE,
     WAITING: YELLOW,
+    COLLECTIVES: PURPLE,
     OPTIMIZER: GREEN,
     PYTHON: GREY,
 }
 HEIGHT_OF_A_ROW = 0.46  # inches
-FREE = 0.42  # of the width, right of the longest bar, for what is written beside the bars
+FREE = 0.55  # of the width, right of the longest bar, for what is written beside the bars
 
 
 def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.gradient_averaging import BATCH, baseline
+from benchmarks.harness.gradient_averaging import ALONE_TWICE, BATCH, baseline
 from benchmarks.report.plots import BLUE, CLEAR, GREY, INK, ORANGE, STYLE, save, subplots
 from benchmarks.suites.overlap import added
 
 NAME = "overlap.png"
 FREE = 0.48  # of the width, right of the longest bar, for what is written beside the bars
-HEIGHT_OF_A_ROW = 0.34  # inches
+HEIGHT_OF_A_ROW = 0.26  # inches
 
 
 def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
@@ -28,8 +28,8 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
 
 
 def _picture(groups: list[dict], machine: dict, path: Path) -> None:
-    rows = max(len(group["rows"]) for group in groups)
-    height_of_a_panel = 0.6 + HEIGHT_OF_A_ROW * rows
+    rows = max(len(_shown(group)) for group in groups)
+    height_of_a_panel = 0.55 + HEIGHT_OF_A_ROW * rows
     figure, panels = subplots(len(groups), 1, 1.3 + height_of_a_panel * len(groups))
     for panel, group in zip(panels, groups, strict=True):
         _panel(panel, group)
@@ -46,17 +46,18 @@ def _picture(groups: list[dict], machine: dict, path: Path) -> None:
 
 def _panel(panel, group: dict) -> None:
     """A bar for each way: grey as long as the step that averages nothing, then what averaging adds to it."""
-    bars = _bars(group)
+    bars = _shown(group)
     longest = max(bar.high for bar in bars)
     for y, bar in enumerate(bars):
-        panel.barh(y, bar.computing, 0.66, color=GREY)
-        panel.barh(y, max(0, bar.end - bar.computing), 0.66, bar.computing, color=bar.colour)
+        panel.barh(y, bar.computing, 0.72, color=GREY)
+        panel.barh(y, max(0, bar.end - bar.computing), 0.72, bar.computing, color=bar.colour)
         whiskers = [[bar.end - bar.low], [bar.high - bar.end]]
-        panel.errorbar(bar.end, y, xerr=whiskers, color=INK, capsize=3, linewidth=1.2)
+        panel.errorbar(bar.end, y, xerr=whiskers, color=INK, capsize=2.5, linewidth=1.2)
         panel.text(bar.high + 0.02 * longest, y, bar.text, va="center", bbox=CLEAR)
     panel.set_yticks(range(len(bars)), [bar.way for bar in bars])
     panel.invert_yaxis()
     panel.set_xlim(0, (1 + FREE) * longest)
+    panel.margins(y=0.01)
     panel.grid(axis="x")
     panel.tick_params(axis="y", length=0)
     panel.set_title(f"Averaging gradients over {group['link']}")
@@ -72,6 +73,11 @@ class Bar(NamedTuple):
     high: float
     colour: str
     text: str
+
+
+def _shown(group: dict) -> list[Bar]:
+    """All bars but that of two backwards without averaging: it is the grey part of `no_sync`'s bar."""
+    return [bar for bar in _bars(group) if bar.way != ALONE_TWICE]
 
 
 def _bars(group: dict) -> list[Bar]:

@@ -22,7 +22,9 @@ GREEN = "#009E73"
 SKY = "#56B4E9"
 VERMILION = "#D55E00"
 YELLOW = "#F0E442"
+PURPLE = "#CC79A7"
 GREY = "#B0B0B0"
+PALE = "#D5DADF"
 INK = "#1f2328"
 SOFT = "#59636e"
 COLOURS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, VERMILION, GREY), strict=True))
@@ -220,8 +222,19 @@ def memory(report: dict, path: Path) -> None:
         source = "Bars: simulated, every tensor charged to its device; diamonds: measured by CUDA's allocator"
     else:
         source = "Simulated: every tensor charged to its device"
-    told = f"{source}. DP: DataParallel; ratio: fullest / emptiest device"
+    told = f"{source}. {_evenness(rows)}. DP: DataParallel; ratio: fullest / emptiest device"
     save(figure, path, told, report["machine"], top=0.58)
+
+
+def _evenness(rows: list[dict]) -> str:
+    """The sentence that all panels together say: how uneven each wrapper's devices are."""
+    parts = []
+    for wrapper in WRAPPERS:
+        spreads = [spread(totals(row)) for row in rows if row["wrapper"] == wrapper]
+        least, most = min(spreads), max(spreads)
+        times = f"{most:.2f}" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {most:.2f}"
+        parts.append(f"under {wrapper} {times} times")
+    return f"The fullest device holds {' and '.join(parts)} what the emptiest holds"
 
 
 def _devices(panel, row: dict, top: float) -> None:
@@ -284,13 +297,40 @@ def _heights(row: dict) -> list[float]:
 
 
 def overhead(report: dict, path: Path) -> None:
-    """A plot of each abstraction's µs beyond the raw loop's step: medians of paired differences, with quartiles."""
+    """A plot of each abstraction's µs beyond the raw loop's step: medians of paired differences, with quartiles.
+
+    Each raw loop has a panel, with those that are compared with it.
+    """
+    from matplotlib.transforms import blended_transform_factory
+
     groups = [group for group in report.get("overhead") or [] if group["pairs"]]
     if not groups:
         raise MissingResults("the overhead of a step has not been measured")
     pairs = groups[0]["pairs"]
-    figure, (panel,) = subplots(1, 1, 1.35 + 0.42 * len(pairs))
+    loops = list(dict.fromkeys(pair["to"] for pair in pairs))
+    by_loop = [[pair for pair in pairs if pair["to"] == loop] for loop in loops]
+    heights = [0.35 + 0.42 * len(own) for own in by_loop]
+    figure, panels = subplots(len(loops), 1, 1.35 + sum(heights), None, heights)
     top = max(max(pair["high"] for pair in pairs), 1)
+    lowest = min(pair["low"] for pair in pairs)
+    for panel, loop, own in zip(panels, loops, by_loop, strict=True):
+        _differences(panel, own, top)
+        panel.set_xlim(min(0, 1.1 * lowest), 1.2 * top)
+        # To the left of the panel too: the name of a loop is longer than the panel is wide.
+        title = f"Added to a {loop}, whose step takes {groups[0]['rows'][loop]['median']:.0f} µs"
+        panel.set_title(" ")
+        blend = blended_transform_factory(figure.transFigure, panel.transAxes)
+        panel.text(0.012, 1.03, title, transform=blend, weight="bold", in_layout=False)
+    panels[-1].set_xlabel("µs added to a step")
+    if any(not pair["of"].startswith("common.") for pair in pairs):
+        handles = [swatch(BLUE), swatch(ORANGE)]
+        figure.legend(handles, ["this repository", "other libraries"], loc="upper center", ncols=2, handlelength=1.1)
+    told = f"Measured on one thread: medians of {groups[0]['rounds']} paired rounds, and quartiles"
+    save(figure, path, told, report["machine"], top=0.36)
+
+
+def _differences(panel, pairs: list[dict], top: float) -> None:
+    """A bar for each pair, and beside it its median."""
     for y, pair in enumerate(pairs):
         colour = BLUE if pair["of"].startswith("common.") else ORANGE
         whiskers = [[pair["median"] - pair["low"]], [pair["high"] - pair["median"]]]
@@ -299,22 +339,8 @@ def overhead(report: dict, path: Path) -> None:
         panel.text(max(pair["high"], 0) + 0.02 * top, y, f"{pair['median']:.0f} µs", va="center", bbox=CLEAR)
     panel.set_yticks(range(len(pairs)), [pair["of"] for pair in pairs])
     panel.invert_yaxis()
-    lowest = min(pair["low"] for pair in pairs)
-    panel.set_xlim(min(0, 1.1 * lowest), 1.2 * top)
     panel.grid(axis="x")
     panel.tick_params(axis="y", length=0)
-    panel.set_xlabel("µs added to a step")
-    panel.set_title("What an abstraction adds to a step")
-    loops = dict.fromkeys(pair["to"] for pair in pairs)
-    compared = []
-    for loop in loops:
-        names = ", ".join(pair["of"] for pair in pairs if pair["to"] == loop)
-        compared.append(f"Against a {loop} ({groups[0]['rows'][loop]['median']:.0f} µs a step): {names}")
-    told = ". ".join(compared)
-    if any(not pair["of"].startswith("common.") for pair in pairs):
-        panel.legend([swatch(BLUE), swatch(ORANGE)], ["this repository", "other libraries"], handlelength=1.1)
-    rounds = f"Measured on one thread: medians of {groups[0]['rounds']} paired rounds, and quartiles"
-    save(figure, path, f"{rounds}. {told}", report["machine"])
 
 
 def place(machine: dict) -> str:

@@ -18,14 +18,14 @@ from benchmarks.harness.spans import (
     chrome_trace,
     hidden_share,
 )
-from benchmarks.report.plots import BLUE, GREEN, GREY, INK, ORANGE, SKY, STYLE, VERMILION, save, subplots
+from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, PALE, SKY, STYLE, VERMILION, save, subplots
 
 COLOURS = {
     FORWARD: SKY,
     BACKWARD: BLUE,
     ALL_REDUCE: ORANGE,
     OPTIMIZER: GREEN,
-    WAITING: GREY,
+    WAITING: PALE,
     "replicate": VERMILION,
     "scatter": VERMILION,
     "gather": VERMILION,
@@ -118,14 +118,20 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
     panels[-1].set_xlabel("milliseconds since the step began")
     _legend(figure, ways)
     steps = next(iter(group["rows"].values()))["samples"]
-    source = f"Recorded: the step nearest to the median of {len(steps)}. {_what_lanes_are(group['link'])}"
+    source = f"Titles: medians of {len(steps)} rounds. Lanes: of each way the step nearest to its median, so they "
+    source += f"may end earlier or later. {_what_lanes_are(group['link'])}"
+    if any(sum(span.name == BACKWARD for span in of_ranks[0]) > 1 for of_ranks in ways.values()):
+        source += ". 2 ×: two backwards in a step, that is twice the images"
     save(figure, path, source, machine, top=0.36)
 
 
 def _title(way: str, of_ranks: OfRanks, median: float) -> str:
-    """The way, the time of its step, and how much of its sending rank 0's backward hides."""
-    title = f"{way}: {median:.0f} ms"
+    """The way, the time of its step for each backward, and how much of its sending rank 0's backward hides."""
     spans = of_ranks[0]
+    backwards = sum(span.name == BACKWARD for span in spans)
+    title = f"{way}: {median:.0f} ms"
+    if backwards > 1:
+        title = f"{way}: {backwards} × {median / backwards:.0f} ms"
     messages = sum(span.name == ALL_REDUCE for span in spans)
     if messages:
         title += f", {messages} all-reduces, {hidden_share(spans):.0%} hidden"
@@ -136,7 +142,7 @@ def _what_lanes_are(link: str) -> str:
     if link == "threads":
         return "One process; the lanes are its threads"
     lanes = f"Two ranks over {link}: above the thread that computes, below gloo's two threads"
-    return f"{lanes}. Hidden: the share of the all-reduces' time that lies within backward"
+    return f"{lanes}. Hidden: the share of rank 0's all-reduces that lies within backward"
 
 
 def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
@@ -166,6 +172,8 @@ def _panel(panel, of_ranks: OfRanks) -> None:
         for span in spans:
             row = rows[rank, span.lane]
             bar = [(span.start, span.end - span.start)]
+            if span.name == WAITING:  # nothing is done there: a line, so that the eye is led to the rest
+                row = Row(row.bottom + row.height / 3, row.height / 3)
             # The white edge separates messages that follow one another at once.
             panel.broken_barh(bar, row, color=COLOURS[span.name], edgecolor="white", linewidth=0.3)
     labels = _labels(rows, several_ranks=len(of_ranks) > 1)

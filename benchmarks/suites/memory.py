@@ -36,7 +36,7 @@ FOREACH = "DDP, foreach AdamW"  # how AdamW computes on a GPU unless it is told 
 FSDP = "FSDP2"
 WRAPPERS = (DATA_PARALLEL, DDP)
 ALL_WRAPPERS = (*WRAPPERS, FOREACH, BUCKET_VIEWS, FSDP)
-SHORT = {DATA_PARALLEL: "DP", DDP: "DDP", FOREACH: "each", BUCKET_VIEWS: "view", FSDP: "FSDP"}
+SHORT_CATEGORIES = ("weights", "grads", "state", "act.", "comm.", "temp.")  # heads of narrow columns
 TENSORS = 12  # of device 0 that a record lists
 
 
@@ -349,19 +349,22 @@ def in_category(split: dict[str, int], name: str) -> int:
 
 def table(rows: list[dict]) -> str:
     """The rows' `cells` in 80 columns, what they mean, and the largest tensors on the largest number of devices."""
-    form = "{:<14} {:<4} {:>1}" + " {:>6}" * 6 + " {:>5} {:>5} {:>4}"
-    upper = ("", "", "", "param-", "gradi-", "optim-", "activ-", "commu-", "tempo-", "", "", "ra-")
-    lower = ("network", "by", "n", "eters", "ents", "izer", "ations", "nicat.", "raries", "first", "least", "tio")
-    lines = [form.format(*upper), form.format(*lower)]
-    for row in rows:
-        lines.append(form.format(row["title"], SHORT[row["wrapper"]], row["devices"], *cells(row)))
+    form = "  {:<23}{:>8}" + "{:>6}" * 5 + "{:>6}{:>6}{:>5}"
+    lines = ["MiB at the peak of a step; of device 0 what it holds, and the sum"]
+    lines.append(form.format("", *SHORT_CATEGORIES, "sum", "least", "×"))
+    for title in dict.fromkeys(row["title"] for row in rows):
+        lines.append(title)
+        for row in rows:
+            if row["title"] == title:
+                lines.append(form.format(f"{row['wrapper']} on {row['devices']}", *cells(row)))
     lines += [
-        "n: devices; first: device 0, whose memory the six columns before it divide;",
-        "least: the emptiest device; ratio: the fullest device to the emptiest one;",
-        "each: AdamW's foreach implementation; view: gradient_as_bucket_view; both with",
-        "DDP. MiB at the peak of three steps of AdamW; the split is simulated, every",
-        "tensor charged to its device. Not counted: workspaces of cuBLAS and cuDNN,",
-        "NCCL's buffers, the CUDA context, fragmentation.",
+        "least: the sum of the device that holds least; ×: the fullest device's sum, as",
+        "a multiple of it. grads: gradients; state: AdamW's; act.: activations; comm.:",
+        "communication, that is buckets and gathered outputs; temp.: temporaries.",
+        "foreach AdamW updates all parameters at once, as on a GPU; with bucket views",
+        "the gradients lie in DDP's buckets. Three steps of AdamW; the split is",
+        "simulated, every tensor charged to its device. Not counted: workspaces of",
+        "cuBLAS and cuDNN, NCCL's buffers, the CUDA context, fragmentation.",
     ]
     most = max(row["devices"] for row in rows)
     for row in rows:

@@ -78,13 +78,12 @@ class Calibration:
         return self.compute + max(0.0, large - hidden) + small
 
     def efficiency(self, bits_per_second: float, nodes: int) -> float:
-        """Of `nodes` nodes with as large a batch each (weak scaling): their throughput over that many times one's.
+        """The share of a step in which `nodes` nodes with as large a batch each compute: the network takes the rest.
 
-        ValueError is raised where one node was not measured.
+        It is not held against `alone`. Two nodes of one machine share its memory, which makes both slower than one of
+        them alone; nodes that are machines of their own do not.
         """
-        if self.alone is None:
-            raise ValueError("the record has no row of one node, which is the 100 %")
-        return 1.0 if nodes == 1 else self.alone / self.step(bits_per_second, nodes)
+        return 1.0 if nodes == 1 else self.compute / self.step(bits_per_second, nodes)
 
     def _all_reduce(self, size: int, bits_per_second: float, nodes: int) -> float:
         link = Link(self.latency, bits_per_second / 8)

@@ -37,10 +37,9 @@ def test_many_nodes_send_almost_twice_the_bytes_and_wait_for_more_messages():
     assert efficiencies == sorted(efficiencies, reverse=True) and efficiencies[0] == 1
 
 
-def test_perfect_is_what_one_node_was_measured_to_do_and_not_the_model_without_its_network():
-    assert MODEL.efficiency(1e30, 2) == pytest.approx(0.08 / (0.1 + 0.004 - 0.002))
-    with pytest.raises(ValueError, match="no row of one node"):
-        replace(MODEL, alone=None).efficiency(1e9, 2)
+def test_perfect_is_a_node_that_never_waits_for_the_network_and_a_shared_memory_is_not_carried_to_more_nodes():
+    assert MODEL.efficiency(1e30, 2) == pytest.approx(0.1 / (0.1 + 0.004 - 0.002))
+    assert replace(MODEL, alone=0.05).efficiency(1e9, 64) == MODEL.efficiency(1e9, 64)
 
 
 class Waiting:

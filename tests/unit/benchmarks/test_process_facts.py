@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.harness.groups import Extent
 from benchmarks.harness.process_facts import process_facts
-from benchmarks.suites import evaluation, loading, overhead
+from benchmarks.suites import evaluation, overhead
 from common import ladder
 from common.cores import available_cores
 
@@ -73,14 +73,6 @@ def test_one_node_trains_alone_where_there_are_two_and_says_how_it_is_set(rank):
         assert answer["images_per_sec"] > 0
         assert answer["threads_per_process"] == 1 and answer["pinned_to_cores"]
         assert "minor_faults_per_step" in answer
-
-
-def test_every_row_of_loading_says_how_its_process_is_set(monkeypatch):
-    rows = [row for row in loading.ROWS if row != loading.STEP]
-    monkeypatch.setattr(loading, "contestants", lambda flags, batches: dict.fromkeys(rows, lambda: 1.0))
-    extent = Extent(rounds=1, seconds=0.1, data_flags=SYNTHETIC, quick=True)
-    record = loading.measured(tuple(rows), extent)
-    assert all(process_facts().items() <= row.items() for row in record["rows"].values())
 
 
 def test_every_row_of_the_overhead_says_how_its_process_is_set(monkeypatch):

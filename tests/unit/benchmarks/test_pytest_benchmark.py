@@ -69,6 +69,15 @@ def test_a_row_is_a_test_in_seconds_and_what_rows_are_to_one_another_stands_belo
 
 
 @pytest.mark.slow
+def test_every_result_is_printed_once_unless_an_option_asks_for_the_plugins_table(baseline):
+    _, _, record = baseline
+    selected = ["benchmarks/suites/test_throughput.py", "-k", "strong-64"]
+    done = run_pytest(*selected, "--replay", str(record))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "images/s, medians of 10 rounds" in done.stdout and "Legend:" not in done.stdout
+
+
+@pytest.mark.slow
 def test_a_slow_down_of_a_fifth_fails_for_that_level_alone(baseline, tmp_path):
     storage, _, record = baseline
     compared = ["--benchmark-compare", "--benchmark-compare-fail=median:10%"]

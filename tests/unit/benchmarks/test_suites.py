@@ -11,7 +11,7 @@ import torch
 from benchmarks.harness.groups import CannotMeasure, Extent
 from benchmarks.report import __main__ as command
 from benchmarks.report import readmes
-from benchmarks.suites import evaluation, interpreter_lock, loading, network, overhead
+from benchmarks.suites import evaluation, interpreter_lock, network, overhead
 from common import ladder
 from common.processes import ranks
 from tests.nested_pytest import run_pytest
@@ -105,14 +105,6 @@ def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):
         assert overhead.skipped() == []
 
 
-def test_both_pipelines_load_the_same_images():
-    ours, theirs = loading.tensors(SYNTHETIC), loading.images(SYNTHETIC)
-    assert len(ours) == len(theirs)
-    for index in (0, 777):
-        image, label = theirs[index]
-        assert torch.allclose(ours[index][0], image, atol=1e-6) and ours[index][1] == label
-
-
 def test_only_the_padded_sampler_counts_samples_twice():
     flags = (*SYNTHETIC, "--eval-samples", "100")
     ways = evaluation.facts(flags)
@@ -138,9 +130,3 @@ def test_two_nodes_are_looked_for_when_they_are_needed_and_not_before(monkeypatc
     extent = Extent(rounds=1, seconds=0.1, data_flags=SYNTHETIC, quick=True)
     with pytest.raises(CannotMeasure, match="no two nodes: network namespaces need root"):
         group.measure(group.rows, extent)
-
-
-def test_the_rows_of_loading_are_its_contestants(monkeypatch):
-    monkeypatch.setattr(loading, "tensors", lambda flags: None)
-    monkeypatch.setattr(loading, "images", lambda flags: None)
-    assert {*loading.contestants((), 1), loading.STEP} == set(loading.ROWS)
