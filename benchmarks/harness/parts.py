@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from common.accelerator import Accelerator
 from common.model import BasicNet
 from common.process_group import is_distributed
 from common.small import data_parallel
@@ -32,7 +32,7 @@ COPIES = "replicate, scatter, gather"
 FORWARD = "forward and loss"
 BACKWARD = "backward"
 AVERAGING = "averaging gradients, not hidden"
-COLLECTIVES = "other collectives"
+GRADIENT_NORM = "norm of the gradients"
 OPTIMIZER = "optimizer"
 PYTHON = "Python around it"
 
@@ -132,8 +132,7 @@ def watching() -> Iterator[StepClock]:
             (data_parallel.EmulatedDataParallel, "forward", FORWARD),
             (BasicNet, "forward", FORWARD),
             (torch.nn.functional, "nll_loss", FORWARD),
-            (dist, "all_gather", COLLECTIVES),
-            (dist, "all_reduce", COLLECTIVES),
+            (Accelerator, "clip_grad_norm_", GRADIENT_NORM),
             (Optimizer, "zero_grad", OPTIMIZER),
             (nn.Module, "zero_grad", OPTIMIZER),  # a Trainer lets the model drop its gradients
         ):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.harness.parts import AVERAGING, BACKWARD, COLLECTIVES, COPIES, FORWARD, LOADING, OPTIMIZER, PYTHON
+from benchmarks.harness.parts import AVERAGING, BACKWARD, COPIES, FORWARD, GRADIENT_NORM, LOADING, OPTIMIZER, PYTHON
 from benchmarks.report.plots import (
     BLUE,
     GREEN,
@@ -28,7 +28,7 @@ COLOURS = {
     BACKWARD: BLUE,
     AVERAGING: ORANGE,
     WAITING: YELLOW,
-    COLLECTIVES: PURPLE,
+    GRADIENT_NORM: PURPLE,
     OPTIMIZER: GREEN,
     PYTHON: GREY,
 }

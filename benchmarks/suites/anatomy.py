@@ -20,9 +20,9 @@ from benchmarks.harness.paired import Samples, differences, measure, ratios
 from benchmarks.harness.parts import (
     AVERAGING,
     BACKWARD,
-    COLLECTIVES,
     COPIES,
     FORWARD,
+    GRADIENT_NORM,
     LOADING,
     OPTIMIZER,
     PYTHON,
@@ -37,7 +37,7 @@ from common.processes import ranks
 BATCH_SIZE = 64
 DEVICES = 2
 WAITING = "waiting for the slower rank"
-PARTS = (LOADING, COPIES, FORWARD, BACKWARD, AVERAGING, WAITING, COLLECTIVES, OPTIMIZER, PYTHON)
+PARTS = (LOADING, COPIES, FORWARD, BACKWARD, AVERAGING, WAITING, GRADIENT_NORM, OPTIMIZER, PYTHON)
 WARM_UP_STEPS = 3  # DDP has its final buckets from the second step on
 QUICK_STEPS = 4
 MOST_LEFT_OVER = 0.1  # of the whole: the parts must add up to it but for this
@@ -123,7 +123,7 @@ def times(of_ranks: list[list[StepTimes]]) -> Times:
     alone = [step.seconds for steps in of_ranks for step in steps if step.parts is None]
     found = dict.fromkeys(PARTS, 0.0)
     watched = [[step.parts for step in steps if step.parts is not None] for steps in of_ranks]
-    for part in (LOADING, COPIES, FORWARD, BACKWARD, COLLECTIVES, OPTIMIZER, PYTHON):
+    for part in (LOADING, COPIES, FORWARD, BACKWARD, GRADIENT_NORM, OPTIMIZER, PYTHON):
         found[part] = statistics.fmean(parts.get(part, 0.0) for steps in watched for parts in steps)
     # The n-th step of all ranks is one step: they have averaged together.
     for step_of_ranks in zip(*watched, strict=True):
