@@ -208,7 +208,7 @@ def table(record: dict) -> list[str]:
 
 
 def _line(head: str, cells: Iterable[str]) -> str:
-    return f"  {head:<31}" + "".join(f"{cell:>7}" for cell in cells)
+    return f"  {head:<29}" + "".join(f"{cell:>7}" for cell in cells)
 
 
 def milliseconds(value: float) -> str:
