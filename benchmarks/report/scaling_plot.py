@@ -26,15 +26,14 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
     most_rows = max(len(speed_ups(group)) for group in drawable)
     with matplotlib.rc_context(STYLE):
         figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
-        highest = max(pair["interval"][1] for group in drawable for pair in speed_ups(group).values())
-        right = 1.3 * max(highest, _most_devices(drawable))
+        right = 1.3 * max(map(_longest, drawable))
         for panel, group in zip(panels, drawable, strict=False):
             _panel(panel, group, right)
         for panel in panels[len(drawable) :]:
             panel.set_visible(False)
         told = (
             f"Measured: medians of {drawable[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 "
-            f"devices. Dashed: {_most_devices(drawable)} times one device. "
+            f"devices. Dashed: {max(map(_most_devices, drawable))} times one device. "
         )
         about = " ".join(of_devices(drawable[0]["rows"])).removesuffix(".")
         save(figure, path, f"{told}{about}", machine)
@@ -50,8 +49,14 @@ def speed_ups(group: dict) -> dict[str, dict]:
     return {name: pair for name, pair in pairs.items() if rows[name]["workers"] > 1 or rows[name]["apart"] == ALL_CORES}
 
 
-def _most_devices(groups: list[dict]) -> int:
-    return max(row["workers"] for group in groups for row in group["rows"].values())
+def _most_devices(group: dict) -> int:
+    return max(row["workers"] for row in group["rows"].values())
+
+
+def _longest(group: dict) -> float:
+    """The furthest that anything reaches in the panel of this group: an interval, or the dashed line."""
+    highest = max(pair["interval"][1] for pair in speed_ups(group).values())
+    return max(highest, _most_devices(group))
 
 
 def _panel(panel, group: dict, right: float) -> None:
@@ -69,7 +74,7 @@ def _panel(panel, group: dict, right: float) -> None:
         number = row["level"][:2]
         labels.append(f"{number}, all" if row["apart"] else f"{number} on {row['workers']}")
     panel.axvline(1, color=SOFT, linewidth=1.2)
-    panel.axvline(max(row["workers"] for row in group["rows"].values()), color=VERMILION, linestyle="--", linewidth=1.4)
+    panel.axvline(_most_devices(group), color=VERMILION, linestyle="--", linewidth=1.4)
     panel.set_yticks(range(len(labels)), labels)
     panel.invert_yaxis()
     panel.set_xlim(0, right)

@@ -50,8 +50,11 @@ def speed_title(group: dict) -> str:
 
 def has_equal_devices(group: dict) -> bool:
     """Had level 00 one of the others' devices? In records of before it had all cores of a CPU."""
-    rows = [row for row in group["rows"].values() if not row.get("apart")]
-    return all(row.get("cores_per_device") or row.get("device", "cpu") != "cpu" for row in rows)
+    for row in group["rows"].values():
+        on_gpu = row.get("device", "cpu") != "cpu"
+        if not (on_gpu or row.get("cores_per_device") or row.get("apart")):
+            return False
+    return True
 
 
 def speed_cells(group: dict) -> list[list[str]]:

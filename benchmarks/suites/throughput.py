@@ -297,8 +297,10 @@ def to_level_00(facts: dict[str, dict]) -> list[tuple[str, str]]:
 
 def to_level_02(facts: dict[str, dict]) -> list[tuple[str, str]]:
     """Levels 03 and 04, and level 02 on as many processes."""
-    sizes = _world_sizes_of(facts)
-    return [(named(level, size), named(RAW_DDP, size)) for level in ladder.DISTRIBUTED[1:] for size in sizes]
+    pairs = []
+    for level in ladder.DISTRIBUTED[1:]:
+        pairs += [(named(level, size), named(RAW_DDP, size)) for size in _world_sizes_of(facts)]
+    return pairs
 
 
 def _world_sizes_of(facts: dict[str, dict]) -> list[int]:
@@ -331,7 +333,8 @@ def of_devices(rows: dict[str, dict]) -> list[str]:
         lines.append(
             f"“{ALL_CORES}”: one process has the cores of all devices. A CPU offers this choice, and GPUs do not."
         )
-    if any(row["level"] == REPLICATED and row["workers"] > 1 for row in rows.values() if row.get("cores_per_device")):
+    on_devices = [row for row in rows.values() if row.get("cores_per_device")]
+    if any(row["level"] == REPLICATED and row["workers"] > 1 for row in on_devices):
         lines.append(
             "Level 01's replicas run forward on their devices. On a CPU autograd computes on the thread that calls it, "
             "so their backward runs on the first device; on GPUs each device has a thread of autograd's."
