@@ -31,6 +31,8 @@ def test_extra_info_and_the_recorded_file_hold_everything(tmp_path):
     printed = _pytest(
         "benchmarks/suites/test_evaluation.py",
         "--quick",
+        "-k",
+        "not evaluation-2",
         "--record",
         str(tmp_path),
         f"--benchmark-json={tmp_path}/all.json",
