@@ -133,6 +133,7 @@ def train(args):
         optimizers=(optimizer, schedule),
         callbacks=[NextCrops(train_set)],
     )
+    torch.manual_seed(args.seed + trainer.accelerator.process_index)  # by default all ranks drop the same units out
     interrupted = any(Path(training_args.output_dir).glob("checkpoint-*"))
     trainer.train(resume_from_checkpoint=bool(args.checkpoint) and interrupted)
     return model
