@@ -53,6 +53,7 @@ def train(args):
     model, optimizer, scheduler, train_loader, test_loader = accelerator.prepare(
         model, optimizer, scheduler, train_loader, test_loader
     )
+    set_seed(args.seed, device_specific=True)  # each process drops units of its own out
 
     output, best, step = Path(args.output_dir), -1.0, 0
     accelerator.on_main_process(output.mkdir)(parents=True, exist_ok=True)
