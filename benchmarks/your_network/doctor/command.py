@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.your_network.doctor import launch, report
 from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
+from benchmarks.your_network.doctor.ends import refusal
 from common.errors import fail
 from common.files import write_atomically
 
@@ -16,7 +17,7 @@ KINDS = {"findings": Finding, "healthy": Healthy, "not_looked_at": Unseen}
 
 
 def answer_doctor(options: argparse.Namespace) -> None:
-    """Run the script, and say what was found. Exits with 1 if there is a finding."""
+    """Run the script, and say what was found. Exits with 1 if there is a finding, with 2 if nothing could be seen."""
     if not options.script.is_file():
         fail(f"there is no file {options.script}")
     started = time.monotonic()
@@ -27,10 +28,14 @@ def answer_doctor(options: argparse.Namespace) -> None:
     records = [rank.record for rank in ranks]
     print(report.summary(options.script.name, ranks, time.monotonic() - started))
     found: list[Answer] = report.answers(ranks, options.time_out)
+    refused = refusal(ranks)
     if any(record.starts_processes for record in records):
         found = []
         verdict = report.verdict_of_launcher()
-    elif report.alone(records) and isinstance(found[0], Healthy):
+    elif refused is not None:
+        found = []
+        verdict = report.verdict_of_refusal(refused)
+    elif report.alone(records) and not isinstance(found[0], Finding):
         found = []
         verdict = report.verdict_alone(len(ranks))
     else:
@@ -41,6 +46,8 @@ def answer_doctor(options: argparse.Namespace) -> None:
     print(*verdict, sep="\n")
     if options.json:
         _write(options, records[0].steps, found, verdict)
+    if refused is not None:
+        raise SystemExit(2)
     if any(isinstance(answer, Finding) for answer in found):
         raise SystemExit(1)
 

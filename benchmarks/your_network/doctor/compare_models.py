@@ -76,7 +76,7 @@ def weights(records: list[Record]) -> Answer:
             return _replicas_apart(f"rank 0 and {rank} {found} after step {step}", models, records)
     if not compared:
         return Unseen(topic, "no optimizer step was seen on all ranks")
-    return Healthy(topic, f"equal on all ranks at {compared} of {max(r.steps for r in records)} steps")
+    return Healthy(topic, f"equal on all ranks, compared after {compared} optimizer steps")
 
 
 def _replicas_apart(text: str, models: list[Model], records: list[Record]) -> Finding:

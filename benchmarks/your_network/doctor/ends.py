@@ -1,6 +1,6 @@
 """Checks of the end: a rank that crashed, or ranks that wait for each other."""
 
-from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy
+from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
 from benchmarks.your_network.doctor.compare_calls import different_collective
 from benchmarks.your_network.doctor.compare_data import together, training_passes
 from benchmarks.your_network.doctor.launch import Rank
@@ -8,6 +8,7 @@ from benchmarks.your_network.doctor.record import Record
 
 # What a rank says whose partner has gone, or does something else.
 LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
+EXIT = "exit code"
 UNFINISHED = "finished reduction in the prior iteration"
 
 
@@ -20,14 +21,29 @@ def end(ranks: list[Rank], patience: float) -> Answer:
         return _crashed(rank, message, ranks[rank].record)
     if crashes or any(rank.hung for rank in ranks):
         return _waiting(ranks, crashes, patience)
+    ends = {rank.record.ended for rank in ranks}
+    if "stopped" in ends:
+        return Unseen(topic, "it was interrupted")
+    if "steps" in ends:
+        return Unseen(topic, f"it was ended after {ranks[0].record.steps} optimizer steps")
     return Healthy(topic, f"reached by {len(ranks)} ranks")
 
 
+def refusal(ranks: list[Rank]) -> str | None:
+    """What a script printed that left before it made a process group, as one for a single process may do."""
+    if any(rank.record.backend is not None or rank.record.steps for rank in ranks):
+        return None
+    left = [rank for rank in ranks if (rank.record.crash or "").startswith(EXIT)]
+    return left[0].last_line if left else None
+
+
 def _crash(rank: Rank) -> str | None:
-    if rank.record.crash:
-        return rank.record.crash
-    if rank.record.ended is None:  # without a last word: a signal, or os._exit
-        code = "killed" if rank.code is None else f"exit code {rank.code}"
+    code = rank.record.crash
+    if code and not code.startswith(EXIT):
+        return code
+    if rank.record.ended is None and rank.code != 0:  # without a last word: a signal, or os._exit
+        code = "killed" if rank.code is None else f"{EXIT} {rank.code}"
+    if code:
         return f"{code}; last printed: {rank.last_line[:200]}" if rank.last_line else code
     return None
 

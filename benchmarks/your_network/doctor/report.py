@@ -113,6 +113,14 @@ def verdict_alone(processes: int) -> list[str]:
     ]
 
 
+def verdict_of_refusal(last_line: str) -> list[str]:
+    return [
+        f"Not examined: the script left before it made a process group; it printed: {last_line}",
+        "Why: a script of level 00 or 01 is one process, and has no ranks to compare.",
+        "What to do: nothing, if it is one of those; else give it what it asks for, and call the doctor again.",
+    ]
+
+
 def verdict_of_launcher() -> list[str]:
     return [
         "Not started: the script starts its own processes with torch.multiprocessing.",

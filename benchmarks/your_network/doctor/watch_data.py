@@ -15,7 +15,7 @@ from benchmarks.your_network.doctor.generators import generators
 from benchmarks.your_network.doctor.record import Pass
 from benchmarks.your_network.doctor.watcher import Watcher
 
-PASSES = 16
+PASSES = 64
 SAMPLES = 2_000_000  # of a pass
 FINGERPRINTS = 512  # samples of a pass
 BYTES = 4096  # of a tensor of a sample

@@ -6,10 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
-from benchmarks.your_network.doctor import record, report, watched
-from benchmarks.your_network.doctor.answers import Finding
+from benchmarks.your_network import __main__ as program
+from benchmarks.your_network.doctor import compare_data, compare_models, record, report, watched
+from benchmarks.your_network.doctor.answers import Finding, Healthy, Unseen
 from benchmarks.your_network.doctor.launch import Rank
+from benchmarks.your_network.doctor.record import Model, Pass, Record
+from common.errors import UserError
 from common.pitfalls import NAMES
 from common.processes import Ranks
 
@@ -115,7 +120,7 @@ ENDS = {
     "deadlock": (
         {REDUCE: "            torch.distributed.recv(running, 1 - self.rank)\n"},
         None,
-        "no rank got on for 8 s: rank 0 is in patient.py:104 (recv), rank 1 is in patient.py:104 (recv)",
+        "no rank got on for 8 s: rank 0 is in patient.py:103 (recv), rank 1 is in patient.py:103 (recv)",
     ),
     "crash": (
         {REDUCE: "            if not self.is_chief:\n                raise ValueError('no disk')\n" + REDUCE},
@@ -162,7 +167,7 @@ def test_a_healthy_script_raises_no_alarm(tmp_path):
     answers = examined(HEALTHY, tmp_path)
     assert findings(answers) == []
     seen = {answer.topic: answer.text for answer in answers}
-    assert seen["weights"] == "equal on all ranks at 16 of 16 steps"
+    assert seen["weights"] == "equal on all ranks, compared after 16 optimizer steps"
     assert seen["evaluation samples"] == "101 of 101, each once"
     assert report.verdict(answers, 2)[0].startswith("Healthy")
 
@@ -175,6 +180,34 @@ def test_a_planted_mistake_is_the_first_finding(name, tmp_path):
     assert (first.topic, first.pitfall) == (topic, pitfall), findings(answers)
     assert any(letter.isdigit() for letter in first.text)
     assert first.pitfall in NAMES
+
+
+def test_weights_that_are_averaged_now_and_then_are_no_finding():
+    apart, equal = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])
+    records = [Record(rank, steps=4, models=[Model("Net", wrapped=True, forwards=4)]) for rank in range(2)]
+    for rank, one in enumerate(records):
+        one.models[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
+    assert isinstance(compare_models.weights(records), Healthy)
+    for one in records:
+        del one.models[0].weights[2], one.models[0].weights[4]
+    finding = compare_models.weights(records)
+    assert finding.text.startswith("rank 0 and 1 differ in 1 of 1 tensors by up to 1.0e+00 after step 1")
+
+
+def epoch_of(samples: range, labels: range) -> Pass:
+    """A pass over a data set of 64 samples in batches of 8."""
+    contents = {sample: [label] for sample, label in zip(samples, labels, strict=True)}
+    read = list(samples)
+    return Pass(0, 64, True, "RandomSampler", samples=read, batches=8, last_batch=8, forwards=8, contents=contents)
+
+
+def test_equal_numbers_in_two_data_sets_are_no_finding():
+    """Each rank may have read its own files, which it numbers from 0."""
+    passes = [epoch_of(range(64), range(64)), epoch_of(range(64), range(100, 164))]
+    own = [Record(rank, passes=[one]) for rank, one in enumerate(passes)]
+    assert compare_data.shards(own) == Unseen("training samples", "each rank has a data set of its own")
+    same = [Record(rank, passes=[passes[0]]) for rank in range(2)]
+    assert compare_data.shards(same).pitfall == "different_orders"
 
 
 def ask(*arguments: object) -> subprocess.CompletedProcess:
@@ -193,3 +226,87 @@ def test_a_bad_end_is_explained(name, tmp_path):
     first = written["findings"][0]
     assert (first["topic"], first["pitfall"]) == ("end of the script", pitfall), first
     assert text in first["text"]
+
+
+LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
+TEMPLATE = ["--arch", "squeezenet1_1", "--size", "32", "--epochs", "2", "--batch-size", "8", "--workers", "1"]
+OURS = {
+    "02_ddp_raw/train.py": [*LEVEL, "--epochs", "2"],
+    "03_accelerate/train.py": [*LEVEL, "--epochs", "2"],
+    "03_accelerate/train_full.py": [*LEVEL, "--max-steps", "3", "--gradient-accumulation-steps", "2"],
+    "04_trainer/train.py": [*LEVEL, "--epochs", "2"],
+    "03_accelerate/examples/cifar_resnet18.py": ["--max-steps", "5", "--samples", "160"],
+    "03_accelerate/examples/wide_net.py": [
+        *("--max-steps", "2", "--batch-size", "16", "--train-samples", "160", "--eval-samples", "50"),
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", OURS)
+def test_our_own_scripts_are_healthy(script, tmp_path):
+    more = ["--output-dir", tmp_path / "out"] if "wide_net" in script else []
+    answer = ask(ROOT / script, *OURS[script], *more)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "\nHealthy: " in answer.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate", "04_trainer"])
+def test_the_templates_are_healthy(level, tmp_path):
+    for split, count in {"train": 25, "val": 9}.items():
+        for brightness in (60, 120):
+            folder = tmp_path / split / str(brightness)
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (40, 48), (brightness, number, 9 * number)).save(folder / f"{number}.png")
+    answer = ask(ROOT / level / "template.py", tmp_path, *TEMPLATE, "--checkpoint", tmp_path / "run")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "\nHealthy: " in answer.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test_script", "test_sync"])
+def test_scripts_of_the_original_are_healthy(name, monkeypatch):
+    accelerate = pytest.importorskip("accelerate")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    answer = ask(Path(accelerate.__file__).parent / "test_utils" / "scripts" / f"{name}.py")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "\nHealthy: " in answer.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel"])
+def test_a_level_that_is_one_process_is_told_so(level):
+    answer = ask(ROOT / level / "train.py", *LEVEL)
+    assert answer.returncode == 2, answer.stdout + answer.stderr
+    assert "Not examined: the script left before it made a process group" in answer.stdout
+    assert "a script of level 00 or 01 is one process" in answer.stdout
+
+
+@pytest.mark.slow
+def test_a_script_without_a_group_and_one_that_is_ended_early(tmp_path):
+    group = '    torch.distributed.init_process_group("gloo")\n'
+    changes = {group: "", REDUCE: "", "        torch.distributed.all_reduce(counts)\n": ""}
+    changes |= {"self.model = DDP(self.net)": "self.model = self.net", "self.model.module": "self.model"}
+    changes |= {"    torch.distributed.destroy_process_group()\n": ""}
+    answer = ask(planted(changes, tmp_path), "--out", tmp_path)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "One process: the script made no process group" in answer.stdout
+    answer = ask("--steps", 3, HEALTHY, "--out", tmp_path)
+    assert "it was ended after 3 optimizer steps" in answer.stdout
+    assert "healthy.py on 2 processes (gloo): 3 optimizer steps" in answer.stdout
+
+
+@pytest.mark.slow
+def test_a_script_that_starts_its_own_processes_is_not_started_twice(tmp_path):
+    script = tmp_path / "launcher.py"
+    script.write_text("import torch.multiprocessing as mp\n\nmp.spawn(print, nprocs=2)\n")
+    answer = ask(script)
+    assert "Not started: the script starts its own processes" in answer.stdout
+
+
+def test_a_script_that_is_not_there_is_an_error(capsys):
+    with pytest.raises(UserError):
+        program.main(["doctor", "nowhere.py"])
+    assert capsys.readouterr().err == "error: there is no file nowhere.py\n"
