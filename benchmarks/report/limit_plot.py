@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from benchmarks.report.plots import BLUE, CLEAR, GREY, INK, STYLE, VERMILION, save, subplots, swatch
+from benchmarks.suites.limit import cpu_bf16_instructions
 
 NAME = "limit.png"
 HEIGHT_OF_A_ROW = 0.44  # inches
@@ -47,8 +48,9 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
     figure.legend(handles, list(entries), loc="upper center", ncols=len(entries), handlelength=1.1, fontsize=10.5)
     told = [f"Measured: medians of {group['rounds']} rounds in turn, and quartiles"]
     told.append("× ratio to the bar above, with its interval; each bar keeps the changes of those above")
-    if "bf16" in group:
-        told.append(group["bf16"].removesuffix("."))
+    # Records of before have the instruction sets only.
+    bf16 = group.get("bf16") or cpu_bf16_instructions(machine["cpu_flags"])
+    told.append(bf16.removesuffix("."))
     told += group["skipped"]
     save(figure, path, ". ".join(told), machine, top=0.36)
 

@@ -491,7 +491,12 @@ def bf16_instructions(device: torch.device) -> str:
     """
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}: {why_no_bf16(device) or 'the GPU has bf16 instructions'}."
-    known = [flag for flag in records.machine()["cpu_flags"] if flag in BF16_FLAGS]
+    return cpu_bf16_instructions(records.machine()["cpu_flags"])
+
+
+def cpu_bf16_instructions(flags: Sequence[str]) -> str:
+    """The same for a CPU with these instruction sets, as a record names them with its machine."""
+    known = [flag for flag in flags if flag in BF16_FLAGS]
     if known:
         return f"This CPU has instructions for bf16: {', '.join(known)}."
     return f"This CPU has none of the instructions for bf16 that torch uses: {', '.join(BF16_FLAGS)}."
