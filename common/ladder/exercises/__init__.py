@@ -12,8 +12,12 @@ from types import ModuleType
 
 NAMES = (
     "average_gradients",
-    "accumulate",
+    "overlapped_ddp",
+    "buckets",
+    "ring_all_reduce",
+    "sampler",
     "exact_evaluation",
+    "accumulate",
 )
 STARTERS = Path(__file__).with_name("starters")
 

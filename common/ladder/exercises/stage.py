@@ -110,7 +110,7 @@ def on_ranks(
         try:
             values = pool.run(_play, job, solution, name, timeout=PATIENCE + SECONDS)
         except RankFailed as error:
-            lost = str(error).partition("\n")[0]
+            lost = str(error)
         failures = {int(path.stem): pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.failure"))}
         errors = {rank: failure for rank, failure in failures.items() if not failure.is_consequence}
         if failures:
@@ -120,7 +120,7 @@ def on_ranks(
         if lost:
             stuck = {rank: _place_in(folder / f"{rank}.stuck", solution) for rank in range(world_size)}
             if not any(stuck.values()):
-                raise SolutionFailed(f"a process has ended, and not by an exception: {lost}")
+                raise SolutionFailed(_ended(lost))
             places = [failures[rank].place if rank in failures else stuck[rank] for rank in stuck]
             raise SolutionFailed(_hang(places, why_it_hangs(places)))
         if failures:
@@ -191,6 +191,20 @@ def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
     if failure.place is None:
         return f"{where} the call of {file} raised {failure.error}\n    Does it have the signature of the starter file?"
     return f"{where} {failure.place} raised {failure.error}\n    {failure.place.code}"
+
+
+def _ended(lost: str) -> str:
+    """The sentence about a rank whose process has ended, given what the pool says of all ranks."""
+    ends = [line for line in lost.splitlines() if "exit code" in line]
+    # A rank with an exception, and one that is stuck, end with 1: look for another one first.
+    others = [line for line in ends if not line.endswith("exit code 1")]
+    [end, *_] = others or ends or [lost]
+    sentence = f"a process has ended, and not by an exception: {end}"
+    if end.endswith("exit code -6"):
+        sentence += (
+            "\n    gloo ends a rank that receives more numbers than it has room for: the ranks' tensors differ in size"
+        )
+    return sentence
 
 
 def _hang(places: Sequence[Place | None], reason: str | None) -> str:

@@ -172,4 +172,196 @@ WRONG = {
         new="    return (counts[0] / counts[1]).item() if dist.get_rank() == 0 else None",
         idea="accuracy returns a number on every rank; these are what came:\n    rank 0: 0.66\n    rank 1: None",
     ),
+    "overlapped_ddp: not divided": Wrong(
+        "overlapped_ddp",
+        old="""        parameter.grad /= dist.get_world_size()
+""",
+        new="",
+        idea="they are the sums over the ranks: divide by the world size",
+    ),
+    "overlapped_ddp: backward waits": Wrong(
+        "overlapped_ddp",
+        old="self.handles.append(dist.all_reduce(parameter.grad, async_op=True))",
+        new="dist.all_reduce(parameter.grad)",
+        idea="were called without async_op=True, so backward stood still",
+    ),
+    "overlapped_ddp: nobody waits": Wrong(
+        "overlapped_ddp",
+        old="            handle.wait()",
+        new="            pass",
+        idea="6 of 6 all-reduces were not waited for",
+    ),
+    "overlapped_ddp: divided under way": Wrong(
+        "overlapped_ddp",
+        old="""        parameter.grad /= dist.get_world_size()
+        self.handles.append(dist.all_reduce(parameter.grad, async_op=True))""",
+        new="""        self.handles.append(dist.all_reduce(parameter.grad, async_op=True))
+        parameter.grad /= dist.get_world_size()""",
+        idea="were changed while their all-reduce was under way",
+    ),
+    "overlapped_ddp: after backward": Wrong(
+        "overlapped_ddp",
+        old="""            parameter.register_post_accumulate_grad_hook(self.start_all_reduce)
+""",
+        new="""            parameter.register_post_accumulate_grad_hook(lambda _: None)
+
+    def all(self):
+        for parameter in self.module.parameters():
+            self.start_all_reduce(parameter)
+""",
+        idea="no all-reduce was called",
+    ),
+    "overlapped_ddp: handles kept": Wrong(
+        "overlapped_ddp",
+        old="""        self.handles.clear()
+""",
+        new="",
+        idea="handles were waited for again in the next step",
+    ),
+    "buckets: the first layer first": Wrong(
+        "buckets",
+        old="reversed(parameters)",
+        new="parameters",
+        idea="the buckets begin with the first layer, whose gradient backward computes last",
+    ),
+    "buckets: the rest forgotten": Wrong(
+        "buckets",
+        old="""    if filling:
+        buckets.append(filling)
+""",
+        new="",
+        idea="a is in no bucket, so its gradient would never travel",
+    ),
+    "buckets: numbers for bytes": Wrong(
+        "buckets",
+        old="parameter.nbytes",
+        new="parameter.numel()",
+        idea="close it when it holds at least the capacity, in bytes",
+    ),
+    "buckets: always the first part": Wrong(
+        "buckets",
+        old="""        start += parameter.numel()
+""",
+        new="",
+        idea="only a has its own part of the message",
+    ),
+    "buckets: not divided": Wrong(
+        "buckets",
+        old="""    message /= dist.get_world_size()
+""",
+        new="",
+        idea="they are the sums over the ranks",
+    ),
+    "buckets: a message for each": Wrong(
+        "buckets",
+        old="    message = torch.cat",
+        new="""    for parameter in bucket:
+        dist.all_reduce(parameter.grad)
+    return
+    message = torch.cat""",
+        idea="a bucket of 5 gradients is one message",
+    ),
+    "buckets: not put back": Wrong(
+        "buckets",
+        old="parameter.grad.copy_(part.view_as(parameter))",
+        new="pass",
+        idea="put the means from the message back",
+    ),
+    "buckets: not waited for": Wrong(
+        "buckets",
+        old="dist.all_reduce(message)",
+        new="dist.all_reduce(message, async_op=True)",
+        idea="has returned while its all-reduce was under way",
+    ),
+    "ring_all_reduce: one half": Wrong(
+        "ring_all_reduce",
+        old="""    for step in range(world_size - 1):
+        handle = dist.isend(chunks[(rank + 1""",
+        new="""    return
+    for step in range(world_size - 1):
+        handle = dist.isend(chunks[(rank + 1""",
+        idea="so the first half, the reduce-scatter, is right",
+    ),
+    "ring_all_reduce: added in the second half": Wrong(
+        "ring_all_reduce",
+        old="        dist.recv(chunks[(rank - step) % world_size], left)",
+        new="""        mine = chunks[(rank - step) % world_size]
+        arrived = torch.empty_like(mine)
+        dist.recv(arrived, left)
+        mine += arrived""",
+        idea="a chunk that arrives is finished, so copy it",
+    ),
+    "ring_all_reduce: a collective": Wrong(
+        "ring_all_reduce",
+        old="    chunks = tensor",
+        new="""    dist.all_reduce(tensor)
+    return
+    chunks = tensor""",
+        idea="dist.all_reduce was called",
+    ),
+    "ring_all_reduce: the other way around": Wrong(
+        "ring_all_reduce",
+        old="""    right = (rank + 1) % world_size
+    left = (rank - 1) % world_size""",
+        new="""    left = (rank + 1) % world_size
+    right = (rank - 1) % world_size""",
+        idea="rank 0 sent to rank 2: in a ring each rank sends to its right neighbour",
+    ),
+    "ring_all_reduce: whole tensors": Wrong(
+        "ring_all_reduce",
+        old="    chunks = tensor",
+        new="""    travelling = tensor.clone()
+    for _ in range(world_size - 1):
+        handle = dist.isend(travelling.clone(), right)
+        dist.recv(travelling, left)
+        tensor += travelling
+        handle.wait()
+    return
+    chunks = tensor""",
+        idea="the sums are right, but more was sent than in a ring with chunks",
+    ),
+    "sampler: the epoch forgotten": Wrong(
+        "sampler",
+        old="self.seed + self.epoch",
+        new="self.seed",
+        idea="the order is that of the epoch before",
+    ),
+    "sampler: a seed for each rank": Wrong(
+        "sampler",
+        old="self.seed + self.epoch",
+        new="self.seed + self.epoch + self.rank",
+        idea="the ranks do not cut the same order",
+    ),
+    "sampler: the global generator": Wrong(
+        "sampler",
+        old=", generator=generator",
+        new="",
+        idea="Draw it from a generator of its own",
+    ),
+    "sampler: filled up": Wrong(
+        "sampler",
+        old="        return iter(order",
+        new="""        order += order[: -len(order) % self.world_size]
+        return iter(order""",
+        idea="do not fill up the shares",
+    ),
+    "sampler: the rest dropped": Wrong(
+        "sampler",
+        old="        return iter(order",
+        new="""        order = order[: len(order) // self.world_size * self.world_size]
+        return iter(order""",
+        idea="are dealt out to nobody",
+    ),
+    "sampler: tensors": Wrong(
+        "sampler",
+        old=".tolist()",
+        new="",
+        idea="a sampler yields the numbers of samples as ints",
+    ),
+    "sampler: the wrong length": Wrong(
+        "sampler",
+        old="len(range(self.rank, len(self.dataset), self.world_size))",
+        new="len(self.dataset) // self.world_size",
+        idea="len() is not the number of samples",
+    ),
 }

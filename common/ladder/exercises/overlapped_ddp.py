@@ -1,0 +1,160 @@
+"""The checker of `overlapped_ddp`: when each all-reduce begins, whether it is waited for, and what it brings."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.ladder.exercises.compare import agreed, mistake, near, plain, side_by_side
+from common.ladder.exercises.link import Message, SlowLink, slow_link
+from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.small.ddp.overlapped import OverlappedDDP
+
+MINUTES = 25
+READ = "common/small/ddp/README.md"
+SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py) and torch's DistributedDataParallel"
+WORLD_SIZE = 2
+INPUTS = (1.0, 3.0)  # by rank
+STEPS = 2
+LAYERS = 3
+
+
+def network() -> nn.Sequential:
+    """Layers of one weight each, all of them 1, so that their gradients can be read."""
+    layers = [nn.Linear(1, 1, bias=False).double() for _ in range(LAYERS)]
+    for layer in layers:
+        nn.init.ones_(layer.weight)
+    return nn.Sequential(*layers)
+
+
+def inputs() -> torch.Tensor:
+    return torch.tensor([[INPUTS[dist.get_rank()]]]).double()
+
+
+def gradients(module: nn.Module) -> list:
+    return [None if each.grad is None else plain(each.grad.flatten())[0] for each in module.parameters()]
+
+
+def averaged(model: Any, wait: bool = False, link: SlowLink | None = None) -> list[list]:
+    """The gradients of all layers after each step's backward, and after the wait of a solution.
+
+    Messages count the gradients that backward has still to compute when they begin.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(STEPS):
+        if link:
+            link.gradients_left = LAYERS
+        model(inputs()).sum().backward()
+        if wait:
+            model.wait()
+        found.append(gradients(model))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def run(path: str) -> dict:
+    """On one rank: the gradients of each step, and the messages of the solution."""
+    expected = agreed(
+        real=averaged(DistributedDataParallel(network())),
+        small=averaged(OverlappedDDP(network())),
+    )
+    module = network()
+    module(inputs()).sum().backward()
+    own = gradients(module)
+    with slow_link() as link:
+        solution = load_name(path, "OverlappedDDP")
+        module = network()
+
+        def note_gradient(_: nn.Parameter) -> None:
+            link.gradients_left -= 1
+
+        for parameter in module.parameters():  # before the solution's hooks, so that these see what is left
+            parameter.register_post_accumulate_grad_hook(note_gradient)
+        found = averaged(solution(module), wait=True, link=link)
+        return {"own": own, "after": found, "expected": expected, "traffic": [described(m) for m in link.messages]}
+
+
+def described(message: Message) -> dict:
+    return {
+        "in_background": message.in_background,
+        "early": message.gradients_left > 0,
+        "times_waited": message.times_waited,
+        "was_changed": message.was_changed,
+    }
+
+
+def check(path: Path) -> list[str]:
+    """Two steps of a network with three layers on two ranks."""
+    try:
+        results = on_ranks(WORLD_SIZE, run, path)
+    except SolutionFailed as failure:
+        return [str(failure)]
+    found = [wrong_traffic(results[0]["traffic"]), wrong_gradients(results)]
+    return [finding for finding in found if finding]
+
+
+def wrong_traffic(messages: list[dict]) -> str | None:
+    """A finding about the way in which the all-reduces of rank 0 were called."""
+    total = len(messages)
+    blocking = [message for message in messages if not message["in_background"]]
+    early = [message for message in messages if message["early"]]
+    waited = [message for message in messages if message["times_waited"]]
+    waited_again = [message for message in messages if message["times_waited"] > 1]
+    changed = [message for message in messages if message["was_changed"]]
+    if not messages:
+        return "no all-reduce was called: a hook has to begin one for each gradient"
+    if len(blocking) == total and early:
+        return (
+            f"{total} of {total} all-reduces were called without async_op=True, so backward stood still until each had"
+            " arrived: begin them with async_op=True, and keep the handles for wait()"
+        )
+    if not early:
+        return (
+            f"{total} of {total} all-reduces began when backward had computed all gradients, so nothing was hidden:"
+            " let a hook begin each one (register_post_accumulate_grad_hook)"
+        )
+    if changed:
+        return (
+            f"{len(changed)} of {total} gradients were changed while their all-reduce was under way: divide before it"
+            " begins, or after its handle's wait()"
+        )
+    if len(waited) < total:
+        return (
+            f"{total - len(waited)} of {total} all-reduces were not waited for before the optimizer's step: call wait()"
+            " of each handle"
+        )
+    if waited_again:
+        return (
+            f"{len(waited_again)} of {total} handles were waited for again in the next step: forget the handles of a"
+            " step when all have arrived"
+        )
+    return None
+
+
+def wrong_gradients(results: list[dict]) -> str | None:
+    """A finding about the gradients of the first step that is wrong."""
+    for step in range(STEPS):
+        after = [result["after"][step] for result in results]
+        expected = results[0]["expected"][step]
+        if near(after, [expected] * WORLD_SIZE):
+            continue
+        own = [result["own"] for result in results]
+        total = [WORLD_SIZE * mean for mean in expected]
+        known = mistake(
+            after,
+            {
+                "they are the sums over the ranks: divide by the world size": [total] * WORLD_SIZE,
+                "they are each rank's own: no mean has arrived when wait() returns": own,
+                "they are each rank's own, divided by the world size: no sum has arrived when wait() returns": [
+                    [number / WORLD_SIZE for number in of_rank] for of_rank in own
+                ],
+            },
+        )
+        title = f"in step {step + 1} the gradients of the {LAYERS} layers are not the means over the ranks"
+        return side_by_side(f"{title}; {known}" if known else title, after, they_should_be=expected)
+    return None

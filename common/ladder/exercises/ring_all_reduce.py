@@ -1,0 +1,193 @@
+"""The checker of `ring_all_reduce`: whose numbers are in each sum, and what was sent to whom."""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.ladder.exercises.compare import near, plain, side_by_side
+from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
+
+MINUTES = 40
+READ = "common/small/ddp/README.md"
+SAME_AS = "torch's all_reduce, with as few numbers on each link as a ring needs"
+WORLD_SIZE = 3
+SIZES = (6, 7)  # in three equal chunks, and in chunks of 3, 2 and 2
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+)
+
+
+class Traffic:
+    """The calls of a solution: the collectives by name, and how many numbers were sent to which rank."""
+
+    def __init__(self) -> None:
+        self.collectives: list[str] = []
+        self.sent: list[tuple[int, int]] = []
+
+
+@contextmanager
+def observed() -> Iterator[Traffic]:
+    """A block in which the calls of torch.distributed's functions are noted."""
+    traffic = Traffic()
+
+    def noted(name: str) -> Any:
+        original = getattr(dist, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            traffic.collectives.append(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    def sending(name: str) -> Any:
+        original = getattr(dist, name)
+
+        def send(tensor: Tensor, dst: int | None = None, *args: Any, **kwargs: Any) -> Any:
+            peer = kwargs.get("group_dst") if dst is None else dst
+            traffic.sent.append((peer, tensor.numel()))
+            return original(tensor, dst, *args, **kwargs)
+
+        return send
+
+    with ExitStack() as patches:
+        for name in COLLECTIVES:
+            patches.enter_context(mock.patch.object(dist, name, noted(name)))
+        for name in ("send", "isend"):
+            patched = sending(name)
+            patches.enter_context(mock.patch.object(dist, name, patched))
+            # batch_isend_irecv compares its operations with these.
+            patches.enter_context(mock.patch.object(dist.distributed_c10d, name, patched))
+        yield traffic
+
+
+def numbers_of(rank: int, size: int) -> Tensor:
+    """Numbers whose sum says whose they are: 1, 10 or 100."""
+    return torch.full((size,), 10**rank).double()
+
+
+def run(path: str, size: int) -> dict:
+    """On one rank: the tensor after the solution was called, and the traffic."""
+    rank = dist.get_rank()
+    expected = numbers_of(rank, size)
+    dist.all_reduce(expected)
+    with observed() as traffic:
+        ring_all_reduce = load_name(path, "ring_all_reduce")
+        tensor = numbers_of(rank, size)
+        ring_all_reduce(tensor)
+    return {
+        "own": plain(numbers_of(rank, size)),
+        "after": plain(tensor),
+        "expected": plain(expected),
+        "collectives": traffic.collectives,
+        "sent": traffic.sent,
+    }
+
+
+def check(path: Path) -> list[str]:
+    """Six and seven numbers on three ranks. With equal chunks a wrong chunk arrives, and can be shown."""
+    for size in SIZES:
+        try:
+            results = on_ranks(WORLD_SIZE, functools.partial(run, size=size), path, why_it_hangs)
+        except SolutionFailed as failure:
+            return [str(failure)]
+        found = wrong_neighbour(results) or wrong_sums(results) or wrong_amount(results)
+        if found:
+            return [f"{size} numbers on {WORLD_SIZE} ranks: {found}"]
+    return []
+
+
+def why_it_hangs(places: Sequence[Place | None]) -> str | None:
+    codes = [place.code if place else "" for place in places]
+    if all("send(" in code for code in codes):
+        return (
+            "every rank waits in send until its neighbour receives, and the neighbour does the same: begin the send"
+            " with isend, receive, and then wait for the send"
+        )
+    if all("recv(" in code for code in codes):
+        return "every rank waits in recv for a neighbour that has not sent yet: begin to send before you receive"
+    return None
+
+
+def wrong_sums(results: list[dict]) -> str | None:
+    """A finding about the numbers: rank 0 brings 1, rank 1 brings 10 and rank 2 brings 100 to each of them."""
+    collectives = [name for result in results for name in result["collectives"]]
+    if collectives:
+        return f"dist.{collectives[0]} was called: build the all-reduce from sends and receives of two ranks each"
+    after = [result["after"] for result in results]
+    expected = results[0]["expected"]
+    if near(after, [expected] * WORLD_SIZE):
+        return None
+    own = [result["own"] for result in results]
+    counts = [counted(number) for of_rank in after for number in of_rank]
+    finished = [sum(map(near, of_rank, expected)) for of_rank in after]
+    title = "the numbers are not the sums over the ranks"
+    if near(after, own):
+        title = "each rank still has its own numbers: what arrives has to be written into `tensor`"
+    elif any(max(count) > 1 for count in counts):
+        title = (
+            "some numbers were added twice: in the second half of the ring a chunk that arrives is finished, so copy it"
+            " and do not add it"
+        )
+    elif all(0 < number < len(expected) for number in finished):
+        title = (
+            "each rank has one finished chunk, so the first half, the reduce-scatter, is right; now send the finished"
+            " chunks around, the all-gather"
+        )
+    elif not any(finished):
+        title = "no chunk is finished: after a step a rank passes on the chunk that it has just received and added to"
+    brings = "rank 0 brings 1, rank 1 brings 10, rank 2 brings 100"
+    return side_by_side(f"{title} ({brings}):", after, they_should_be=expected)
+
+
+def counted(number: float) -> list[int]:
+    """How often each rank's contribution is in a sum: its decimal digits."""
+    if number != number or number < 0 or number > 10**9:
+        return [0]
+    return [int(digit) for digit in str(round(number))]
+
+
+def wrong_neighbour(results: list[dict]) -> str | None:
+    """A finding about to whom each rank has sent."""
+    for rank, result in enumerate(results):
+        right = (rank + 1) % WORLD_SIZE
+        others = {peer for peer, _ in result["sent"]} - {right}
+        if others:
+            return (
+                f"rank {rank} sent to rank {', '.join(map(str, sorted(others)))}: in a ring each rank sends to its"
+                f" right neighbour only, (rank + 1) % world size, here rank {right}"
+            )
+    return None
+
+
+def wrong_amount(results: list[dict]) -> str | None:
+    """A finding about how many numbers each rank has sent."""
+    size = len(results[0]["expected"])
+    sent = [sum(numbers for _, numbers in result["sent"]) for result in results]
+    # Each rank sends W - 1 chunks in each half, and no chunk has more than a W-th of the numbers, rounded up.
+    most = 2 * (WORLD_SIZE - 1) * math.ceil(size / WORLD_SIZE)
+    if max(sent) > most:
+        title = (
+            f"the sums are right, but more was sent than in a ring with chunks: cut the {size} numbers into"
+            f" {WORLD_SIZE} chunks, and send one chunk in each step; the numbers sent:"
+        )
+        return side_by_side(title, sent, at_most=most)
+    return None

@@ -1,0 +1,109 @@
+"""The checker of `sampler`: which samples each rank gets in two epochs."""
+
+from pathlib import Path
+
+import torch
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from common.accelerator.sampler import DistributedEvalSampler
+from common.ladder.exercises.compare import agreed, plain, side_by_side
+from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+
+MINUTES = 15
+READ = "02_ddp_raw/README.md"
+SAME_AS = "DistributedEvalSampler (common/accelerator/sampler.py) and, where shares are equal, DistributedSampler"
+SEED = 42
+CASES = ((8, 2), (10, 3), (2, 3))  # samples and ranks: equal shares, a remainder of one, fewer samples than ranks
+EPOCHS = 2
+
+
+def expected_epochs(size: int, world_size: int, rank: int) -> list[list[int]]:
+    """The share of a rank in each epoch."""
+    ours = DistributedEvalSampler(range(size), world_size, rank, shuffle=True, seed=SEED)
+    torchs: DistributedSampler = DistributedSampler(TensorDataset(torch.arange(size)), world_size, rank, seed=SEED)
+    epochs = []
+    for epoch in range(EPOCHS):
+        ours.set_epoch(epoch)
+        torchs.set_epoch(epoch)
+        shares = {"whole": list(ours)}
+        if size % world_size == 0:
+            shares["real"] = list(torchs)
+        epochs.append(agreed(**shares))
+    return epochs
+
+
+def run(path: str) -> list[dict]:
+    """For each case: the shares of all ranks in each epoch, played one after another in one process."""
+    solution = load_name(path, "ExactSampler")
+    found = []
+    for size, world_size in CASES:
+        shares = []
+        lengths = []
+        for rank in range(world_size):
+            torch.manual_seed(rank)  # ranks draw different random numbers
+            sampler = solution(range(size), rank, world_size, SEED)
+            epochs = []
+            for epoch in range(EPOCHS):
+                sampler.set_epoch(epoch)
+                epochs.append([each if isinstance(each, int) else f"a {type(each).__name__}" for each in sampler])
+            shares.append(epochs)
+            lengths.append(plain(len(sampler)))
+        expected = [expected_epochs(size, world_size, rank) for rank in range(world_size)]
+        found.append({"shares": shares, "lengths": lengths, "expected": expected})
+    return found
+
+
+def check(path: Path) -> list[str]:
+    """On one process, which plays two and three ranks."""
+    try:
+        [results] = on_ranks(1, run, path)
+    except SolutionFailed as failure:
+        return [str(failure)]
+    for (size, world_size), result in zip(CASES, results, strict=True):
+        found = finding(size, result)
+        if found:
+            return [f"{size} samples on {world_size} ranks: {found}"]
+    return []
+
+
+def finding(size: int, result: dict) -> str | None:
+    """What is wrong in one case, in the first epoch where something is."""
+    for epoch in range(EPOCHS):
+        shares = [of_rank[epoch] for of_rank in result["shares"]]
+        expected = [of_rank[epoch] for of_rank in result["expected"]]
+        if shares != expected:
+            title = f"epoch {epoch}: {wrong_shares(size, epoch, result)}"
+            return side_by_side(title, shares, they_should_be=expected)
+    true_lengths = [len(of_rank[0]) for of_rank in result["expected"]]
+    if result["lengths"] != true_lengths:
+        title = "len() is not the number of samples that the rank gets; loaders and progress bars believe it"
+        return side_by_side(title, result["lengths"], they_should_be=true_lengths)
+    return None
+
+
+def wrong_shares(size: int, epoch: int, result: dict) -> str:
+    shares = [of_rank[epoch] for of_rank in result["shares"]]
+    dealt = [sample for share in shares for sample in share]
+    if not all(isinstance(sample, int) for sample in dealt):
+        return "a sampler yields the numbers of samples as ints, which Tensor.tolist() makes of a tensor"
+    twice = sorted({sample for sample in dealt if dealt.count(sample) > 1})
+    missing = sorted(set(range(size)) - set(dealt))
+    if twice and missing:
+        return (
+            f"samples {twice} are dealt out twice and {missing} never: the ranks do not cut the same order. Draw it"
+            " from a generator of its own, seeded alike on all ranks"
+        )
+    if twice:
+        return f"samples {twice} are dealt out twice: do not fill up the shares"
+    if missing:
+        return f"samples {missing} are dealt out to nobody: a remainder belongs to the first ranks"
+    if epoch > 0 and shares == [of_rank[0] for of_rank in result["shares"]]:
+        return "the order is that of the epoch before: seed the generator with seed + epoch"
+    if all(share == sorted(share) for share in shares):
+        return "each sample is dealt out once, but the order is not shuffled"
+    if [sorted(share) for share in shares] == [sorted(of_rank[epoch]) for of_rank in result["expected"]]:
+        return "each rank has its samples, in another order"
+    return (
+        "each sample is dealt out once, but not in the order that was asked for: torch.randperm with a generator seeded"
+        " with seed + epoch, of which rank r gets the positions r, r + W, r + 2 W and so on"
+    )

@@ -1,0 +1,37 @@
+"""Build an all-reduce from sends and receives.
+
+Every rank has a tensor of the same size. Write
+
+    ring_all_reduce(tensor) -> None
+
+After it, `tensor` holds the sums over the ranks, on all ranks. Use `send`, `recv`, `isend` and `irecv` of
+`torch.distributed` only. The ranks form a ring: each sends to its right neighbour, (rank + 1) % world size, and
+receives from its left one. With W ranks the tensor is cut into W chunks, and one chunk travels in each step:
+
+    W - 1 steps: send a chunk, receive another one and add it to your own (reduce-scatter);
+    W - 1 steps: send a finished chunk, receive another one and put it in place of your own (all-gather).
+
+A rank begins with the chunk of its own number, and sends in each following step the chunk that it has just received.
+So each rank sends 2 (W - 1) / W of the tensor, however many ranks there are. `send` returns when the other rank
+receives; `isend` returns a handle at once, whose `wait()` returns when the chunk is gone.
+
+    python -m common.ladder check ring_all_reduce my_ring_all_reduce.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def ring_all_reduce(tensor: Tensor) -> None:
+    """Replace `tensor` by the sum over the ranks."""
+    world_size = dist.get_world_size()
+    rank = dist.get_rank()
+    right = (rank + 1) % world_size
+    left = (rank - 1) % world_size
+    chunks = tensor.tensor_split(world_size)  # views: what is written into a chunk is written into the tensor
+    raise NotImplementedError("send the chunks around the ring twice")
+
+
+if __name__ == "__main__":
+    print(__doc__)
