@@ -93,7 +93,8 @@ class Digits(NamedTuple):
 
 
 def digits(data_flags: list[str]) -> Digits:
-    train, test = load_data(parse_args(str(script("00_single_gpu")), ["--device", "cpu", *data_flags]))
+    args = parse_args(str(script("00_single_gpu")), ["--device", "cpu", *data_flags])
+    train, test = load_data(args)
     return Digits(_halved(train), train.labels, _halved(test), test.labels)
 
 
