@@ -79,8 +79,8 @@ def what_is_slowed(
     told = f"BUSY: others used {counts} the comparison. All speeds are too low."
     if waits_passively:
         return (
-            f"{told} So its threads give their cores away while they wait (OMP_WAIT_POLICY=passive), which a quiet "
-            "machine does not need. Stop the other programs and compare again."
+            f"{told} The levels' threads give their cores away while they wait (OMP_WAIT_POLICY=passive), which a "
+            "quiet machine does not need. Stop the other programs and compare again."
         )
     if omp.get("OMP_WAIT_POLICY", "").lower() == "passive":
         return f"{told} Stop the other programs and compare again."
