@@ -21,6 +21,7 @@ from common.errors import fail
 from common.memory import CATEGORIES, accounting, name_category
 
 STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets only in the third
+STEPS_OF_ONE_PROCESS = 2
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
 SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
@@ -131,7 +132,7 @@ def of_fullest_rank(network: UserNetwork, setting: Setting, batch: int) -> tuple
     return max(zip(of_ranks, needs, strict=True), key=lambda pair: pair[1].most)
 
 
-def train(network: UserNetwork, setting: Setting, mesh, batch: int, steps: int = STEPS) -> None:
+def train(network: UserNetwork, setting: Setting, mesh, batch: int) -> None:
     """A few steps of one process, with `batch` samples each."""
     model = training.build(network)
     if setting.checkpointing:
@@ -141,7 +142,7 @@ def train(network: UserNetwork, setting: Setting, mesh, batch: int, steps: int =
     for name, parameter in model.named_parameters():
         name_category(parameter, "parameters", name.removeprefix("module."))
     optimizer = strategies.make_optimizer(network, model, setting.strategy.shard_optimizer)
-    for _ in range(steps):
+    for _ in range(STEPS_OF_ONE_PROCESS if setting.strategy.one_process else STEPS):
         samples = training.make_batch(network, batch)
         loss = training.loss_of(network, model, samples, PRECISIONS[setting.precision])
         training.backward(network, loss)

@@ -2,6 +2,9 @@
 
 The model is `benchmarks.predict`'s, and so are links and GPUs. Here the network is counted: its multiply-adds,
 attention's too, its gradients' bytes and its operators. Nothing is computed (see `hollow`).
+
+An RNN, GRU or LSTM of torch is counted as a CPU runs it, operator by operator. cuDNN runs it in a few kernels, so its
+step is not launch-bound as the prediction says: give `--measured-ms`.
 """
 
 import argparse
