@@ -8,6 +8,7 @@ import pytest
 
 from common.ladder import exercises
 from common.ladder.__main__ import main
+from common.ladder.exercises import page
 from tests.unit.exercises.wrong_solutions import WRONG
 
 SOLUTIONS = Path(__file__).with_name("solutions")
@@ -135,3 +136,7 @@ def test_an_exercise_that_does_not_exist_is_an_error(path, capsys):
         main(["check", "juggling", *path])
     assert ended.value.code == 2
     assert "'juggling' is no exercise" in capsys.readouterr().err
+
+
+def test_the_page_has_the_texts_of_the_tasks():
+    assert page.PAGE.read_text() == page.text(), "python -m common.ladder.exercises.page writes it anew"
