@@ -18,6 +18,7 @@ NAMES = (
     "sampler",
     "exact_evaluation",
     "accumulate",
+    "zero1",
 )
 STARTERS = Path(__file__).with_name("starters")
 

@@ -75,8 +75,31 @@ def run(path: str) -> dict:
 
         for parameter in module.parameters():  # before the solution's hooks, so that these see what is left
             parameter.register_post_accumulate_grad_hook(note_gradient)
-        found = averaged(solution(module), wait=True, link=link)
+        try:
+            found = averaged(solution(module), wait=True, link=link)
+        except (AttributeError, TypeError) as error:
+            sentence = why_none(error, module, link)
+            if sentence is None:
+                raise
+            raise SolutionFailed(sentence) from error
         return {"own": own, "after": found, "expected": expected, "traffic": [described(m) for m in link.messages]}
+
+
+def why_none(error: Exception, module: nn.Module, link: SlowLink) -> str | None:
+    """The idea behind an error about None: it came where a gradient, or a handle, was expected."""
+    if "NoneType" not in str(error):
+        return None
+    if any(parameter._backward_hooks for parameter in module.parameters()):
+        return (
+            "register_hook calls its function before backward has written parameter.grad, which is None then: use"
+            " parameter.register_post_accumulate_grad_hook, which calls it afterwards, with the parameter"
+        )
+    if any(not message.in_background for message in link.messages):
+        return (
+            "all_reduce returned None and no handle: without async_op=True it makes backward wait until the sum has"
+            " arrived; with async_op=True it returns a handle at once"
+        )
+    return None
 
 
 def described(message: Message) -> dict:

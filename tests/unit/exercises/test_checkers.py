@@ -28,6 +28,24 @@ def test_a_right_solution_passes(name, tmp_path):
     assert exercises.check(name, solution(name, tmp_path)) == []
 
 
+EQUAL_PARTS = """from torch.optim import AdamW
+
+from common.small.zero import ZeRO1 as OfEqualParts
+
+
+class ZeRO1(OfEqualParts):
+    def __init__(self, module, **settings):
+        super().__init__(module, AdamW, **settings)
+"""
+
+
+@pytest.mark.slow
+def test_a_right_solution_may_cut_each_parameter_into_equal_parts(tmp_path):
+    path = tmp_path / "solution.py"
+    path.write_text(EQUAL_PARTS)
+    assert exercises.check("zero1", path) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("title", WRONG)
 def test_a_wrong_solution_is_told_which_idea_is_wrong(title, tmp_path):

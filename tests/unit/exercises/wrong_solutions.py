@@ -218,6 +218,24 @@ WRONG = {
         new="",
         idea="handles were waited for again in the next step",
     ),
+    "overlapped_ddp: a blocking all-reduce's result kept": Wrong(
+        "overlapped_ddp",
+        old=", async_op=True",
+        new="",
+        idea="all_reduce returned None and no handle: without async_op=True it makes backward wait",
+    ),
+    "overlapped_ddp: a hook of the tensor": Wrong(
+        "overlapped_ddp",
+        old="parameter.register_post_accumulate_grad_hook(self.start_all_reduce)",
+        new="parameter.register_hook(lambda _, parameter=parameter: self.start_all_reduce(parameter))",
+        idea="register_hook calls its function before backward has written parameter.grad",
+    ),
+    "overlapped_ddp: a hook of the tensor that gets the gradient": Wrong(
+        "overlapped_ddp",
+        old="register_post_accumulate_grad_hook",
+        new="register_hook",
+        idea="register_hook calls its function before backward has written parameter.grad",
+    ),
     "buckets: the first layer first": Wrong(
         "buckets",
         old="reversed(parameters)",
@@ -363,5 +381,102 @@ WRONG = {
         old="len(range(self.rank, len(self.dataset), self.world_size))",
         new="len(self.dataset) // self.world_size",
         idea="len() is not the number of samples",
+    ),
+    "zero1: parts not exchanged": Wrong(
+        "zero1",
+        old="            dist.broadcast(parameter.detach(), src=number % dist.get_world_size())",
+        new="            pass",
+        idea="in step 1 each rank has new numbers in its own part and old ones in the others'",
+    ),
+    "zero1: rank 0's for all": Wrong(
+        "zero1",
+        old="src=number % dist.get_world_size()",
+        new="src=0",
+        idea="in step 1 some parameters have moved on no rank",
+    ),
+    "zero1: everything on every rank": Wrong(
+        "zero1",
+        old="[dist.get_rank() :: dist.get_world_size()]",
+        new="",
+        idea="every rank keeps the optimizer's state of all parameters, as under DDP, so no memory is saved: give each"
+        " rank's AdamW this rank's part of the parameters only; numbers in the state:\n    rank 0: 24\n    rank 1: 24",
+    ),
+    "zero1: a part that is too large": Wrong(
+        "zero1",
+        old="self.parameters[dist.get_rank() :: dist.get_world_size()]",
+        new="self.parameters[dist.get_rank() :]",
+        idea="a rank keeps more than its part of the optimizer's state",
+    ),
+    "zero1: not averaged": Wrong(
+        "zero1",
+        old="""            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+""",
+        new="            pass\n",
+        idea="they are each rank's own: average them first",
+    ),
+    "zero1: a sum": Wrong(
+        "zero1",
+        old="""            parameter.grad /= dist.get_world_size()
+""",
+        new="",
+        idea="they are the sums over the ranks: divide by the world size. AdamW divides by a gradient's size",
+    ),
+    "zero1: divided twice": Wrong(
+        "zero1",
+        old="            dist.all_reduce(parameter.grad)",
+        new="""            parameter.grad /= dist.get_world_size()
+            dist.all_reduce(parameter.grad)""",
+        idea="they are divided by the world size twice",
+    ),
+    "zero1: not added up": Wrong(
+        "zero1",
+        old="            dist.all_reduce(parameter.grad)\n",
+        new="",
+        idea="they are each rank's own, divided by the world size: add them up over the ranks too",
+    ),
+    "zero1: old gradients kept": Wrong(
+        "zero1",
+        old="parameter.grad = None",
+        new="pass",
+        idea="those of the step before are still in them: zero_grad() has to clear them",
+    ),
+    "zero1: old gradients kept by those that do not step with them": Wrong(
+        "zero1",
+        old="            parameter.grad = None",
+        new="            pass\n        self.optimizer.zero_grad()",
+        idea="zero_grad() has to clear the gradients of all parameters, on every rank",
+    ),
+    "zero1: a copy is stepped": Wrong(
+        "zero1",
+        old="        self.optimizer = torch.optim.AdamW(own, **settings)",
+        new="""        own = [nn.Parameter(parameter.detach().clone()) for parameter in own]
+        self.optimizer = torch.optim.AdamW(own, **settings)""",
+        idea="an AdamW made a step without gradients",
+    ),
+    "zero1: a copy is stepped with gradients, and not put back": Wrong(
+        "zero1",
+        old="""        self.optimizer = torch.optim.AdamW(own, **settings)
+
+    def step(self) -> None:
+""",
+        new="""        self.copies = [nn.Parameter(parameter.detach().clone()) for parameter in own]
+        self.optimizer = torch.optim.AdamW(self.copies, **settings)
+
+    def step(self) -> None:
+        for parameter in self.parameters:
+            dist.all_reduce(parameter.grad)
+        for copy, parameter in zip(self.copies, self.parameters[dist.get_rank() :: dist.get_world_size()]):
+            copy.grad = parameter.grad / dist.get_world_size()
+        self.optimizer.step()
+        return
+""",
+        idea="in step 1 the weights have not moved",
+    ),
+    "zero1: one rank steps": Wrong(
+        "zero1",
+        old="        self.optimizer.step()",
+        new="        if dist.get_rank() == 0:\n            self.optimizer.step()",
+        idea="has to call step() of this rank's AdamW once, on every rank; its calls:\n    rank 0: 2\n    rank 1: 0",
     ),
 }

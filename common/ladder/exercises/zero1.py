@@ -1,0 +1,279 @@
+"""The checker of `zero1`: with which gradients each rank steps, how much state it keeps, and which weights come out."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from common.ladder.exercises.compare import agreed, near, plain, side_by_side
+from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.small.zero import ZeRO1
+
+MINUTES = 30
+READ = "02_ddp_raw/MEMORY_AND_ZERO.md"
+SAME_AS = "ZeRO1 (common/small/zero/zero1.py), torch's ZeroRedundancyOptimizer, and DistributedDataParallel with AdamW"
+WORLD_SIZE = 2
+INPUTS = (1.0, 4.0)  # by rank
+STEPS = 2
+LAYERS = 4
+LAYER_SIZE = 3  # numbers, which is odd: equal parts on two ranks have one of zero at their end
+MOMENTS = 2 * LAYERS * LAYER_SIZE  # numbers in the whole state of AdamW
+# The moments of equal parts, with the zeros at their end. Whole parameters, dealt out in turn, have fewer.
+MOMENTS_OF_A_PART = 2 * LAYERS * math.ceil(LAYER_SIZE / WORLD_SIZE)
+# AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
+SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
+HARD_TO_SEE = "AdamW divides by a gradient's size, so only a large eps, such as the one here, shows it"
+
+
+def network() -> nn.Sequential:
+    """Layers of equal size, in which no two numbers have the same gradient."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(*shape, bias=False) for shape in [(1, LAYER_SIZE), (LAYER_SIZE, 1)] * (LAYERS // 2)]
+    for layer in layers:
+        nn.init.uniform_(layer.weight, 0.5, 1.5)
+    return nn.Sequential(*layers).double()
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.tensor([[INPUTS[dist.get_rank()]]]).double()).sum().backward()
+
+
+def weights_of(module: nn.Module) -> list:
+    return [plain(parameter.flatten()) for parameter in module.parameters()]
+
+
+def gradients_of(parameters: Any) -> list:
+    """The gradients as a list of numbers for each parameter that has one."""
+    return [plain(parameter.grad.flatten()) for parameter in parameters if parameter.grad is not None]
+
+
+def trained(model: nn.Module, optimizer: Any) -> list:
+    """The weights after each step."""
+    weights = []
+    for _ in range(STEPS):
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.append(weights_of(model))
+    return weights
+
+
+def trained_by_torch() -> list:
+    model = DistributedDataParallel(network())
+    return trained(model, AdamW(model.parameters(), **SETTINGS))
+
+
+def trained_by_torchs_zero() -> list:
+    model = DistributedDataParallel(network())
+    return trained(model, ZeroRedundancyOptimizer(model.parameters(), AdamW, **SETTINGS))
+
+
+def trained_by_the_small_one() -> list:
+    module = network()
+    return trained(module, ZeRO1(module, AdamW, **SETTINGS))
+
+
+def gradients_on_the_way(weights: list) -> tuple[list, list]:
+    """This rank's own gradients before each step, and the means over the ranks, where the weights are right."""
+    own, mean = [], []
+    for before in [weights_of(network()), *weights[:-1]]:
+        module = network()
+        for parameter, numbers in zip(module.parameters(), before, strict=True):
+            parameter.data = torch.tensor(numbers).double().view_as(parameter)
+        backward(module)
+        own.append(gradients_of(module.parameters()))
+        module.zero_grad()
+        backward(DistributedDataParallel(module))
+        mean.append(gradients_of(module.parameters()))
+    return own, mean
+
+
+class Steps:
+    """What the optimizers of a solution have done.
+
+    Attributes:
+        gradients: for each step of any optimizer, the gradients with which it began.
+        optimizers: those that have made a step, by identity.
+    """
+
+    def __init__(self) -> None:
+        self.gradients: list[list] = []
+        self.optimizers: dict[int, Optimizer] = {}
+
+    def before(self, optimizer: Optimizer, *_: Any) -> None:
+        self.gradients.append(gradients_of(p for group in optimizer.param_groups for p in group["params"]))
+
+    def after(self, optimizer: Optimizer, *_: Any) -> None:
+        self.optimizers[id(optimizer)] = optimizer
+
+    def state_size(self) -> int:
+        """How many numbers the optimizers keep; the number of the step, which has no dimension, is not counted."""
+        states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        return sum(tensor.numel() for tensor in tensors if tensor.dim())
+
+
+@contextmanager
+def observed_steps() -> Iterator[Steps]:
+    """A block in which the steps of all optimizers of torch are noted."""
+    steps = Steps()
+    handles = [register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)]
+    try:
+        yield steps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def run(path: str) -> dict:
+    """On one rank: gradients, state and weights of the solution, and those that are right."""
+    expected = agreed(real=trained_by_torch(), zero=trained_by_torchs_zero(), small=trained_by_the_small_one())
+    own, mean = gradients_on_the_way(expected)
+    module = network()
+    first = weights_of(module)
+    with observed_steps() as steps:
+        weights = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
+    return {
+        "first": first,
+        "weights": weights,
+        "expected": expected,
+        "stepped_with": steps.gradients,
+        "own": own,
+        "mean": mean,
+        "state": steps.state_size(),
+    }
+
+
+def check(path: Path) -> list[str]:
+    """Two steps of a network with four layers on two ranks."""
+    try:
+        results = on_ranks(WORLD_SIZE, run, path)
+    except SolutionFailed as failure:
+        return [str(failure)]
+    found = [wrong_state(results), wrong_numbers(results)]
+    return [finding for finding in found if finding]
+
+
+def wrong_state(results: list[dict]) -> str | None:
+    """A finding about how much each rank keeps."""
+    state = [result["state"] for result in results]
+    if max(state) <= MOMENTS_OF_A_PART:
+        return None
+    title = "a rank keeps more than its part of the optimizer's state"
+    if min(state) == MOMENTS:
+        title = "every rank keeps the optimizer's state of all parameters, as under DDP, so no memory is saved"
+    return side_by_side(
+        f"{title}: give each rank's AdamW this rank's part of the parameters only; numbers in the state:",
+        state,
+        all_parameters=MOMENTS,
+        a_half=MOMENTS // WORLD_SIZE,
+    )
+
+
+def wrong_numbers(results: list[dict]) -> str | None:
+    """A finding about the first thing that is wrong: the gradients before a step, or the weights after it."""
+    calls = [len(result["stepped_with"]) for result in results]
+    if calls != [STEPS] * WORLD_SIZE:
+        title = "ZeRO1.step() has to call step() of this rank's AdamW once, on every rank; its calls:"
+        return side_by_side(title, calls, they_should_be=STEPS)
+    for step in range(STEPS):
+        found = wrong_gradients(results, step) or wrong_weights(results, step)
+        if found:
+            return f"in step {step + 1} {found}"
+    return None
+
+
+def wrong_gradients(results: list[dict], step: int) -> str | None:
+    """A finding about the gradients with which each rank's AdamW has made a step.
+
+    A rank's part may be cut in any way, so its numbers are looked for among those of all parameters.
+    """
+    stepped_with = [flat(result["stepped_with"][step]) for result in results]
+    if not all(stepped_with):
+        title = "an AdamW made a step without gradients, which moves nothing: give each of its parameters a `.grad`"
+        return side_by_side(f"{title}; its gradients:", stepped_with)
+    own = [flat(result["own"][step]) for result in results]
+    mean = flat(results[0]["mean"][step])
+    if all(are_among(numbers, mean) for numbers in stepped_with):
+        return None
+    title = "the gradients with which each rank's AdamW made its step are not the means over the ranks"
+    candidates = {
+        f"they are the sums over the ranks: divide by the world size. {HARD_TO_SEE}": [scaled(mean, WORLD_SIZE)]
+        * WORLD_SIZE,
+        "they are each rank's own: average them first, or the other ranks' samples teach this part nothing": own,
+        f"they are divided by the world size twice. {HARD_TO_SEE}": [scaled(mean, 1 / WORLD_SIZE)] * WORLD_SIZE,
+        "they are each rank's own, divided by the world size: add them up over the ranks too": [
+            scaled(numbers, 1 / WORLD_SIZE) for numbers in own
+        ],
+    }
+    if step:
+        earlier = flat(results[0]["mean"][step - 1])
+        from_others = scaled(earlier, (WORLD_SIZE - 1) / WORLD_SIZE)
+        candidates |= {
+            "those of the step before are still in them: zero_grad() has to clear them": [added(mean, earlier)]
+            * WORLD_SIZE,
+            "those of the step before are still in them: zero_grad() has to clear the gradients of all parameters, on"
+            " every rank, because those of the other ranks' parts are added up too": [added(mean, from_others)]
+            * WORLD_SIZE,
+        }
+    for sentence, numbers in candidates.items():
+        if all(are_among(*pair) for pair in zip(stepped_with, numbers, strict=True)):
+            title = f"{title}; {sentence}"
+            break
+    had = {f"rank {rank} had": result["own"][step] for rank, result in enumerate(results)}
+    shown = [result["stepped_with"][step] for result in results]
+    return side_by_side(f"{title}:", shown, **had, their_mean=results[0]["mean"][step])
+
+
+def wrong_weights(results: list[dict], step: int) -> str | None:
+    """A finding about the weights after a step whose gradients were right."""
+    after = [result["weights"][step] for result in results]
+    expected = results[0]["expected"][step]
+    if near(after, [expected] * WORLD_SIZE):
+        return None
+    before = results[0]["expected"][step - 1] if step else results[0]["first"]
+    numbers = [flat(of_rank) for of_rank in after]
+    right = [[near(*pair) for pair in zip(of_rank, flat(expected), strict=True)] for of_rank in numbers]
+    old = [[near(*pair) for pair in zip(of_rank, flat(before), strict=True)] for of_rank in numbers]
+    known = all(any(pair) for of_rank in zip(right, old, strict=True) for pair in zip(*of_rank, strict=True))
+    on_some_rank = [any(of_ranks) for of_ranks in zip(*right, strict=True)]
+    title = "the weights are not those of DDP with AdamW"
+    if all(map(all, old)):
+        title = "the weights have not moved: what a step writes into a part has to arrive in the parameters of `module`"
+    elif known and all(on_some_rank):
+        title = (
+            "each rank has new numbers in its own part and old ones in the others': after the step the ranks have to"
+            " exchange their parts (broadcast by the owner, or all-gather)"
+        )
+    elif known:
+        title = (
+            "some parameters have moved on no rank: either nobody owns them, or another rank's old numbers were sent"
+            " over the new ones"
+        )
+    return side_by_side(f"{title}; the weights:", after, before=before, they_should_be=expected)
+
+
+def flat(lists: list[list]) -> list[float]:
+    return [number for numbers in lists for number in numbers]
+
+
+def scaled(numbers: list[float], factor: float) -> list[float]:
+    return [factor * number for number in numbers]
+
+
+def added(left: list[float], right: list[float]) -> list[float]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def are_among(numbers: list[float], all_of_them: list[float]) -> bool:
+    """Whether each number is one of the others, or the zero at the end of a part."""
+    return all(any(near(number, other) for other in [0.0, *all_of_them]) for number in numbers)
