@@ -17,6 +17,10 @@ runs them all on real processes. A pitfall is a module of this package with
 `outcome` is what `wrong` or `right` has returned, or the RuntimeError that has
 ended it after TIMEOUT. `examine.py` runs both versions on the ranks of
 `common/processes.py`, and `stage.py` is what a pitfall stands on there.
+Most of these mistakes can be seen from outside, in a script of somebody's own.
+This looks for them:
+
+    python -m benchmarks.your_network doctor my_train.py
 """
 
 import ast
