@@ -78,7 +78,8 @@ def _why_not_shards(passes: tuple[Pass, ...]) -> str | None:
 
 def _not_shards(shared: int, read: int, epoch: int, passes: tuple[Pass, ...]) -> Finding:
     text = f"{shared} of {read} were read by several ranks in epoch {epoch}"
-    missing = passes[0].size - len(set().union(*(one.samples for one in passes)))
+    visited = {sample for one in passes for sample in one.samples}
+    missing = passes[0].size - len(visited)
     distributed = "Distributed" in passes[0].sampler
     if all(one.complete for one in passes):
         text += f", {missing} of {passes[0].size} by none"

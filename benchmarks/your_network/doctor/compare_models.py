@@ -9,6 +9,7 @@ from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Uns
 from benchmarks.your_network.doctor.record import Draw, Model, Record
 
 TOLERANCE = 1e-6  # of the largest number of a tensor; ranks that average have equal bits on CPUs
+GENERATORS = ("torch", "cuda", "numpy", "python")
 TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
 
 
@@ -124,8 +125,11 @@ def learning_rates(records: list[Record]) -> Answer:
 
 
 def _rates_apart(records: list[Record]) -> list[int]:
-    together = enumerate(zip(*(record.rates for record in records), strict=False))
-    return [step for step, (first, *others) in together if any(other != first for other in others)]
+    apart = []
+    for step, rates in enumerate(zip(*(record.rates for record in records), strict=False)):
+        if any(rate != rates[0] for rate in rates):
+            apart.append(step)
+    return apart
 
 
 def _numbers(rates: list[float]) -> str:
@@ -172,7 +176,7 @@ def random_numbers(records: list[Record]) -> Answer:
     topic = "random numbers"
     seen = 0
     for source, of_ranks in _draws(records):
-        for kind in sorted({kind for draws in of_ranks for before, _ in draws for kind in before}):
+        for kind in GENERATORS:
             alike, all_drawn = _equal_draws(kind, of_ranks)
             seen += all_drawn
             if alike and alike == all_drawn:

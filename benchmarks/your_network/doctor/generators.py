@@ -17,8 +17,8 @@ def generators(device: torch.device | None = None) -> Generators:
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        _, keys, position, *_ = numpy.random.get_state()
-        states["numpy"] = zlib.crc32(keys, position)
+        state = numpy.random.get_state(legacy=False)["state"]
+        states["numpy"] = zlib.crc32(state["key"], state["pos"])
     if device is not None and device.type == "cuda":
         states["cuda"] = zlib.crc32(torch.cuda.get_rng_state(device).numpy().tobytes())
     return states

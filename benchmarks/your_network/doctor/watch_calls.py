@@ -87,7 +87,8 @@ def watch_saves(watcher: Watcher) -> None:
         if isinstance(path, str | os.PathLike):
             keys = [key for state in _state_dicts(value, DEPTH) for key in state]
             prefixed = [key for key in keys if key.startswith("module.")]
-            watcher.record.saves.append(Save(str(Path(path).resolve()), len(keys), len(prefixed)))
+            file_on_disk = str(Path(path).resolve())
+            watcher.record.saves.append(Save(file_on_disk, len(keys), len(prefixed)))
 
     @functools.wraps(save)
     def noted(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -100,7 +101,8 @@ def watch_saves(watcher: Watcher) -> None:
 def _state_dicts(value: Any, depth: int) -> Iterator[dict[str, Tensor]]:
     if not isinstance(value, dict) or not value or not depth:
         return
-    if all(isinstance(key, str) and isinstance(part, Tensor) for key, part in value.items()):
+    of_names = all(isinstance(key, str) for key in value)
+    if of_names and all(isinstance(part, Tensor) for part in value.values()):
         yield value
         return
     for part in value.values():

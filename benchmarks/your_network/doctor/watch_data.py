@@ -172,13 +172,15 @@ def _samples(numbers: Any, dataset: Any) -> list[int] | None:
 
 def _contents(batch: Any, samples: int) -> list[list[int]]:
     """For each sample a fingerprint of each of its tensors: labels tell samples apart where images are augmented."""
-    tensors = [tensor for tensor in _tensors(batch) if tensor.dim() > 0 and len(tensor) == samples]
-    rows = [tensor.detach().reshape(samples, -1)[:, :BYTES].cpu().contiguous() for tensor in tensors]
-    return [[_fingerprint(row[number]) for row in rows] for number in range(samples)]
-
-
-def _fingerprint(values: Tensor) -> int:
-    return zlib.crc32(values.view(torch.uint8).numpy()[:BYTES].tobytes())
+    contents: list[list[int]] = [[] for _ in range(samples)]
+    for tensor in _tensors(batch):
+        if tensor.dim() == 0 or len(tensor) != samples:
+            continue
+        rows = tensor.detach().reshape(samples, -1)[:, :BYTES].cpu().contiguous()
+        for content, row in zip(contents, rows, strict=True):
+            values = row.view(torch.uint8)[:BYTES].numpy()
+            content.append(zlib.crc32(values.tobytes()))
+    return contents
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

@@ -89,7 +89,8 @@ class ModelWatch:
             return
         self._forwards_of_step += 1
         model.forwards += 1
-        model.wrapped = module in self._wrapped or any(isinstance(m, DistributedDataParallel) for m in module.modules())
+        holds_wrapper = any(isinstance(part, DistributedDataParallel) for part in module.modules())
+        model.wrapped = module in self._wrapped or holds_wrapper
         self._data.note_forward(model.wrapped)
         if module in self._wrapped:
             model.bypassed += not through_wrapper
@@ -190,8 +191,10 @@ def _unwrapped(module: nn.Module) -> tuple[nn.Module, bool]:
 
 
 def _is_sharded(module: nn.Module) -> bool:
-    names = {type(m).__name__ for m in module.modules()}
-    return "FullyShardedDataParallel" in names or any(isinstance(p, DTensor) for p in module.parameters())
+    names = {type(part).__name__ for part in module.modules()}
+    if "FullyShardedDataParallel" in names:
+        return True
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def _identities(module: nn.Module) -> dict[str, tuple]:
