@@ -102,23 +102,33 @@ def _diff_blocks(text: str) -> dict[DiffArguments, str]:
     return blocks
 
 
+# What a level does for its reader, and what the reader has to know for it.
+GIVES_AND_ASKS = {
+    "00_single_gpu": ("–", "the training loop"),
+    "01_data_parallel": ("cuts and joins batches", "what device 0 holds"),
+    "02_ddp_raw": ("averages gradients", "ranks, shards, collectives"),
+    "03_accelerate": ("ranks and collectives", "what `prepare` changes"),
+    ladder.FULL: ("precision, resuming", "micro-batches, loss scale"),
+    "04_trainer": ("the loop", "its defaults, its callbacks"),
+}
+
+
 def lines() -> str:
-    """A table of each script's length and its new lines."""
-    first = ladder.levels()[0]
+    """A table of the scripts: length, new lines, what each does for its reader and asks of them."""
     rows = [
-        "| level | lines | new | gone |",
-        "|---|--:|--:|--:|",
-        _line_counts(first, "–", "–"),
+        "| level | lines | new | it does for you | you now have to know |",
+        "|---|--:|--:|---|---|",
+        _line_counts(ladder.levels()[0], "–"),
     ]
     for before, rung in ladder.steps():
-        changed = ladder.changed_lines(before, rung)
-        rows.append(_line_counts(rung, changed.added, changed.removed))
+        rows.append(_line_counts(rung, ladder.changed_lines(before, rung).added))
     return "\n".join(rows)
 
 
-def _line_counts(rung: str, added: int | str, removed: int | str) -> str:
-    name = f"[{rung}]" if rung in ladder.levels() else f"with `{ladder.script(rung).name}`"
-    return f"| {name} | {len(ladder.story(rung))} | {added} | {removed} |"
+def _line_counts(rung: str, added: int | str) -> str:
+    name = f"[{rung}]" if rung in ladder.levels() else f"`{ladder.script(rung).name}`"
+    gives, asks = GIVES_AND_ASKS[rung]
+    return f"| {name} | {len(ladder.story(rung))} | {added} | {gives} | {asks} |"
 
 
 def recorded(name: str) -> dict:

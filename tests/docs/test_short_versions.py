@@ -59,6 +59,7 @@ def test_the_short_training_is_that_of_level_00():
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_in_ten_lines_trains(tmp_path):
     (text,) = blocks(section("04_trainer", "A Trainer in ten lines"), "python")
+    assert blocks((ladder.ROOT / "README.md").read_text(), "python") == [text]
     assert len([line for line in text.splitlines() if line]) <= LONGEST
     images = torch.randn(16, 1, 28, 28)
     names = {
