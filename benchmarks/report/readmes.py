@@ -171,6 +171,24 @@ def _speed(record: dict, level: str) -> str:
     return speed if level == first else f"{speed}, {paired(record, level):.2f} of level 00"
 
 
+def devices_compared() -> str:
+    """A point of a list: which devices the recorded speeds compare, and how to read them."""
+    record = recorded("results")
+    if "cores_per_device" in record:
+        point = (
+            "- **The speeds** hold for that machine. Without GPUs a device is an equal part of the cores: level 00 has "
+            f"one device, and the others have {record['world_size']}, as it would be with GPUs. What one process does "
+            "with all cores has a row apart. [When DDP pays][pays] says what decides."
+        )
+    else:
+        point = (
+            "- **The speeds** hold for that machine. Level 00 had all its cores, and the processes of the other levels "
+            "shared them and averaged their gradients besides. So two processes are no faster than one. With a device "
+            "for each process, and enough to compute on it, [it pays][pays]."
+        )
+    return textwrap.fill(point, 80, subsequent_indent="  ", break_on_hyphens=False)
+
+
 def paired(record: dict, level: str) -> float:
     """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
     group = record["throughput"][0]
@@ -213,6 +231,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "lines": lines,
     "comparison": comparison,
     "epoch": epoch,
+    "devices_compared": devices_compared,
     "devices": devices,
     "collectives": course.collectives,
     "ring": course.ring,

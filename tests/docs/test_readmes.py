@@ -239,7 +239,8 @@ def test_tables_and_text_fit_into_80_columns(path):
 
 
 def test_what_the_readme_says_of_two_processes_is_what_was_recorded():
-    no_faster = "two processes are no faster than one" in (ladder.ROOT / "README.md").read_text()
+    page = " ".join((ladder.ROOT / "README.md").read_text().split())
+    no_faster = "two processes are no faster than one" in page
     record = readmes.recorded("results")
     if "throughput" not in record:
         pytest.skip("the recorded comparison has no throughput")
