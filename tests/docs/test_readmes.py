@@ -238,26 +238,25 @@ def test_tables_and_text_fit_into_80_columns(path):
             assert max(map(len, part[3].splitlines())) <= 80, part[0]
 
 
-def test_what_the_readme_says_of_two_processes_is_what_was_recorded():
-    page = " ".join((ladder.ROOT / "README.md").read_text().split())
-    no_faster = "two processes are no faster than one" in page
+def test_what_the_readme_says_of_two_devices_is_what_was_recorded():
     record = readmes.recorded("results")
-    if "throughput" not in record:
-        pytest.skip("the recorded comparison has no throughput")
-    assert record["machine"]["cores"] == 2
-    one_process_had_all_cores = "cores_per_device" not in record
-    assert no_faster == one_process_had_all_cores
-    for level in ladder.DISTRIBUTED:
-        assert (readmes.paired(record, level) < 1.05) == one_process_had_all_cores, level
+    assert record["machine"]["cores"] == record["world_size"] == 2
+    for group, batch in zip(record["throughput"], (64, 256), strict=True):
+        assert group["group"] == f"global batch {batch}"
+        assert (
+            readmes.paired(group, "01_data_parallel")
+            < 1.25
+            < min(readmes.paired(group, level) for level in ladder.DISTRIBUTED)
+        )
+        pairs = {(pair["of"], pair["to"]): pair["median"] for pair in group["pairs"]}
+        all_cores = pairs["00_single_gpu, all cores", "00_single_gpu"]
+        assert all_cores == pytest.approx(readmes.paired(group, "02_ddp_raw"), rel=0.15)
 
 
 def test_what_a_comparison_says_to_expect_is_what_was_recorded():
     record = readmes.recorded("results")
     assert record["world_size"] == record["machine"]["cores"] == 2
     expected = " ".join(expected_speed(record).split())
-    if "cores_per_device" not in record:
-        assert "it does not say what a second device brings" in expected
-        return
     assert "levels 02 to 04 to be faster than level 00, by less than 2 times" in expected
     small, large = (
         {pair["of"]: pair for pair in group["pairs"] if pair["to"] == "00_single_gpu"} for group in record["throughput"]
