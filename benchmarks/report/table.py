@@ -116,8 +116,12 @@ def per_device(sizes: list[int]) -> str:
     return " ".join([first, *others])
 
 
-def notes(report: dict) -> str:
-    """The meaning of the columns, the levels that did not run, and the verdicts."""
+def notes(report: dict, with_account: bool = True) -> str:
+    """The meaning of the columns, the levels that did not run, and the verdicts.
+
+    Args:
+        with_account: also where the time of each group went, and which promises it kept.
+    """
     datasets = {result["run"]["dataset"] for result in report["levels"].values() if "run" in result}
     names = ", ".join(sorted(datasets)) or "none"
     lines = []
@@ -134,7 +138,8 @@ def notes(report: dict) -> str:
         lines += of_devices(report["throughput"][0]["rows"])
     for group in report.get("throughput") or []:
         lines += [f"At {group['group']}, {note}" for note in group.get("notes", [])]
-        lines += [f"{group['group'].capitalize()}: {line}" for line in group.get("account", [])]
+        if with_account:
+            lines += [f"{group['group'].capitalize()}: {line}" for line in group.get("account", [])]
     lines.append(f"Weights: after {report['proof_steps']} steps in float64 without dropout, to four decimals.")
     lines += troubles(report)
     lines += [verdict.line for verdict in verdicts(report)]
