@@ -31,7 +31,9 @@ class CountingNetwork(nn.Module):
 def dataset_of(size: int) -> list[tuple[torch.Tensor, int]]:
     """Samples whose right answer is the largest input, but for every third, whose label is wrong."""
     images = torch.eye(4)[torch.arange(size) % 4]
-    labels = [(index + 1) % 4 if index % 3 == 0 else index % 4 for index in range(size)]
+    labels = [index % 4 for index in range(size)]
+    for index in range(0, size, 3):
+        labels[index] = (index + 1) % 4
     return list(zip(images, labels, strict=True))
 
 

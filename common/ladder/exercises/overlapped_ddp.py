@@ -35,7 +35,13 @@ def inputs() -> torch.Tensor:
 
 
 def gradients(module: nn.Module) -> list:
-    return [None if each.grad is None else plain(each.grad.flatten())[0] for each in module.parameters()]
+    found: list = []
+    for parameter in module.parameters():
+        if parameter.grad is None:
+            found.append(None)
+        else:
+            found.append(plain(parameter.grad.flatten())[0])
+    return found
 
 
 def averaged(model: Any, wait: bool = False, link: SlowLink | None = None) -> list[list]:

@@ -32,6 +32,11 @@ def expected_epochs(size: int, world_size: int, rank: int) -> list[list[int]]:
     return epochs
 
 
+def number_or_its_type(entry: object) -> int | str:
+    """What a sampler has drawn; where that is no sample number, which type it has instead."""
+    return entry if isinstance(entry, int) else f"a {type(entry).__name__}"
+
+
 def run(path: str) -> list[dict]:
     """For each case: the shares of all ranks in each epoch, played one after another in one process."""
     solution = load_name(path, "ExactSampler")
@@ -45,7 +50,7 @@ def run(path: str) -> list[dict]:
             epochs = []
             for epoch in range(EPOCHS):
                 sampler.set_epoch(epoch)
-                epochs.append([each if isinstance(each, int) else f"a {type(each).__name__}" for each in sampler])
+                epochs.append([number_or_its_type(each) for each in sampler])
             shares.append(epochs)
             lengths.append(plain(len(sampler)))
         expected = [expected_epochs(size, world_size, rank) for rank in range(world_size)]
