@@ -254,7 +254,9 @@ def _training_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor])
     optimizer.zero_grad()
     with sdpa_kernel(SDPBackend.MATH):
         loss().backward()
-    optimizer.step()
+    # Older releases of torch make AdamW's count of steps on the default device, and read it. On "meta" it has no value.
+    with torch.device("cpu"):
+        optimizer.step()
 
 
 def main() -> None:

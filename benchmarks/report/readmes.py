@@ -25,7 +25,7 @@ from benchmarks.suites import memory
 from benchmarks.suites.throughput import FIRST
 from common import ladder, pitfalls
 from common.ladder import scripts
-from common.run.run import result_line
+from common.run.run import quantity, result_line
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
@@ -166,7 +166,7 @@ def _cost(level: str) -> str:
 
 def _speed(record: dict, level: str) -> str:
     median = table.timed(record)[level]["median"]
-    speed = f"{median:.0f} images/s"
+    speed = f"{median:.0f} images/s, {quantity(record['cores_per_device'], 'core')} a device"
     first = ladder.levels()[0]
     return speed if level == first else f"{speed}, {paired(record['throughput'][0], level):.2f} of level 00"
 

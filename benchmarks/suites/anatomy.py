@@ -70,8 +70,8 @@ class Row:
     def processes(self) -> int:
         return self.devices if self.level in ladder.DISTRIBUTED else 1
 
-    def run(self, steps: int, data_flags: tuple[str, ...]) -> list[list[StepTimes]]:
-        """The times of so many steps, or one more, after the warm-up, from every process."""
+    def run(self, steps: int, data_flags: tuple[str, ...]) -> list["RankRun"]:
+        """One run of so many steps, or one more, after the warm-up, as every process has seen it."""
         argv = ["--device", "cpu", "--batch-size", str(self.batch_size), "--eval-samples", str(self.devices)]
         argv += ["--max-steps", str(1 + WARM_UP_STEPS + steps), *data_flags]
         if self.level == "01_data_parallel":
@@ -104,11 +104,18 @@ def cores_of_a_device() -> int:
     return available_cores() // DEVICES
 
 
-def train(level: str, argv: list[str], threads: int) -> list[StepTimes]:
-    """In one of the processes: the level on its device, and the times of its steps after the warm-up."""
+class RankRun(NamedTuple):
+    """The times of a process's steps after the warm-up, and how it was set meanwhile: see `process_facts`."""
+
+    steps: list[StepTimes]
+    facts: dict
+
+
+def train(level: str, argv: list[str], threads: int) -> RankRun:
+    """In one of the processes: the level on its device."""
     with watching() as clock:
         proof.train(level, argv, threads)
-    return clock.steps[WARM_UP_STEPS:]
+    return RankRun(clock.steps[WARM_UP_STEPS:], process_facts())
 
 
 class Times(NamedTuple):
@@ -118,8 +125,9 @@ class Times(NamedTuple):
     parts: dict[str, float]
 
 
-def times(of_ranks: list[list[StepTimes]]) -> Times:
+def times(run: list[RankRun]) -> Times:
     """The mean step of one run, from the steps of each of its ranks."""
+    of_ranks = [rank.steps for rank in run]
     alone = [step.seconds for steps in of_ranks for step in steps if step.parts is None]
     found = dict.fromkeys(PARTS, 0.0)
     watched = [[step.parts for step in steps if step.parts is not None] for steps in of_ranks]
@@ -141,10 +149,10 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     """The record of these rows, which take turns: a sample is the whole of one run, whose parts are kept beside it."""
     if not cores_of_a_device():
         raise CannotMeasure(f"{DEVICES} devices need as many cores, there are {available_cores()}")
-    first = {name: times(ROWS[name].run(QUICK_STEPS, extent.data_flags)) for name in rows}
+    first = {name: ROWS[name].run(QUICK_STEPS, extent.data_flags) for name in rows}
     steps = QUICK_STEPS
     if not extent.quick:
-        slowest = max(run.whole for run in first.values())
+        slowest = max(times(run).whole for run in first.values())
         steps = max(QUICK_STEPS, round(1000 * extent.seconds / slowest))
     runs: dict[str, list[Times]] = {name: [] for name in rows}
 
@@ -156,7 +164,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
         return sample
 
     samples = measure({name: contestant(name) for name in rows}, extent.rounds)
-    facts = {name: _facts(ROWS[name], steps, runs[name]) for name in rows}
+    facts = {name: _facts(ROWS[name], steps, runs[name]) | first[name][0].facts for name in rows}
     return record(samples, facts)
 
 
@@ -180,7 +188,7 @@ def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
         "parts": parts,
         "left_over": records.rounded(statistics.median(run.whole - sum(run.parts.values()) for run in runs)),
         "sum_of_whole": records.rounded(statistics.median(ratios(sums, [run.whole for run in runs]))),
-    } | process_facts()
+    }
 
 
 def record(samples: Samples, facts: dict[str, dict]) -> dict:

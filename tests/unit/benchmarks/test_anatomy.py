@@ -69,7 +69,7 @@ def test_nothing_is_replaced_any_more_when_watching_ends():
 def test_the_rank_that_waits_least_says_what_averaging_costs():
     early = [StepTimes(0.010, None), StepTimes(0.012, {BACKWARD: 0.004, AVERAGING: 0.008})]
     late = [StepTimes(0.010, None), StepTimes(0.012, {BACKWARD: 0.010, AVERAGING: 0.002})]
-    found = anatomy.times([early, late])
+    found = anatomy.times([anatomy.RankRun(early, {}), anatomy.RankRun(late, {})])
     assert found.whole == pytest.approx(10)
     assert found.parts[BACKWARD] == pytest.approx(7)
     assert found.parts[AVERAGING] == pytest.approx(2)
