@@ -21,7 +21,7 @@ from benchmarks.harness.paired import (
     summarise,
     take_turns,
 )
-from benchmarks.report.readmes import recorded
+from benchmarks.report.readmes import RESULTS, recorded
 
 positive = st.floats(1e-3, 1e6)
 
@@ -152,6 +152,8 @@ def test_two_recorded_runs_order_the_levels_alike(batch_size, least):
 
     At batch 256 the levels are as fast as one another, but for what a round varies: there may be nothing to order.
     """
+    if not (RESULTS / "throughput.json").exists():
+        pytest.skip("the suite throughput has not been recorded since devices are equal parts of the cores")
     groups = [*recorded("results")["throughput"], *recorded("throughput")["groups"]]
     runs = [group for group in groups if f"global batch {batch_size}" in group["group"]]
     first, second = ({name: row["samples"] for name, row in run["rows"].items()} for run in runs)
