@@ -1,5 +1,7 @@
 """Weights as safetensors takes them: each tensor once, contiguous, with memory of its own."""
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,22 @@ def write_file(obj: Any, path: Path, safe_serialization: bool) -> None:
 
 
 def write_safetensors(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write `state_dict` to `path` on this process."""
+    """Write `state_dict` to `path` on this process.
+
+    Raises:
+        OSError: if the system cannot write, for instance because the disk is full.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(clean_state_dict_for_safetensors(state_dict), path, metadata={"format": "pt"})
+    try:
+        save_file(clean_state_dict_for_safetensors(state_dict), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # An error of the system comes as a text only: "I/O error: No space left on device (os error 28)".
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

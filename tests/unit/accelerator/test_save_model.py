@@ -8,6 +8,7 @@ import torch
 
 from common.accelerator import Accelerator, utils
 from common.accelerator.utils import convert_file_size_to_int, load_checkpoint_in_model, load_state_dict
+from common.accelerator.utils.weights import write_safetensors
 
 UNITS = ["10 GB", "5TB", "0.04MB", "40kb", 40_000, "1KB", "100KB", "30KiB", 5, 0]
 
@@ -215,3 +216,11 @@ def test_an_extra_state_that_is_no_tensor_is_loaded_as_in_accelerate(original, t
         load(copy, str(tmp_path))
         assert copy.number == 3
         assert torch.equal(copy.weight, model.weight)
+
+
+def test_an_error_of_the_system_is_an_os_error(tmp_path):
+    """safetensors raises an error of its own, which the one line for a full disk would not know."""
+    path = tmp_path / "no" / "such" / "folder"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_safetensors({"weight": torch.zeros(3)}, path)
+    assert caught.value.filename == str(path)
