@@ -139,8 +139,10 @@ def train(args):
             print(f"epoch {epoch}: accuracy {correct / seen:.2%} of {seen:.0f}", flush=True)
         if rank == 0 and args.checkpoint:
             save(args.checkpoint, model.module, optimizer, schedule, epoch)
+    network = model.module
+    del model  # before its group: a DDP that is freed after it may wait for ever (torch 2.11)
     dist.destroy_process_group()
-    return model.module
+    return network
 
 
 def parse_args(argv=None):

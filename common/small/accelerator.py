@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from common.cores import threads_per_worker
 from common.nested import map_nested
+from common.process_group import leave_process_group
 
 
 @dataclass
@@ -186,7 +187,7 @@ class Accelerator:
         return model.module
 
     def end_training(self) -> None:
-        dist.destroy_process_group()
+        leave_process_group()  # the group, not its object: the script's model still refers to that
 
 
 def set_seed(seed: int, device_specific: bool) -> None:

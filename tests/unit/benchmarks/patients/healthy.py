@@ -152,8 +152,7 @@ def cli():
 def main():
     opts = cli()
     torch.distributed.init_process_group("gloo")
-    engine = Engine(opts)
-    engine.fit()
+    Engine(opts).fit()
     torch.distributed.destroy_process_group()
 
 
