@@ -11,6 +11,7 @@ from benchmarks.report.plots import (
     ORANGE,
     PURPLE,
     SKY,
+    SMALL,
     STYLE,
     VERMILION,
     YELLOW,
@@ -32,7 +33,7 @@ COLOURS = {
     OPTIMIZER: GREEN,
     PYTHON: GREY,
 }
-HEIGHT_OF_A_ROW = 0.46  # inches
+HEIGHT_OF_A_ROW = 0.52  # inches
 FREE = 0.55  # of the width, right of the longest bar, for what is written beside the bars
 
 
@@ -53,7 +54,7 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
 
 def _picture(group: dict, machine: dict, path: Path) -> None:
     rows = group["rows"]
-    figure, (panel,) = subplots(1, 1, 2.2 + HEIGHT_OF_A_ROW * len(rows))
+    figure, (panel,) = subplots(1, 1, 2.4 + HEIGHT_OF_A_ROW * len(rows))
     longest = max(row["high"] for row in rows.values())
     for y, (name, row) in enumerate(rows.items()):
         end = 0.0
@@ -65,7 +66,7 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
         panel.errorbar(row["median"], y, xerr=whiskers, fmt="D", color=INK, markersize=4, capsize=4, linewidth=1.4)
         panel.text(max(row["high"], end) + 0.025 * longest, y, _beside(group, name), va="center")
     panel.set_yticks(range(len(rows)), [_two_lines(name, row) for name, row in rows.items()])
-    panel.tick_params(axis="y", length=0, labelsize=10.5)
+    panel.tick_params(axis="y", length=0, labelsize=SMALL)
     panel.invert_yaxis()
     panel.set_xlim(0, (1 + FREE) * longest)
     panel.set_xlabel("milliseconds of a step")
@@ -73,14 +74,14 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
     panel.set_title("The parts of a step, level by level")
     shown = [part for part in PARTS if any(row["parts"][part]["median"] for row in rows.values())]
     handles = [swatch(COLOURS[part]) for part in shown]
-    figure.legend(handles, shown, loc="upper center", ncols=2, columnspacing=1.4, handlelength=1.1, fontsize=10.5)
+    figure.legend(handles, shown, loc="upper center", ncols=2, columnspacing=1.4, handlelength=1.1, fontsize=SMALL)
     cores = next(iter(rows.values()))["cores_per_device"]
     device = f"A device is {cores} of the cores" if cores > 1 else "A device is one core"
     told = (
         f"Measured: medians of {group['rounds']} rounds in turn. {device}; {DEVICES} devices share the batch. "
         "Diamond: the whole step, timed apart, with quartiles. × its time, as a multiple of another bar's"
     )
-    save(figure, path, told, machine, top=0.23 * ((len(shown) + 1) // 2) + 0.08)
+    save(figure, path, told, machine, top=0.25 * ((len(shown) + 1) // 2) + 0.08)
 
 
 def _two_lines(name: str, row: dict) -> str:

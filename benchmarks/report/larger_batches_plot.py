@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, STYLE, VERMILION, save, subplots
+from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, SMALL, STYLE, VERMILION, save, subplots
 
 NAME = "larger_batches.png"
 MARKS = ("o", "s", "^", "D")
@@ -21,12 +21,12 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
 
 
 def _picture(groups: list[dict], machine: dict, path: Path) -> None:
-    figure, panels = subplots(1, len(groups), 4.6)
+    figure, panels = subplots(1, len(groups), 4.9)
     explained = set()
     for panel, group in zip(panels, groups, strict=True):
         _panel(panel, group)
         if group["optimizer"] not in explained:
-            panel.legend(loc="upper left", fontsize=10)
+            panel.legend(loc="upper left", fontsize=SMALL)
             explained.add(group["optimizer"])
     panels[0].set_ylabel("test loss after one epoch")
     for panel in panels[1:]:

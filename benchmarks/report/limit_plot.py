@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.report.plots import BLUE, CLEAR, GREY, INK, STYLE, VERMILION, save, subplots, swatch
+from benchmarks.report.plots import BLUE, CLEAR, GREY, INK, SMALL, STYLE, VERMILION, save, subplots, swatch
 from benchmarks.suites.limit import cpu_bf16_instructions
 
 NAME = "limit.png"
@@ -28,7 +28,7 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
 def _picture(group: dict, machine: dict, path: Path) -> None:
     rows = group["rows"]
     names = list(rows)
-    figure, (panel,) = subplots(1, 1, 1.75 + HEIGHT_OF_A_ROW * len(rows))
+    figure, (panel,) = subplots(1, 1, 1.95 + HEIGHT_OF_A_ROW * len(rows))
     most = max(row["high"] for row in rows.values())
     for y, (name, row) in enumerate(rows.items()):
         pair = _pair_with_the_one_above(group, name)
@@ -45,7 +45,7 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
     panel.set_title("One process, one change after the other")
     entries = {"faster than the bar above": BLUE, "slower": VERMILION, "no clear difference": GREY}
     handles = [swatch(colour) for colour in entries.values()]
-    figure.legend(handles, list(entries), loc="upper center", ncols=len(entries), handlelength=1.1, fontsize=10.5)
+    figure.legend(handles, list(entries), loc="upper center", ncols=len(entries), handlelength=1.1, fontsize=SMALL)
     told = [f"Measured: medians of {group['rounds']} rounds in turn, and quartiles"]
     told.append("× ratio to the bar above, with its interval; each bar keeps the changes of those above")
     # Records of before have the instruction sets only.

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy
 
-from benchmarks.report.plots import BLUE, GREEN, ORANGE, SOFT, STYLE, VERMILION, save, subplots
+from benchmarks.report.plots import BLUE, GREEN, ORANGE, SMALL, SOFT, STYLE, VERMILION, save, subplots
 from benchmarks.suites.network import Calibration, rows_of_links
 
 COLOURS, MARKERS = (BLUE, VERMILION, GREEN, ORANGE), ("o", "s", "^", "D")
-HEIGHT = 4.6  # inches
+HEIGHT = 4.9  # inches
 NODES = [2**power for power in range(13)]
 
 
@@ -56,7 +56,7 @@ def _measured(result: dict, models: dict[int, Calibration], machine: dict, path:
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_title("DDP on two nodes against the network between them")
     panel.grid()
-    panel.legend(fontsize=10, ncols=2, loc="upper left")
+    panel.legend(fontsize=SMALL, ncols=2, loc="upper left")
     told = f"Measured; the model knows the unlimited runs only. Medians of {result['rounds']} rounds, quartiles"
     save(figure, path, told, machine)
 
@@ -71,14 +71,14 @@ def _predicted(result: dict, models: dict[int, Calibration], machine: dict, path
         heights = [100 * model.efficiency(limit, nodes) for nodes in NODES]
         panel.plot(NODES, heights, color=colour, linestyle=line, linewidth=2, label=name)
     panel.axvspan(1, 2, color=SOFT, alpha=0.15, linewidth=0)
-    panel.text(2.15, 3, "← calibrated here", fontsize=10, color=SOFT)
+    panel.text(2.15, 3, "← calibrated here", fontsize=SMALL, color=SOFT)
     panel.set(xscale="log", xlabel="nodes, one process each", ylabel="% of a step spent computing")
     panel.set_ylim(0, 104)
     panel.set_xticks([1, 4, 16, 64, 256, 1024, 4096], ["1", "4", "16", "64", "256", "1024", "4096"])
     panel.minorticks_off()
     panel.set_title(f"PREDICTION: DDP over a ring, {batch} images per process")
     panel.grid()
-    panel.legend(fontsize=10)
+    panel.legend(fontsize=SMALL)
     told = f"Predicted by the model calibrated on two nodes: {1000 * model.compute:.0f} ms of compute a step, "
     told += f"{1e6 * model.latency:.0f} µs a message, 2(n−1) messages in a row. 100 %: no node waits for the network"
     if model.alone:

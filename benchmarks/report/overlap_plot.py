@@ -30,7 +30,7 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
 def _picture(groups: list[dict], machine: dict, path: Path) -> None:
     rows = max(len(_shown(group)) for group in groups)
     height_of_a_panel = 0.55 + HEIGHT_OF_A_ROW * rows
-    figure, panels = subplots(len(groups), 1, 1.3 + height_of_a_panel * len(groups))
+    figure, panels = subplots(len(groups), 1, 1.6 + height_of_a_panel * len(groups))
     for panel, group in zip(panels, groups, strict=True):
         _panel(panel, group)
     panels[-1].set_xlabel("milliseconds of a step for each backward")

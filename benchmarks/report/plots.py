@@ -29,7 +29,8 @@ INK = "#1f2328"
 SOFT = "#59636e"
 COLOURS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, VERMILION, GREY), strict=True))
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # behind a number: no grid through it
-WIDTH = 7.2  # inches: 12 points are 18 pixels in a README, and 8 on a phone
+WIDTH = 7.2  # inches: 12 points are 18 pixels in a README, and 8 on a phone, which shows a picture 360 pixels wide
+SMALL = 11.6  # points: 8 pixels on a phone; no text is smaller
 DPI = 220
 STYLE = {
     "font.size": 12,
@@ -73,7 +74,7 @@ FOUR_DEVICES = {
         "DataParallel: one process",
         ("device 0", "1", "2", "3"),
         (
-            _Note(0, 1.0, "device 0 also has the optimizer\nand sums all gradients"),
+            _Note(0, 1.25, "device 0 also has the optimizer\nand sums all gradients"),
             _Note(1, 2.0, "a copy of the network,\na shard of the batch"),
         ),
     ),
@@ -118,7 +119,7 @@ def throughput(report: dict, path: Path) -> None:
         raise MissingResults("the levels have not been timed")
     most_rows = max(len(shown_rows(group)) for group in groups)
     height_of_a_panel = 0.42 * most_rows + 0.9
-    figure, panels = subplots(len(groups), 1, 0.95 + height_of_a_panel * len(groups))
+    figure, panels = subplots(len(groups), 1, 1.5 + height_of_a_panel * len(groups))
     top = 0.0
     for group in groups:
         for row in group["rows"].values():
@@ -194,7 +195,7 @@ def memory(report: dict, path: Path) -> None:
         raise MissingResults("memory on 2, 4 and 8 devices has not been accounted for")
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
     counts = sorted({row["devices"] for row in rows})
-    height = 1.52 + 2.7 * len(titles)
+    height = 1.85 + 2.7 * len(titles)
     widths = [count + 2.5 for count in counts]
     figure, panels = subplots(len(titles), len(counts), height, widths)
     for line, network in enumerate(titles):
@@ -248,7 +249,7 @@ def _devices(panel, row: dict, top: float) -> None:
     middle = start + (n - 1) / 2
     above = max(_heights(row)) + 0.03 * top
     uneven = spread(totals(row))
-    panel.text(middle, above, f"ratio\n{uneven:.2f}", ha="center", va="bottom", fontsize=10.5, bbox=CLEAR)
+    panel.text(middle, above, f"ratio\n{uneven:.2f}", ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
 
 
 def _stack(panel, position: float, split: dict[str, int]) -> None:
@@ -270,14 +271,14 @@ def four_devices(report: dict, path: Path) -> None:
     if not rows:
         raise MissingResults("memory on 4 devices has not been accounted for")
     top = max(max(_heights(row)) for row in rows.values())
-    figure, panels = subplots(1, len(FOUR_DEVICES), 4.4)
+    figure, panels = subplots(1, len(FOUR_DEVICES), 4.8)
     for panel, (wrapper, words) in zip(panels, FOUR_DEVICES.items(), strict=True):
         peaks = rows[wrapper]["peaks"]
         for device, split in enumerate(peaks):
             _stack(panel, device, split)
         for note in words.notes:
             height = sum(peaks[note.device].values()) / 2**20 + 0.02 * top
-            panel.text(note.middle, height, note.text, ha="center", va="bottom", fontsize=10, bbox=CLEAR)
+            panel.text(note.middle, height, note.text, ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
         panel.set_title(words.title)
         panel.set_xticks(range(len(peaks)), words.devices)
         panel.set(xlim=(-0.6, 3.6), ylim=(0, 1.25 * top))
@@ -380,9 +381,9 @@ def swatch(colour: str):
 
 def save(figure, path: Path, told: str, machine: dict, top: float = 0.0) -> None:
     """Write the figure, complete or not at all, with `told` and the machine below it; `top` inches stay free above."""
-    height, lines = figure.get_figheight(), textwrap.wrap(f"{told}. {place(machine)}.", 98)
-    bottom = 0.19 * len(lines) + 0.1
-    figure.text(0.012, 0.06 / height, "\n".join(lines), fontsize=9.5, color=SOFT, va="bottom", linespacing=1.3)
+    height, lines = figure.get_figheight(), textwrap.wrap(f"{told}. {place(machine)}.", 81)
+    bottom = 0.225 * len(lines) + 0.1
+    figure.text(0.012, 0.06 / height, "\n".join(lines), fontsize=SMALL, color=SOFT, va="bottom", linespacing=1.3)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, rect=(0, bottom / height, 1, 1 - (bottom + top) / height))
     with atomic_write(path) as draft:
         figure.savefig(draft, format="png")

@@ -6,7 +6,7 @@ python -m benchmarks.report.ring_plot
 import argparse
 from pathlib import Path
 
-from benchmarks.report.plots import DPI, INK, SOFT, STYLE, WIDTH
+from benchmarks.report.plots import DPI, SOFT, STYLE, WIDTH
 from common import ladder
 from common.files import atomic_write
 from common.ladder import ring
@@ -15,40 +15,42 @@ PICTURE = ladder.ROOT / "02_ddp_raw" / "ring.png"
 CAME = "#ffd591"
 COMPLETE = "#a8e0cd"
 EMPTY = "#f6f8fa"
-BOX = 1.0  # the width of a part's box, the unit of the drawing
-RANK = 4 * BOX + 0.6  # from the first box of a rank to that of the next
-ROW = 1.75  # from a state to the next one
-HALVES = {0: "before", 1: "reduce-\nscatter:\nadd", 4: "all-\ngather:\nkeep"}
+BOX = 1.0  # the width of a part's box, the unit across; its height is the unit downwards
+STATE = 1.72  # from a state to the next one
+RANK = ring.RANKS + 0.9  # from the first box of a rank to that of the next
+RIGHT = 6 * STATE + BOX + 0.1
+BOTTOM = (ring.RANKS - 1) * RANK + ring.RANKS
+HEADS = {0: "before", 1: "reduce-scatter: add", 4: "all-gather: keep"}
 
 
 def draw(states: list[ring.State], path: Path) -> None:
-    """Write the picture: a column for each rank, a row for each state, an arrow for each message."""
+    """Write the picture: a column for each state, four boxes for each rank, an arrow for each message."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDTH, 5.6), dpi=DPI)
+        figure = Figure((WIDTH, 6.2), dpi=DPI)
         panel = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        panel.set(xlim=(-2.3, 4 * RANK - 0.3), ylim=(6 * ROW + 2.3, -1.7))
+        panel.set(xlim=(-1.45, RIGHT), ylim=(BOTTOM + 2.4, -1.6))
         panel.axis("off")
         for rank in range(ring.RANKS):
-            panel.text(rank * RANK + 2 * BOX, -0.75, f"rank {rank}", ha="center", weight="bold")
-        for row, label in HALVES.items():
-            panel.text(-2.15, row * ROW + 0.5, label, va="center", fontsize=10.5, color=INK, linespacing=1.25)
-        for row, state in enumerate(states):
+            panel.text(-1.35, rank * RANK + ring.RANKS / 2, f"rank {rank}", va="center", weight="bold")
+        for column, head in HEADS.items():
+            panel.text(column * STATE, -0.85, head, va="center", weight="bold")
+        for column, state in enumerate(states):
             for rank in range(ring.RANKS):
-                _boxes(panel, state, row, rank)
-                if row:
-                    _arrow(panel, state, row, rank)
+                _boxes(panel, state, column, rank)
+                if column:
+                    _arrow(panel, state, column, rank)
         handles = [Patch(facecolor=CAME, edgecolor=SOFT), Patch(facecolor=COMPLETE, edgecolor=SOFT)]
         labels = ["has just come", "summed over all four ranks"]
-        panel.legend(handles, labels, loc="lower center", ncols=2, handlelength=1.1, fontsize=11)
+        panel.legend(handles, labels, loc="lower center", ncols=2, handlelength=1.1)
         with atomic_write(path) as draft:
             figure.savefig(draft, format="png")
 
 
-def _boxes(panel, state: ring.State, row: int, rank: int) -> None:
+def _boxes(panel, state: ring.State, column: int, rank: int) -> None:
     from matplotlib.patches import Rectangle
 
     for part, number in enumerate(state.numbers[rank]):
@@ -58,29 +60,27 @@ def _boxes(panel, state: ring.State, row: int, rank: int) -> None:
             colour = COMPLETE
         elif has_come:
             colour = CAME
-        corner = (rank * RANK + part * BOX, row * ROW)
+        corner = (column * STATE, rank * RANK + part)
         panel.add_patch(Rectangle(corner, BOX, 1, facecolor=colour, edgecolor=SOFT, linewidth=0.8))
         weight = "bold" if has_come else "normal"
-        panel.text(
-            corner[0] + 0.5, corner[1] + 0.52, str(number), ha="center", va="center", fontsize=8.4, weight=weight
-        )
+        panel.text(corner[0] + BOX / 2, corner[1] + 0.52, str(number), ha="center", va="center", weight=weight)
 
 
-def _arrow(panel, state: ring.State, row: int, rank: int) -> None:
-    """From the part that `rank` has sent to where it has come; the last rank's leaves on the right."""
+def _arrow(panel, state: ring.State, column: int, rank: int) -> None:
+    """From the part that `rank` has sent to where it has come; the last rank's leaves below and comes back above."""
     part = state.sent[rank]
-    start = (rank * RANK + part + 0.5, (row - 1) * ROW + 1.0)
-    end = ((rank + 1) * RANK + part + 0.5, row * ROW)
+    start = ((column - 1) * STATE + BOX, rank * RANK + part + 0.5)
+    end = (column * STATE, (rank + 1) * RANK + part + 0.5)
     style = {"arrowstyle": "-|>", "color": SOFT, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
     if rank < ring.RANKS - 1:
         panel.annotate("", end, start, arrowprops=style)
         return
-    slope = (end[1] - start[1]) / RANK
-    edge = 4 * RANK - 0.35
-    left = -0.45
-    panel.annotate("", (edge, start[1] + slope * (edge - start[0])), start, arrowprops=style | {"arrowstyle": "-"})
+    slope = (end[0] - start[0]) / RANK
+    edge = BOTTOM + 0.35
+    panel.annotate("", (start[0] + slope * (edge - start[1]), edge), start, arrowprops=style | {"arrowstyle": "-"})
+    top = -0.35
     home = part + 0.5
-    panel.annotate("", (home, row * ROW), (left, row * ROW - slope * (home - left)), arrowprops=style)
+    panel.annotate("", (end[0], home), (end[0] - slope * (home - top), top), arrowprops=style)
 
 
 def main() -> None:

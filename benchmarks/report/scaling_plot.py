@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.report.plots import BLUE, CLEAR, INK, SKY, SOFT, STYLE, VERMILION, save, subplots
+from benchmarks.report.plots import BLUE, CLEAR, INK, SKY, SMALL, SOFT, STYLE, VERMILION, save, subplots
 from benchmarks.suites.throughput import ALL_CORES, FIRST, of_devices
 
 NAME = "scaling.png"
@@ -84,4 +84,4 @@ def _panel(panel, group: dict, right: float) -> None:
     panel.set_ylabel("level")
     kind, _, batch = group["group"].partition(": ")
     of_whom, _, _ = batch.partition(",")
-    panel.set_title(f"{kind}:\n{of_whom}", fontsize=11)
+    panel.set_title(f"{kind}:\n{of_whom}", fontsize=SMALL)

@@ -106,7 +106,7 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
     """One panel for each way, all on one scale of time."""
     ways = lanes_of(group)
     heights = [_height(of_ranks) for of_ranks in ways.values()]
-    inches = 1.2 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
+    inches = 1.7 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
     figure, panels = subplots(len(ways), 1, inches, height_ratios=heights)
     end = max(span.end for span in _all_spans(ways))
     for panel, (way, of_ranks) in zip(panels, ways.items(), strict=True):
