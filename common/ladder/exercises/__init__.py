@@ -19,6 +19,7 @@ NAMES = (
     "exact_evaluation",
     "accumulate",
     "zero1",
+    "loss_scaler",
 )
 STARTERS = Path(__file__).with_name("starters")
 

@@ -479,4 +479,98 @@ WRONG = {
         new="        if dist.get_rank() == 0:\n            self.optimizer.step()",
         idea="has to call step() of this rank's AdamW once, on every rank; its calls:\n    rank 0: 2\n    rank 1: 0",
     ),
+    "loss_scaler: the loss not scaled": Wrong(
+        "loss_scaler",
+        old="return loss * self.factor",
+        new="return loss",
+        idea="in step 1 scale(loss) did not return the loss times the scale, but the loss: in fp16 a gradient of",
+    ),
+    "loss_scaler: gradients not divided": Wrong(
+        "loss_scaler",
+        old="                parameter.grad /= self.factor\n",
+        new="",
+        idea="in step 1 the gradients with which each rank made the step are not the true ones; they are still"
+        " multiplied by the scale",
+    ),
+    "loss_scaler: each rank for itself": Wrong(
+        "loss_scaler",
+        old="        dist.all_reduce(overflows)\n",
+        new="",
+        idea="in step 2 rank 1 skipped the step, because a gradient of its part overflowed, and rank 0 made it: one"
+        " half of the network has moved, and the other has not. No rank sees the others' gradients",
+    ),
+    "loss_scaler: only those that overflow ask": Wrong(
+        "loss_scaler",
+        old="        dist.all_reduce(overflows)\n",
+        new="        if overflows:\n            dist.all_reduce(overflows)\n",
+        idea="so in every step all ranks have to call an all-reduce",
+    ),
+    "loss_scaler: skipped if all overflow": Wrong(
+        "loss_scaler",
+        old="dist.all_reduce(overflows)",
+        new="dist.all_reduce(overflows, op=dist.ReduceOp.MIN)",
+        idea="in step 2 rank 1 made the step, although a gradient of its part had overflowed",
+    ),
+    "loss_scaler: never skipped": Wrong(
+        "loss_scaler",
+        old="        if not self.was_skipped:\n            optimizer.step()",
+        new="        optimizer.step()",
+        idea="in step 2 rank 1 made the step, although a gradient of its part had overflowed",
+    ),
+    "loss_scaler: inf only": Wrong(
+        "loss_scaler",
+        old="not parameter.grad.isfinite().all()",
+        new="parameter.grad.isinf().any()",
+        idea="in step 5 rank 0 made the step with a gradient that is nan: inf is not the only sign",
+    ),
+    "loss_scaler: zeros for inf": Wrong(
+        "loss_scaler",
+        old="        if not self.was_skipped:\n            optimizer.step()",
+        new="""        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if self.was_skipped:
+                    parameter.grad.zero_()
+        optimizer.step()""",
+        idea="the optimizer's momentum moves the weights even for zeros",
+    ),
+    "loss_scaler: the scale of one rank": Wrong(
+        "loss_scaler",
+        old="        dist.all_reduce(overflows)\n        self.was_skipped = overflows.item() > 0\n",
+        new="""        self.was_skipped = overflows.item() > 0
+        dist.all_reduce(overflows)
+        if overflows and not self.was_skipped:
+            return
+""",
+        idea="in step 2 the ranks have different scales after the step",
+    ),
+    "loss_scaler: never halved": Wrong(
+        "loss_scaler",
+        old="            self.factor /= 2\n",
+        new="",
+        idea="in step 2 an overflow on any rank halves the scale of all ranks",
+    ),
+    "loss_scaler: never doubled": Wrong(
+        "loss_scaler",
+        old="            self.factor *= 2\n",
+        new="",
+        idea="in step 4 the second step in a row without an overflow (growth_interval=2) doubles the scale",
+    ),
+    "loss_scaler: counted through an overflow": Wrong(
+        "loss_scaler",
+        old="            self.factor /= 2\n            self.steps_in_a_row = 0\n",
+        new="            self.factor /= 2\n            self.steps_in_a_row -= 1\n",
+        idea="in step 3 the scale stays: the steps in a row are counted anew after an overflow",
+    ),
+    "loss_scaler: doubled in every step from then on": Wrong(
+        "loss_scaler",
+        old="            self.factor *= 2\n            self.steps_in_a_row = 0\n",
+        new="            self.factor *= 2\n            self.steps_in_a_row = 1\n",
+        idea="in step 8 the scale stays: the steps in a row are counted anew after an overflow, and after",
+    ),
+    "loss_scaler: an overflow is never forgotten": Wrong(
+        "loss_scaler",
+        old="self.was_skipped = overflows.item() > 0",
+        new="self.was_skipped = self.was_skipped or overflows.item() > 0",
+        idea="in step 3 a rank skipped the step, although no gradient of any rank is inf or nan",
+    ),
 }

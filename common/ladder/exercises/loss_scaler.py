@@ -1,0 +1,233 @@
+"""The checker of `loss_scaler`: which gradients a step is made with, on which ranks, and how the scale goes on."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.optim import SGD
+
+from common.ladder.exercises.compare import agreed, mistake, near, plain, side_by_side
+from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+
+MINUTES = 25
+READ = "03_accelerate/MIXED_PRECISION.md"
+SAME_AS = "torch's ShardedGradScaler, and of its GradScaler on one device that has all parameters"
+WORLD_SIZE = 2
+SETTINGS: dict[str, Any] = {"growth_interval": 2}
+SCALE = 1024.0
+# A parameter is multiplied by its factor twice, so its gradient is the factor's square.
+SMALL = 2.0**-13  # the gradient is 1.5e-8, which is 0 in fp16
+LARGE = 16.0  # the gradient is 256, which times 1024, 512 or 256 is inf in fp16
+FIRST = (SMALL, SMALL)  # of the first parameter, by rank
+# Of the second parameter, by rank, in each step. An overflow is on one rank, and follows one step or two without.
+SECOND = (
+    (SMALL, SMALL),
+    (SMALL, LARGE),
+    (SMALL, SMALL),
+    (SMALL, SMALL),
+    (math.nan, SMALL),
+    (SMALL, SMALL),
+    (SMALL, SMALL),
+    (SMALL, SMALL),
+)
+LEARNING_RATE = 2.0**24  # which moves a weight with a small gradient by a quarter
+MOMENTUM = 0.5  # by which a step with zeros for gradients still moves the weights
+FOR_ALL = (
+    "no rank sees the others' gradients, so in every step all ranks have to call an all-reduce of whether one of their"
+    " own has overflowed"
+)
+
+
+def loss_of(parameter: nn.Parameter, rank: int, step: int) -> torch.Tensor:
+    """A loss that is computed in fp16 up to its last sum, as under autocast."""
+    factors = torch.tensor([FIRST[rank], SECOND[step][rank]]).half()
+    return 1 + (parameter.half() * factors * factors).float().sum()
+
+
+def trained(scaler: Any, ranks: Sequence[int]) -> list[dict]:
+    """For each step: the loss, the gradients of each call of the optimizer's step, the weights and the scale after it.
+
+    Args:
+        ranks: those whose parts are trained here, by one optimizer.
+    """
+    parameters = [nn.Parameter(torch.ones(2)) for _ in ranks]
+    optimizer = SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
+    stepped_with: list[list] = []
+
+    def note_gradients(*_: Any) -> None:
+        stepped_with.append([plain(parameter.grad) for parameter in parameters])
+
+    optimizer.register_step_pre_hook(note_gradients)
+    steps = []
+    for step in range(len(SECOND)):
+        losses = [loss_of(parameter, rank, step) for parameter, rank in zip(parameters, ranks, strict=True)]
+        loss = torch.stack(losses).sum()
+        scaled = scaler.scale(loss)
+        if not isinstance(scaled, torch.Tensor):
+            raise SolutionFailed(f"scale(loss) returned {plain(scaled)}: return the loss times the scale")
+        scaled.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        steps.append(
+            {
+                "loss": plain(loss),
+                "scaled": plain(scaled),
+                "stepped_with": list(stepped_with),
+                "weights": plain(parameters),
+                "scale": plain(scaler.get_scale()),
+            }
+        )
+        stepped_with.clear()
+    return steps
+
+
+def of_part(steps: list[dict], number: int) -> list[list]:
+    """For each step: the gradients of one part (None if the step was skipped), its weights, and the scale."""
+    found = []
+    for step in steps:
+        gradients = step["stepped_with"][0][number] if step["stepped_with"] else None
+        found.append([gradients, step["weights"][number], step["scale"]])
+    return found
+
+
+def run(path: str) -> dict:
+    """On one rank: what the solution did in each step, and what is right."""
+    rank = dist.get_rank()
+    on_one_device = trained(GradScaler("cpu", init_scale=SCALE, **SETTINGS), range(WORLD_SIZE))
+    shared_out = trained(ShardedGradScaler("cpu", init_scale=SCALE, **SETTINGS), [rank])
+    expected = agreed(one_device=of_part(on_one_device, rank), real=of_part(shared_out, 0))
+    scaler = load_name(path, "LossScaler")(scale=SCALE, **SETTINGS)
+    return {"steps": trained(scaler, [rank]), "expected": expected}
+
+
+def check(path: Path) -> list[str]:
+    """Eight steps on two ranks, of which one overflows on rank 1 and another one on rank 0."""
+    try:
+        results = on_ranks(WORLD_SIZE, run, path)
+    except SolutionFailed as failure:
+        return [str(failure)]
+    scale = SCALE
+    for number in range(len(SECOND)):
+        steps = [result["steps"][number] for result in results]
+        gradients = [result["expected"][number][0] for result in results]
+        weights = [result["expected"][number][1] for result in results]
+        next_scale = results[0]["expected"][number][2]
+        if gradients == [None] * WORLD_SIZE:
+            found = wrong_loss(steps, scale) or wrong_skip(steps, number)
+        else:
+            found = wrong_loss(steps, scale) or wrong_step(steps, gradients, scale)
+        found = found or wrong_weights(steps, weights) or wrong_scale(steps, next_scale, scale)
+        if found:
+            return [f"in step {number + 1} {found}"]
+        scale = next_scale
+    return []
+
+
+def wrong_loss(steps: list[dict], scale: float) -> str | None:
+    """A finding about the number with which backward began."""
+    scaled = [step["scaled"] for step in steps]
+    losses = [step["loss"] for step in steps]
+    if near(scaled, [scale * loss for loss in losses]):
+        return None
+    title = "scale(loss) did not return the loss times the scale"
+    if near(scaled, losses):
+        title = f"{title}, but the loss: in fp16 a gradient of 1.5e-8 is then 0, and its weight never moves"
+    return side_by_side(f"{title}; it returned:", scaled, the_losses=losses, the_scale=scale)
+
+
+def wrong_skip(steps: list[dict], number: int) -> str | None:
+    """A finding about a step in which a gradient of one rank is inf or nan."""
+    stepped = [rank for rank, step in enumerate(steps) if step["stepped_with"]]
+    if not stepped:
+        return None
+    made = [step["stepped_with"][0][0] if step["stepped_with"] else None for step in steps]
+    [overflowed] = [rank for rank, factor in enumerate(SECOND[number]) if factor != SMALL]
+    others = [rank for rank in range(WORLD_SIZE) if rank != overflowed]
+    if stepped == others:
+        title = (
+            f"rank {overflowed} skipped the step, because a gradient of its part overflowed, and rank {others[0]} made"
+            f" it: one half of the network has moved, and the other has not. {FOR_ALL.capitalize()}"
+        )
+    elif all(map(math.isfinite, made[overflowed])):
+        title = (
+            "optimizer.step() was called with other numbers in place of inf or nan, and the optimizer's momentum moves"
+            " the weights even for zeros: leave out the call"
+        )
+    elif math.isnan(made[overflowed][1]):
+        title = f"rank {overflowed} made the step with a gradient that is nan: inf is not the only sign of an overflow"
+    else:
+        title = (
+            f"rank {overflowed} made the step, although a gradient of its part had overflowed: look at all gradients"
+            " (the loss itself may be finite), and call optimizer.step() only if they are finite on all ranks"
+        )
+    return side_by_side(f"{title}; the gradients with which each rank made the step (None: skipped):", made)
+
+
+def wrong_step(steps: list[dict], gradients: list, scale: float) -> str | None:
+    """A finding about a step that all ranks have to make."""
+    calls = [len(step["stepped_with"]) for step in steps]
+    if calls != [1] * WORLD_SIZE:
+        title = "optimizer.step() has to be called once on each rank, because no gradient is inf or nan; its calls:"
+        if 0 in calls:
+            title = (
+                "a rank skipped the step, although no gradient of any rank is inf or nan: each step decides anew;"
+                " the calls of optimizer.step():"
+            )
+        return side_by_side(title, calls, they_should_be=1)
+    made = [step["stepped_with"][0][0] for step in steps]
+    if near(made, gradients):
+        return None
+    known = mistake(
+        made,
+        {
+            "they are still multiplied by the scale: divide them by it before the step": times(gradients, scale),
+            "they are divided by the scale twice": times(gradients, 1 / scale),
+            "they are multiplied by the scale twice: divide them by it": times(gradients, scale**2),
+            "they are divided by twice the scale": times(gradients, 1 / 2),
+            "they are the sums over the ranks: a rank's gradients are those of its own part, so leave them there": [
+                [sum(numbers) for numbers in zip(*gradients, strict=True)]
+            ]
+            * WORLD_SIZE,
+        },
+    )
+    title = "the gradients with which each rank made the step are not the true ones"
+    return side_by_side(f"{title}; {known}:" if known else f"{title}:", made, they_should_be=gradients)
+
+
+def wrong_weights(steps: list[dict], weights: list) -> str | None:
+    """A finding about weights that somebody else than the optimizer has changed."""
+    after = [step["weights"][0] for step in steps]
+    if near(after, weights):
+        return None
+    title = "the weights are not those that optimizer.step() makes of right gradients; the weights after the step:"
+    return side_by_side(title, after, they_should_be=weights)
+
+
+def wrong_scale(steps: list[dict], expected: float, before: float) -> str | None:
+    """A finding about the scale after update()."""
+    scales = [step["scale"] for step in steps]
+    if near(scales, [expected] * WORLD_SIZE):
+        return None
+    if not all(near(scale, scales[0]) for scale in scales):
+        title = f"the ranks have different scales after the step: {FOR_ALL}"
+    elif expected < before:
+        title = "an overflow on any rank halves the scale of all ranks"
+    elif expected > before:
+        title = "the second step in a row without an overflow (growth_interval=2) doubles the scale"
+    else:
+        title = (
+            "the scale stays: the steps in a row are counted anew after an overflow, and after the scale was doubled"
+        )
+    return side_by_side(f"{title}; the scale after update():", scales, before=before, it_should_be=expected)
+
+
+def times(numbers: list, factor: float) -> list:
+    """Lists of numbers, each multiplied."""
+    return [[factor * number for number in of_rank] for of_rank in numbers]
