@@ -147,12 +147,20 @@ def break_even() -> str:
 
 def _against_one_node(link: str, batch: int) -> str:
     """The speed of two nodes over this link, as a multiple of one's, with the interval of the median."""
+    pair = speed_up_of_two_nodes(link, batch)
+    if pair is None:
+        return "–"
+    low, high = pair["interval"]
+    return f"{pair['median']:.2f} ({low:.2f}–{high:.2f})"
+
+
+def speed_up_of_two_nodes(link: str, batch: int) -> dict | None:
+    """The recorded pair of two nodes over this link and one of them; None where one node was not measured."""
     compared = (row_name(link, batch), one_node(batch))
     for pair in _network_group()["pairs"]:
         if (pair["of"], pair["to"]) == compared:
-            low, high = pair["interval"]
-            return f"{pair['median']:.2f} ({low:.2f}–{high:.2f})"
-    return "–"
+            return pair
+    return None
 
 
 def memory_split() -> str:

@@ -171,16 +171,30 @@ def _speed(record: dict, level: str) -> str:
     return speed if level == first else f"{speed}, {paired(record['throughput'][0], level):.2f} of level 00"
 
 
+SLOW_LINK = "100 Mbit/s"
+
+
+def does_ddp_pay() -> str:
+    """A paragraph: where DDP pays, with the recorded speed-ups of two devices, and of two nodes over a slow link."""
+    small, large = recorded("results")["throughput"]
+    nodes = course.speed_up_of_two_nodes(SLOW_LINK, 64)["median"]
+    text = (
+        "**Does DDP pay?** It pays where a second device saves more time than averaging the gradients takes. [Recorded "
+        f"on two CPU cores][pays], two devices are {paired(small, '02_ddp_raw'):.1f} times as fast as one with 64 "
+        f"images in a step, and {paired(large, '02_ddp_raw'):.1f} times with 256: the more there is to compute, the "
+        "less averaging weighs. Over a slow link DDP does not pay: with "
+        f"{SLOW_LINK} between them, two machines with 64 images each (here two halves of one machine) reach "
+        f"{nodes:.2f} times the speed of one."
+    )
+    return textwrap.fill(text, 80, break_on_hyphens=False)
+
+
 def devices_compared() -> str:
-    """A point of a list: which devices the recorded speeds compare, and what came out."""
+    """A point of a list: which devices the recorded speeds compare."""
     record = recorded("results")
-    small, large = record["throughput"]
     point = (
         "- **The speeds** compare equal devices. Without GPUs a device is an equal part of the cores: level 00 has one "
-        f"device, and the others have {record['world_size']}, as it would be with GPUs. DDP is "
-        f"{paired(small, '02_ddp_raw'):.1f} times as fast with 64 images in a step, and "
-        f"{paired(large, '02_ddp_raw'):.1f} times with 256: the more there is to compute, [the less averaging the "
-        "gradients weighs][pays]. DataParallel gains little, because a CPU computes the backward of all replicas on "
+        f"device, and the others have {record['world_size']}, as it would be with GPUs. DataParallel gains little, because a CPU computes the backward of all replicas on "
         "one thread. The last row is a choice that GPUs do not offer: one process with all cores is about as fast as "
         "two processes that share them."
     )
@@ -228,6 +242,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "lines": lines,
     "comparison": comparison,
     "epoch": epoch,
+    "does_ddp_pay": does_ddp_pay,
     "devices_compared": devices_compared,
     "devices": devices,
     "collectives": course.collectives,

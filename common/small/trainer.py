@@ -1,4 +1,4 @@
-"""A Trainer on three pages: the loop of level 03 as an object, on the small Accelerator.
+"""A Trainer on four pages: the loop of level 03 as an object, on the small Accelerator.
 
 `Trainer.train` is the loop. After every step it asks the callbacks what is to be done now: log, evaluate, save or stop.
 The names and defaults are those of transformers' Trainer. `common.trainer` is the whole one, and trains the example of

@@ -11,6 +11,7 @@ from benchmarks.report import course, divided_diffs, readmes
 from benchmarks.report.introduction import expected_speed
 from benchmarks.suites import memory
 from common import ladder
+from common.accelerator.sampler import DistributedEvalSampler
 from common.args import parse_args
 from common.ladder import scripts
 from tests.docs.pages import PAGES, name, prose
@@ -256,6 +257,14 @@ def test_what_the_readme_says_of_two_devices_is_what_was_recorded():
         pairs = {(pair["of"], pair["to"]): pair["median"] for pair in group["pairs"]}
         all_cores = pairs["00_single_gpu, all cores", "00_single_gpu"]
         assert all_cores == pytest.approx(readmes.paired(group, "02_ddp_raw"), rel=0.15)
+    low, high = course.speed_up_of_two_nodes(readmes.SLOW_LINK, 64)["interval"]
+    assert 0 < low < high < 1
+
+
+def test_three_ranks_evaluate_as_many_images_as_level_02s_page_says():
+    shards = [len(DistributedEvalSampler(range(10_000), num_replicas=3, rank=rank)) for rank in range(3)]
+    text = " ".join((ladder.ROOT / "02_ddp_raw" / "README.md").read_text().split())
+    assert "of the 10,000 test images three ranks evaluate {}, {} and {}".format(*shards) in text
 
 
 def test_what_a_comparison_says_to_expect_is_what_was_recorded():
