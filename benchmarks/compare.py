@@ -1,4 +1,4 @@
-"""All levels side by side: the same work at each, timed in turn, held against the three promises of the ladder.
+"""All levels side by side: the same work at each, timed in turn, against the three promises of the ladder.
 
 python -m benchmarks.compare
 python -m benchmarks.compare --full

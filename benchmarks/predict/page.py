@@ -85,7 +85,7 @@ def section(start: Start = USUAL) -> str:
         [
             '<section class="prediction" id="prediction">',
             '<p class="says"><b>This is a prediction, not a measurement.</b> It is computed from published figures for '
-            "links, GPUs and networks. Further down it is held against published measurements, and it says where it "
+            "links, GPUs and networks. Further down it is compared with published measurements, and it says where it "
             "is off.</p>",
             f'<div class="tool"><form class="controls" autocomplete="off">{_controls(start)}</form>{ANSWERS}</div>',
             "<noscript><p>The sliders need JavaScript.</p></noscript>",
@@ -179,7 +179,7 @@ def _slider(name: str, title: str, value: float, low: float, high: float, step: 
 def _published() -> str:
     rows = "".join(_case_row(case) for case in cases())
     return (
-        "<h3>Held against published measurements</h3>"
+        "<h3>Compared with published measurements</h3>"
         "<p>Lost efficiency is 100 % minus the efficiency. Nothing was fitted to these cases: all have the same "
         "assumptions. The range is what is left if all assumptions are kind, or all of them harsh. “Network alone” is "
         "what would be lost if all GPUs were equally fast and an all-reduce slowed nothing down.</p>"

@@ -1,4 +1,4 @@
-"""Predictions held against measurements that others have published, and that nothing here was fitted to.
+"""Predictions compared with measurements that others have published, and that nothing here was fitted to.
 
 Each case says where its inputs are from. What is not published is an assumption. A case's range is the prediction with
 all of its assumptions kind, and with all of them harsh.

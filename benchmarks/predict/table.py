@@ -90,7 +90,7 @@ def batch_text(size: int | None) -> str:
 def published_table() -> str:
     """Predictions of the model for published cases, beside what was measured."""
     lines = [
-        "Held against published measurements, none of which it was fitted to: lost",
+        "Compared with published measurements, none of which it was fitted to: lost",
         "efficiency, which is 100 % minus the efficiency. “Network” is without slow GPUs",
         "and contention; the range is what the assumptions leave.",
         "",
