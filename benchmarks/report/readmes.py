@@ -194,9 +194,9 @@ def devices_compared() -> str:
     record = recorded("results")
     point = (
         "- **The speeds** compare equal devices. Without GPUs a device is an equal part of the cores: level 00 has one "
-        f"device, and the others have {record['world_size']}, as it would be with GPUs. DataParallel gains little, because a CPU computes the backward of all replicas on "
-        "one thread. The last row is a choice that GPUs do not offer: one process with all cores is about as fast as "
-        "two processes that share them."
+        f"device, and the others have {record['world_size']}, as it would be with GPUs. DataParallel gains little, "
+        "because a CPU computes the backward of all replicas on one thread. The last row is a choice that GPUs do not "
+        "offer: one process with all cores is about as fast as two processes that share them."
     )
     return textwrap.fill(point, 80, subsequent_indent="  ", break_on_hyphens=False)
 
