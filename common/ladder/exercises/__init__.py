@@ -20,6 +20,7 @@ NAMES = (
     "accumulate",
     "zero1",
     "loss_scaler",
+    "prepare",
 )
 STARTERS = Path(__file__).with_name("starters")
 

@@ -234,8 +234,9 @@ def _place_in(report: Path, path: str) -> Place | None:
     places = []
     for file, line, _ in found:
         place = Place(file, int(line))
-        # A handle's wait() is a line of the learner's from which no Python function of torch is called.
-        places.append(place._replace(waits=in_a_collective or "wait" in place.code))
+        # No Python function of torch is called from a line with a handle's wait(), or from a backward of DDP.
+        in_cpp = "wait" in place.code or "backward" in place.code
+        places.append(place._replace(waits=in_a_collective or in_cpp))
     of_the_learner = [place for place in places if place.file == path]
     of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
     return next(iter([*of_the_learner, *of_checkers]), None)

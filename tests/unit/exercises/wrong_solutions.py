@@ -573,4 +573,108 @@ WRONG = {
         new="self.was_skipped = self.was_skipped or overflows.item() > 0",
         idea="in step 3 a rank skipped the step, although no gradient of any rank is inf or nan",
     ),
+    "prepare: the network not wrapped": Wrong(
+        "prepare",
+        old="return DistributedDataParallel(obj)",
+        new="return obj",
+        idea="each rank begins with weights of its own: DistributedDataParallel gives all ranks those of rank 0",
+    ),
+    "prepare: the weights of rank 0, and no more": Wrong(
+        "prepare",
+        old="return DistributedDataParallel(obj)",
+        new="dist.broadcast(obj.weight.detach(), src=0)\n        return obj",
+        idea="the ranks drift apart, because each steps with the gradients of its own samples",
+    ),
+    "prepare: a copy of the network": Wrong(
+        "prepare",
+        old="DistributedDataParallel(obj)",
+        new="DistributedDataParallel(__import__('copy').deepcopy(obj))",
+        idea="the optimizer does not hold the parameters of the network that came back",
+    ),
+    "prepare: a new optimizer": Wrong(
+        "prepare",
+        old="    return obj\n",
+        new="    import torch\n\n    return torch.optim.SGD(obj.param_groups[0]['params'])\n",
+        idea="the optimizer that came back has another learning rate. It needs no change",
+    ),
+    "prepare: the optimizer forgotten": Wrong(
+        "prepare",
+        old="    return obj\n",
+        new="",
+        idea="prepare was given Linear, SGD, DataLoader, DataLoader; it returned DistributedDataParallel, NoneType,",
+    ),
+    "prepare: another order": Wrong(
+        "prepare",
+        old="for obj in objects]",
+        new="for obj in objects][::-1]",
+        idea="each object belongs to the place in which it came",
+    ),
+    "prepare: nothing returned": Wrong(
+        "prepare",
+        old="    return [prepare_one",
+        new="    [prepare_one",
+        idea="it returned None, and not a list of these",
+    ),
+    "prepare: all samples on every rank": Wrong(
+        "prepare",
+        old="    if isinstance(obj, DataLoader):",
+        new="    if False:",
+        idea="every rank has all samples of a batch, so all compute the same",
+    ),
+    "prepare: the batch size of all ranks on each": Wrong(
+        "prepare",
+        old="obj.batch_size // dist.get_world_size()",
+        new="obj.batch_size",
+        idea="a step takes 8 samples, and an epoch has fewer steps",
+    ),
+    "prepare: halves of the dataset": Wrong(
+        "prepare",
+        old="sampler=DistributedSampler(obj.dataset, shuffle=shuffle)",
+        new="sampler=range(6 * dist.get_rank(), 6 * dist.get_rank() + 6)",
+        idea="in each step the ranks together do not have the samples of one batch",
+    ),
+    "prepare: always shuffled": Wrong(
+        "prepare",
+        old=", shuffle=shuffle",
+        new="",
+        idea="keep the loader's order where it does not shuffle",
+    ),
+    "prepare: never shuffled": Wrong(
+        "prepare",
+        old="shuffle=shuffle",
+        new="shuffle=False",
+        idea="the loader shuffles, and the prepared one does not",
+    ),
+    "prepare: no collate_fn": Wrong(
+        "prepare",
+        old="            collate_fn=obj.collate_fn,\n",
+        new="",
+        idea="not what the loader's own collate_fn makes of the samples",
+    ),
+    "prepare: a seed for each rank": Wrong(
+        "prepare",
+        old="shuffle=shuffle",
+        new="shuffle=shuffle, seed=dist.get_rank()",
+        idea="because each rank has drawn an order of its own",
+    ),
+    "prepare: batches are read and cut": Wrong(
+        "prepare",
+        old="        return DataLoader(\n",
+        new="""
+        class Cut:
+            def __iter__(self):
+                for batch in obj:
+                    yield {name: values[dist.get_rank() :: 2] for name, values in batch.items()}
+
+        return Cut()
+        return DataLoader(
+""",
+        idea="it has read others from the dataset too, and thrown them away",
+    ),
+    "prepare: a rank has a batch more": Wrong(
+        "prepare",
+        old="sampler=DistributedSampler(obj.dataset, shuffle=shuffle)",
+        new="sampler=[0, 1] if dist.get_rank() else [2, 3, 4, 5]",
+        idea="a rank had fewer batches than another one, which waits for it in backward",
+    ),
 }

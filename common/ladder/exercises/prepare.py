@@ -1,0 +1,287 @@
+"""The checker of `prepare`: which samples each rank reads, with which weights it begins, and which come out."""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from common.ladder.exercises.compare import agreed, near, plain, side_by_side
+from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
+from common.small.accelerator import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
+
+MINUTES = 25
+READ = "03_accelerate/README.md"
+SAME_AS = "the small Accelerator (common/small/accelerator.py), level 02's DDP and sampler, and one device"
+WORLD_SIZE = 2
+SAMPLES = 12
+BATCH_SIZE = 4  # of all ranks
+STEPS = SAMPLES // BATCH_SIZE
+LEARNING_RATE = 0.1
+FIRST_WEIGHTS = (1.0, 2.0)  # by rank, where nobody makes them equal
+
+
+class Numbers(Dataset):
+    """The numbers from 0 on, and which of them were read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        self.read.append(index)
+        return index
+
+
+def as_batch(numbers: list[int]) -> dict[str, torch.Tensor]:
+    """A batch of samples in which each number is the input of one."""
+    samples = torch.tensor(numbers)
+    inputs = samples[:, None].double() / SAMPLES
+    return {"samples": samples, "inputs": inputs, "targets": 3 - inputs**2}
+
+
+def network(rank: int) -> nn.Linear:
+    """One weight, so that it can be read."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, FIRST_WEIGHTS[rank])
+    return model
+
+
+def objects_of(rank: int) -> list[Any]:
+    """What a script hands to `prepare`."""
+    torch.manual_seed(rank)
+    model = network(rank)
+    optimizer = SGD(model.parameters(), lr=LEARNING_RATE)
+    loader = DataLoader(Numbers(), BATCH_SIZE, collate_fn=as_batch)
+    shuffled = DataLoader(Numbers(), BATCH_SIZE, collate_fn=as_batch, shuffle=True)
+    return [model, optimizer, loader, shuffled]
+
+
+def weights_of(model: nn.Module) -> list[float]:
+    [weight] = model.parameters()
+    return plain(weight.flatten())
+
+
+def samples_in(batch: Any) -> list[int]:
+    if not isinstance(batch, dict):
+        raise SolutionFailed(
+            f"a batch is {plain(batch)}, and not what the loader's own collate_fn makes of the samples: hand"
+            " `collate_fn` on to the new loader"
+        )
+    return plain(batch["samples"])
+
+
+def trained(model: Any, optimizer: Any, loader: Iterable) -> tuple[list, list]:
+    """The weights after each step of a script's training loop, and the samples of each batch."""
+    weights = []
+    samples = []
+    for batch in loader:
+        samples.append(samples_in(batch))
+        F.mse_loss(model(batch["inputs"]), batch["targets"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.append(weights_of(model))
+    return weights, samples
+
+
+def prepared_by_the_small_one() -> list[Any]:
+    config = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=0, non_blocking=False)
+    group = InitProcessGroupKwargs(timedelta(seconds=60))
+    with mock.patch.object(dist, "init_process_group"):  # this rank is in a group already
+        accelerator = Accelerator(True, config, [group])
+    return accelerator.prepare(*objects_of(dist.get_rank()))
+
+
+def prepared_as_in_level_02() -> list[Any]:
+    model, optimizer, loader, _ = objects_of(dist.get_rank())
+    sampler: DistributedSampler = DistributedSampler(loader.dataset, shuffle=False)
+    loader = DataLoader(loader.dataset, BATCH_SIZE // WORLD_SIZE, sampler=sampler, collate_fn=as_batch)
+    return [DistributedDataParallel(model), optimizer, loader]
+
+
+def run(path: str) -> dict:
+    """On one rank: what the prepared objects are and do, and the weights that are right."""
+    rank = dist.get_rank()
+    small, _ = trained(*prepared_by_the_small_one()[:3])
+    real, _ = trained(*prepared_as_in_level_02())
+    one_device, _ = trained(*objects_of(rank=0)[:3])
+    prepare = load_name(path, "prepare")
+    objects = objects_of(rank)
+    prepared = prepare(*objects)
+    refuse_other_kinds(prepared, objects)
+    model, optimizer, loader, shuffled = prepared
+    first = weights_of(model)
+    weights, samples = trained(model, optimizer, loader)
+    of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {
+        "first": first,
+        "weights": weights,
+        "expected": agreed(small=small, real=real, one_device=one_device),
+        "learning_rate": optimizer.param_groups[0]["lr"],
+        "same_parameters": of_optimizer == {id(parameter) for parameter in model.parameters()},
+        "samples": samples,
+        "shuffled": [samples_in(batch) for batch in shuffled],
+        "read": sorted(set(objects[2].dataset.read)),
+    }
+
+
+def refuse_other_kinds(prepared: Any, objects: list[Any]) -> None:
+    """Raise SolutionFailed if what `prepare` has returned is not of the kinds of what it was given."""
+    given = ", ".join(type(obj).__name__ for obj in objects)
+    if not isinstance(prepared, list | tuple):
+        raise SolutionFailed(f"prepare was given {given}; it returned {plain(prepared)}, and not a list of these")
+    returned = ", ".join(type(obj).__name__ for obj in prepared) or "nothing"
+    title = f"prepare was given {given}; it returned {returned}"
+    if len(prepared) != len(objects):
+        raise SolutionFailed(f"{title}: as many objects belong into the list as it was given")
+    is_right = [
+        isinstance(prepared[0], nn.Module),
+        hasattr(prepared[1], "param_groups"),
+        isinstance(prepared[2], Iterable),
+        isinstance(prepared[3], Iterable),
+    ]
+    if not all(is_right):
+        raise SolutionFailed(f"{title}: each object belongs to the place in which it came")
+
+
+def check(path: Path) -> list[str]:
+    """An epoch of three steps on two ranks, and one with a loader that shuffles."""
+    try:
+        results = on_ranks(WORLD_SIZE, run, path, why_it_hangs)
+    except SolutionFailed as failure:
+        return [str(failure)]
+    found = [wrong_network(results), wrong_optimizer(results), wrong_samples(results)]
+    if not any(found):
+        found = [wrong_weights(results), wrong_shuffle(results)]
+    return [finding for finding in found if finding]
+
+
+def why_it_hangs(places: Sequence[Place | None]) -> str | None:
+    if None in places:
+        return "a rank had fewer batches than another one, which waits for it in backward: all ranks need equally many"
+    return None
+
+
+def wrong_network(results: list[dict]) -> str | None:
+    """A finding about the weights with which the ranks begin."""
+    first = [result["first"] for result in results]
+    if near(first, [[FIRST_WEIGHTS[0]]] * WORLD_SIZE):
+        return None
+    title = "the network that came back does not have the weights of rank 0 on all ranks"
+    if near(first, [[weight] for weight in FIRST_WEIGHTS]):
+        title = "each rank begins with weights of its own: DistributedDataParallel gives all ranks those of rank 0"
+    return side_by_side(f"{title}; the weight before the first step:", first, it_should_be=list(FIRST_WEIGHTS[:1]))
+
+
+def wrong_optimizer(results: list[dict]) -> str | None:
+    """A finding about what the optimizer moves, and how far."""
+    if not all(result["same_parameters"] for result in results):
+        title = (
+            "the optimizer does not hold the parameters of the network that came back, so its steps do not move them:"
+            " wrap the very network that was given, and no copy, and return the very optimizer"
+        )
+        return side_by_side(f"{title}; the weight after each step:", [result["weights"] for result in results])
+    rates = [result["learning_rate"] for result in results]
+    if not near(rates, [LEARNING_RATE] * WORLD_SIZE):
+        title = (
+            "the optimizer that came back has another learning rate. It needs no change: equal weights and equal"
+            " averaged gradients make equal steps on all ranks"
+        )
+        return side_by_side(f"{title}; the learning rate:", rates, it_should_be=LEARNING_RATE)
+    return None
+
+
+def wrong_samples(results: list[dict]) -> str | None:
+    """A finding about the samples of each step of the loader that does not shuffle."""
+    samples = [result["samples"] for result in results]
+    batches = [list(range(start, start + BATCH_SIZE)) for start in range(0, SAMPLES, BATCH_SIZE)]
+    if joined(samples) == batches:
+        if all(result["read"] == sorted(flat(result["samples"])) for result in results):
+            return None
+        title = (
+            "each rank has the samples of its share, but it has read others from the dataset too, and thrown them away:"
+            " choose the numbers of the samples before they are read"
+        )
+        return side_by_side(f"{title}; the samples read by", [result["read"] for result in results])
+    return side_by_side(
+        f"{wrong_shares(samples, batches)}; the samples of each step of",
+        samples,
+        batches_of_the_original_loader=batches,
+    )
+
+
+def wrong_shares(samples: list, batches: list) -> str:
+    """The mistake by which the ranks together do not have the batches of the original loader."""
+    steps = joined(samples)
+    if all(of_rank == batches for of_rank in samples):
+        return (
+            "every rank has all samples of a batch, so all compute the same, and two devices are no faster than one:"
+            " a rank's share of a batch is batch_size // world size samples"
+        )
+    of_all = flat(steps)
+    twice = sorted({sample for sample in of_all if of_all.count(sample) > 1})
+    missing = sorted(set(range(SAMPLES)) - set(of_all))
+    if twice:
+        return f"samples {twice} are on more than one rank"
+    if missing:
+        return f"samples {missing} are on no rank"
+    if len(steps[0]) > BATCH_SIZE:
+        return (
+            f"a step takes {len(steps[0])} samples, and an epoch has fewer steps: the loader's batch_size,"
+            f" {BATCH_SIZE}, is that of all ranks, so that of one rank is batch_size // world size"
+        )
+    return (
+        "each sample is on one rank, but in each step the ranks together do not have the samples of one batch: keep the"
+        " loader's order where it does not shuffle, and share out each batch"
+    )
+
+
+def wrong_weights(results: list[dict]) -> str | None:
+    weights = [result["weights"] for result in results]
+    expected = results[0]["expected"]
+    if near(weights, [expected] * WORLD_SIZE):
+        return None
+    title = "the weights are not those of one device"
+    if not near(weights[0], weights[1]):
+        title = "the ranks drift apart, because each steps with the gradients of its own samples: DDP averages them"
+    return side_by_side(f"{title}; the weight after each step:", weights, it_should_be=expected)
+
+
+def wrong_shuffle(results: list[dict]) -> str | None:
+    """A finding about the samples of the loader that shuffles."""
+    samples = [result["shuffled"] for result in results]
+    of_all = flat(joined(samples))
+    sizes = [[len(batch) for batch in of_rank] for of_rank in samples]
+    if sorted(of_all) != list(range(SAMPLES)):
+        title = (
+            "with a loader that shuffles some samples are on two ranks and others on none, because each rank has drawn"
+            " an order of its own: draw it from a generator that is seeded alike on all ranks (DistributedSampler does)"
+        )
+    elif of_all == list(range(SAMPLES)):
+        title = "the loader shuffles, and the prepared one does not: look at whether its sampler is a RandomSampler"
+    elif sizes != [[BATCH_SIZE // WORLD_SIZE] * STEPS] * WORLD_SIZE:
+        title = "with a loader that shuffles the shares of the ranks are not equally large"
+    else:
+        return None
+    return side_by_side(f"{title}; the samples of each step of", samples)
+
+
+def joined(samples: list[list[list[int]]]) -> list[list[int]]:
+    """The samples of each step on all ranks, in the order of the dataset."""
+    steps = zip_longest(*samples, fillvalue=[])
+    return [sorted(flat(shares)) for shares in steps]
+
+
+def flat(lists: Iterable[list[int]]) -> list[int]:
+    return [number for numbers in lists for number in numbers]

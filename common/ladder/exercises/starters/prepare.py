@@ -1,0 +1,49 @@
+"""Prepare a script's objects for several ranks.
+
+A script for one device makes a network, an optimizer and loaders. An Accelerator's `prepare` turns them into those of
+one rank, so that the training loop can stay as it is. Write
+
+    prepare(*objects) -> list
+
+It returns the prepared objects in the order in which they came, with a process group at hand:
+
+- A network (nn.Module) comes back in DistributedDataParallel. That gives all ranks the weights of rank 0, and averages
+  the gradients in backward.
+- An optimizer comes back as it is. It was made from the network's parameters, and DDP trains these very parameters.
+- A DataLoader comes back as a loader of this rank's share. Its `batch_size` is that of all ranks together, and can be
+  divided by their number, as the length of its dataset can by `batch_size`. In each step the ranks together have the
+  samples of one batch of the original loader, each sample on one rank, and no rank reads those of another from the
+  dataset. Batches are made by the loader's own `collate_fn`. Where the loader shuffles (its `sampler` is a
+  RandomSampler), all ranks share out one shuffled order. Each rank's torch draws other random numbers.
+
+torch.utils.data.DistributedSampler deals out the samples of a dataset; it need not be given rank and world size.
+
+    python -m common.ladder check prepare my_prepare.py
+"""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+
+
+def prepare(*objects: Any) -> list[Any]:
+    """The objects of a training for this rank, in the same order."""
+    return [prepare_one(obj) for obj in objects]
+
+
+def prepare_one(obj: Any) -> Any:
+    if isinstance(obj, nn.Module):
+        raise NotImplementedError("wrap the network")
+    if isinstance(obj, DataLoader):
+        raise NotImplementedError("make a loader of this rank's share")
+    if isinstance(obj, Optimizer):
+        raise NotImplementedError("return the optimizer, which has the right parameters already")
+    return obj
+
+
+if __name__ == "__main__":
+    print(__doc__)
