@@ -3,6 +3,7 @@
     python -m benchmarks.your_network memory torchvision:resnet50 --batch 64 --devices 1 2 4 8
     python -m benchmarks.your_network memory my_file.py:build --precision bf16 --checkpointing
     python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --inner nvlink-h100 --network 8x400g
+    python -m benchmarks.your_network measure torchvision:resnet18 --input 3x64x64 --batch 32 --devices 1 2
     python -m benchmarks.your_network doctor --processes 2 my_train.py --epochs 2
 
 What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.py.
@@ -12,7 +13,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.your_network import memory, predict
+from benchmarks.your_network import measure, memory, predict
 from benchmarks.your_network.doctor import command as doctor
 from benchmarks.your_network.flags import add_json, positive
 
@@ -20,7 +21,7 @@ from benchmarks.your_network.flags import add_json, positive
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.your_network", description=__doc__.splitlines()[0])
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
-    for name, question in (("memory", memory), ("predict", predict)):
+    for name, question in (("memory", memory), ("predict", predict), ("measure", measure)):
         of_question = questions.add_parser(name, help=question.HELP)
         question.add_flags(of_question)
         of_question.set_defaults(answer=question.answer)

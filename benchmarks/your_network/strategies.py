@@ -5,6 +5,7 @@ What a rank allocates does not depend on what the others send. DataParallel is o
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -53,24 +54,31 @@ class Strategy:
 class Replicated(nn.Module):
     """DataParallel's four steps, as in `common.small.data_parallel`, for inputs and outputs of any structure.
 
-    The replicas run one after the other. Each device holds what it would hold if they ran side by side.
+    Args:
+        threads: of each replica. Without them the replicas run one after the other, and each device holds what it would
+            hold if they ran side by side.
     """
 
-    def __init__(self, module: nn.Module, devices: int) -> None:
+    def __init__(self, module: nn.Module, devices: int, threads: Sequence[ThreadPoolExecutor] = ()) -> None:
         super().__init__()
         self.module = module
         self.devices = devices
+        self.threads = threads
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree_flatten((args, kwargs))
         shards = [self._shards(leaf) for leaf in leaves]
         count = min(len(shard) for shard in shards)
-        replicas = replicate(self.module, count)
-        outputs = []
-        for device, replica in enumerate(replicas):
+        forwards = []
+        for device, replica in enumerate(replicate(self.module, count)):
             own = [_sent(shard[device], device) for shard in shards]
             own_args, own_kwargs = tree_unflatten(own, structure)
-            outputs.append(replica(*own_args, **own_kwargs))
+            forwards.append(partial(replica, *own_args, **own_kwargs))
+        if self.threads:
+            jobs = [thread.submit(forward) for thread, forward in zip(self.threads, forwards, strict=False)]
+            outputs = [job.result() for job in jobs]
+        else:
+            outputs = [forward() for forward in forwards]
         return _joined(outputs)
 
     def _shards(self, leaf: Any) -> Sequence:

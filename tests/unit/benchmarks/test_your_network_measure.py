@@ -1,0 +1,192 @@
+"""A step of a network of somebody else's, at each level: who takes part, what is refused, and what is concluded."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.harness.paired import FEWEST_ROUNDS
+from benchmarks.your_network import __main__ as program
+from benchmarks.your_network import measure, step_rank
+from benchmarks.your_network.measure import Row
+from benchmarks.your_network.step_rank import Clock, Measured
+from benchmarks.your_network.strategies import Replicated
+from common.errors import UserError
+
+TINY = """
+import torch
+from torch import nn
+def build(): return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+def batch(n): return torch.randn(n, 64), torch.zeros(n, dtype=torch.long)
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY)
+    return f"{path}:build"
+
+
+def test_level_00_has_one_device_and_data_parallel_several():
+    rows = measure.contestants(["02", "01", "00"], [1, 2])
+    assert rows == [Row("00", 1), Row("01", 2), Row("02", 1), Row("02", 2)]
+    assert [row.processes for row in rows] == [1, 1, 1, 2]
+    assert [row.setting.strategy.name for row in rows] == ["one device", "DataParallel", "DDP", "DDP"]
+
+
+def test_a_device_without_gpus_is_an_equal_part_of_the_cores(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(measure, "available_cores", lambda: 8)
+    assert measure.cores_per_device(2, None) == 4
+    assert measure.cores_per_device(3, None) == 2
+    assert measure.cores_per_device(2, 1) == 1
+    with pytest.raises(UserError):
+        measure.cores_per_device(16, None)
+    with pytest.raises(UserError):
+        measure.cores_per_device(2, 5)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError):
+        measure.cores_per_device(2, None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert measure.cores_per_device(2, None) is None
+    assert measure.cores_per_device(2, 3) == 3
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3
+    assert "2 devices of 5 cores each need more than this machine's 8 cores" in errors[1]
+    assert "this machine has 1 GPU, not 2" in errors[2]
+
+
+def test_the_shares_of_a_step_add_up_also_where_a_lone_step_was_disturbed():
+    calm = measure.shares(1.0, [Measured(1.0, 0.5, None), Measured(1.0, 0.7, None)])
+    assert calm == pytest.approx((0.6, 0.1, 0.3))
+    disturbed = measure.shares(1.0, [Measured(1.0, 0.5, None), Measured(1.0, 1.3, None)])
+    assert sum(disturbed) == pytest.approx(1)
+    assert min(disturbed) >= 0
+
+
+def test_a_clock_counts_no_warm_up(monkeypatch):
+    times = iter([10.0, 14.0])
+    monkeypatch.setattr(step_rank.time, "perf_counter", lambda: next(times))
+    clock = Clock(torch.device("cpu"), warm_up=2, steps=4)
+    for _ in range(6):
+        clock.count()
+    assert clock.seconds == 1.0
+
+
+def test_replicas_on_threads_have_the_gradients_of_the_bare_module():
+    torch.manual_seed(0)
+    model = nn.Bilinear(3, 4, 5)
+    inputs = (torch.randn(7, 3), torch.randn(7, 4))
+    model(*inputs).square().sum().backward()
+    alone = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    threads = [ThreadPoolExecutor(1) for _ in range(3)]
+    Replicated(model, 3, threads)(*inputs).square().sum().backward()
+    for parameter, gradient in zip(model.parameters(), alone, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+    for thread in threads:
+        thread.shutdown()
+
+
+def row(name: str, speed_up: float, interval: tuple[float, float], rounds: int = FEWEST_ROUNDS, **more) -> dict:
+    found = {"name": name, "level": name[:2], "devices": int(name[-1]), "seconds": 0.1 / speed_up, "speed_up": speed_up}
+    found |= {"interval": list(interval), "samples": [0.1] * rounds, "shares": None, "simulated_peaks": [2**20]}
+    return found | more
+
+
+def test_the_verdict_takes_what_the_interval_settles():
+    first = row("00 raw loop, 1", 1.0, (1.0, 1.0))
+    shares = {"computing": 0.8, "waiting": 0.05, "all_reduce": 0.15}
+    fast = row("02 DDP, 2", 1.6, (1.5, 1.7), shares=shares)
+    take, why, change = measure.verdict([first, fast], 64)
+    assert take.startswith("Take level 02 DDP, 2 devices: 1.60 times as fast as 00 raw loop, 1")
+    assert "compute for 80% of a step" in why
+    assert "all-reduce takes 9.38 ms" in change
+    open_ = row("02 DDP, 2", 1.6, (0.9, 1.7), shares=shares)
+    assert measure.verdict([first, open_], 64)[0].startswith("Perhaps")
+    few = row("02 DDP, 2", 1.6, (1.5, 1.7), rounds=2, shares=shares)
+    assert measure.verdict([first, few], 64)[0].startswith("Perhaps")
+    slow = row("02 DDP, 2", 0.8, (0.7, 0.9), shares=shares)
+    assert measure.verdict([first, slow], 64)[0].startswith("Stay with 00 raw loop, 1 device:")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["torchvision:resnet19"], "no network 'resnet19'"),
+        (["FILE:build", "--batch", "3"], "3 samples cannot be divided among 2 devices"),
+        (["FILE:build", "--level", "01", "--devices", "1"], "level 01 needs more than one device"),
+        (["FILE:build", "--level", "05"], "invalid choice: '05'"),
+        (["FILE:wrong"], "the forward of mine:wrong failed: RuntimeError"),
+        (["FILE:rows"], "the loss must be a scalar tensor, not a tensor of shape (8, 5)"),
+        (["FILE:large"], "where 0.0 GiB are free: give a smaller --batch"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def build(): return nn.Linear(4, 5)\n"
+        "def large(): return nn.Linear(4, 5)\n"
+        "def wrong(): return nn.Linear(5, 5)\n"
+        "class Rows(nn.Linear): pass\n"
+        "def rows(): return Rows(4, 5)\n"
+        "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
+        "def loss(outputs, targets): return outputs\n"
+    )
+    if "large" in arguments[0]:
+        path.write_text(path.read_text().replace("return outputs", "return outputs.mean()"))
+        monkeypatch.setattr(measure, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(measure, "available_cores", lambda: 2)
+    command = [text.replace("FILE", str(path)) for text in arguments]
+    if "--batch" not in command:
+        command += ["--batch", "8"]
+    with pytest.raises(SystemExit) as end:
+        program.main(["measure", *command])
+    assert end.value.code == 2
+    error = capsys.readouterr().err.splitlines()
+    assert message in error[-1]
+    assert "Traceback" not in "".join(error)
+
+
+@pytest.mark.slow
+def test_a_network_that_would_take_hours_is_refused_with_an_estimate(capsys):
+    with pytest.raises(UserError):
+        program.main(["measure", "torchvision:vgg16", "--batch", "64", "--devices", "1", "2", "--minutes", "1"])
+    error = capsys.readouterr().err
+    assert "a step of 64 samples takes at least" in error
+    assert "all would take some" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny", "texts_file"])
+def test_all_levels_are_measured_in_turns(name, request, tmp_path, capsys):
+    kept = tmp_path / "answer.json"
+    network = request.getfixturevalue(name)
+    program.main(["measure", network, "--batch", "8", "--rounds", "1", "--cores-per-device", "1", "--json", str(kept)])
+    printed = capsys.readouterr().out
+    answer = json.loads(kept.read_text())
+    rows = {row["name"]: row for row in answer["measure"]}
+    assert list(rows) == [
+        "00 raw loop, 1",
+        "01 DataParallel, 2",
+        "02 DDP, 1",
+        "02 DDP, 2",
+        "03 core, 1",
+        "03 core, 2",
+        "04 Trainer, 1",
+        "04 Trainer, 2",
+    ]
+    for row in rows.values():
+        assert row["seconds"] > 0
+        assert len(row["simulated_peaks"]) == row["devices"]
+    assert sum(rows["02 DDP, 2"]["shares"].values()) == pytest.approx(1)
+    assert rows["02 DDP, 1"]["shares"] is None
+    assert printed.splitlines()[-3:] == answer["verdict"]
+    tables, _, _ = printed.partition("A step of")
+    assert max(map(len, tables.splitlines()[2:])) <= 83
