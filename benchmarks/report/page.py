@@ -74,16 +74,16 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
         ),
         _Section(
             "Memory per device",
-            "<p>DataParallel keeps the master weights, the optimizer's state, the gathered outputs and the summed "
-            "gradients on its first device. Under DDP every device holds the same. It evens the peak; it need not "
-            "lower it: a bucket for the gradients comes on top, under “communication”.</p>",
+            "<p>DataParallel keeps the weights, the optimizer's state, the gathered outputs and the summed gradients "
+            "on its first device. Under DDP every device holds the same. So the peaks are equal, but need not be "
+            "lower: buckets for the gradients come on top, under “communication”.</p>",
             _plot("memory.png", folder, drawn, missing),
             _memory(report) + _tensors(report),
         ),
         _Section(
             "Overhead of a step",
-            "<p>A model that computes next to nothing, so that what is left is the loop's own cost: what each "
-            "abstraction adds to a hand-written loop that does the same.</p>",
+            "<p>The network computes next to nothing, so the picture shows what each abstraction adds to a step of a "
+            "hand-written loop that does the same.</p>",
             _plot("overhead.png", folder, drawn, missing),
         ),
         *_lanes(folder),

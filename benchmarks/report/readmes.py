@@ -180,9 +180,9 @@ def does_ddp_pay() -> str:
     nodes = course.speed_up_of_two_nodes(SLOW_LINK, 64)["median"]
     text = (
         "**Does DDP pay?** It pays where a second device saves more time than averaging the gradients takes. [Recorded "
-        f"on two CPU cores][pays], two devices are {paired(small, '02_ddp_raw'):.1f} times as fast as one with 64 "
-        f"images in a step, and {paired(large, '02_ddp_raw'):.1f} times with 256: the more there is to compute, the "
-        "less averaging weighs. Over a slow link DDP does not pay: with "
+        f"on two CPU cores][pays], two devices of one core each are {paired(small, '02_ddp_raw'):.1f} times as fast as "
+        f"one with 64 images in a step, and {paired(large, '02_ddp_raw'):.1f} times with 256: the more there is to "
+        "compute, the less averaging weighs. Over a slow link DDP does not pay: with "
         f"{SLOW_LINK} between them, two machines with 64 images each (here two halves of one machine) reach "
         f"{nodes:.2f} times the speed of one."
     )

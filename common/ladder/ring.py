@@ -108,9 +108,10 @@ SCRIPT</script></body></html>
 """
 
 STYLE = """
-:root { --ink: #1f2328; --soft: #59636e; --paper: #fff; --line: #d1d9e0; --came: #ffd591; --sum: #a8e0cd; }
+:root { --ink: #1f2328; --soft: #59636e; --paper: #fff; --line: #d1d9e0; --came: #ffd591; --sum: #a8e0cd;
+  --edge: #c46a00; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --paper: #0d1117; --line: #3d444d;
-  --came: #7a4506; --sum: #0c5a45; } }
+  --came: #7a4506; --sum: #0c5a45; --edge: #f0a030; } }
 body { margin: 0; color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 760px; margin: 0 auto; padding: 16px; }
 h1 { font-size: 1.4em; } h2 { font-size: 1.05em; min-height: 3em; }
@@ -123,7 +124,8 @@ td.number { border: 1px solid var(--line); border-radius: 4px; padding: 8px 2px;
   font-variant-numeric: tabular-nums; }
 td.action { color: var(--soft); padding-left: 12px; }
 .sum { background: var(--sum); } .came { background: var(--came); }
-td.came { outline: 3px solid var(--came); } td.came.sum { background: var(--sum); }
+td.came { outline: 3px solid var(--edge); } td.came.sum { background: var(--sum); }
+.legend .came { outline: 2px solid var(--edge); }
 .legend span { padding: 2px 8px; border-radius: 4px; margin-right: 8px; }
 @media (max-width: 600px) { td.action { display: none; } }
 """

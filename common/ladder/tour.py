@@ -116,7 +116,8 @@ def expectation(machine: Machine) -> str:
     if cores <= 4:
         return share + (
             "all of them pay for averaging the gradients: at batch 64 they are no faster than one process. "
-            "They show that the result is the same, and where the memory goes."
+            "They are faster than one process that has no more cores than each of them; the comparison below "
+            "shows both. The result is always the same."
         )
     return share + (
         "all of them pay for averaging the gradients. A small batch does not keep many threads busy, so they may "
