@@ -1,8 +1,10 @@
 """The checker of `ring_all_reduce`: whose numbers are in each sum, and what was sent to whom."""
 
 import functools
+import inspect
 import math
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,11 +39,55 @@ COLLECTIVES = (
 
 
 class Traffic:
-    """The calls of a solution: the collectives by name, and how many numbers were sent to which rank."""
+    """The calls of a solution on one rank.
+
+    Attributes:
+        collectives: those that were called, by name.
+        sent: for each message the rank that gets it, and how many numbers are in it.
+        received: for each receive the rank from which a message is expected, and for how many numbers there is room.
+    """
 
     def __init__(self) -> None:
         self.collectives: list[str] = []
         self.sent: list[tuple[int, int]] = []
+        self.received: list[tuple[int, int]] = []
+
+    def note_send(self, peer: int, numbers: int) -> None:
+        self.sent.append((peer, numbers))
+        of_this_pair = [to for to, _ in self.sent if to == peer]
+        refuse_other_size(dist.get_rank(), peer, len(of_this_pair), sent=numbers)
+
+    def note_receive(self, peer: int, numbers: int) -> None:
+        self.received.append((peer, numbers))
+        of_this_pair = [of for of, _ in self.received if of == peer]
+        refuse_other_size(peer, dist.get_rank(), len(of_this_pair), room=numbers)
+
+
+def refuse_other_size(
+    sender: int, receiver: int, message: int, sent: int | None = None, room: int | None = None
+) -> None:
+    """Raise SolutionFailed if a message is of another size than the room for it. Both ranks call this.
+
+    Each leaves its number in the store of the process group. Whoever comes second compares, and does not send or
+    receive: gloo would end the process of a rank whose room is too small, and leave a part of a larger one as it was.
+
+    Args:
+        message: its number among those from `sender` to `receiver`.
+    """
+    store = dist.PrefixStore(f"{sender} to {receiver}, {message}", dist.distributed_c10d._get_default_store())
+    sizes = {"sent": sent, "room": room}
+    for side, size in sizes.items():
+        if size is not None:
+            store.set(side, str(size))
+        elif store.check([side]):
+            sizes[side] = int(store.get(side))
+    if None not in sizes.values() and sizes["sent"] != sizes["room"]:
+        raise SolutionFailed(
+            f"rank {sender} sends {sizes['sent']} numbers to rank {receiver}, which has room for {sizes['room']}"
+            f" (message {message} from rank {sender} to rank {receiver}). Both have to mean the same chunk, and chunks"
+            " need not be equally large: cut the tensor alike on all ranks, and receive into as much room as the chunk"
+            " has that arrives, which is the one that the left neighbour sends in this step"
+        )
 
 
 @contextmanager
@@ -58,21 +104,33 @@ def observed() -> Iterator[Traffic]:
 
         return call
 
-    def sending(name: str) -> Any:
+    inside = threading.local()  # has a name while this thread is in a call that is noted already: send calls isend
+
+    def noted_message(name: str, peer_names: Sequence[str], note: Callable[[int, int], None]) -> Any:
         original = getattr(dist, name)
+        signature = inspect.signature(original)
 
-        def send(tensor: Tensor, dst: int | None = None, *args: Any, **kwargs: Any) -> Any:
-            peer = kwargs.get("group_dst") if dst is None else dst
-            traffic.sent.append((peer, tensor.numel()))
-            return original(tensor, dst, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if hasattr(inside, "name"):
+                return original(*args, **kwargs)
+            arguments = signature.bind(*args, **kwargs).arguments
+            peers = [arguments[peer] for peer in peer_names if arguments.get(peer) is not None]
+            if peers:  # else a message from any rank will do
+                note(peers[0], arguments["tensor"].numel())
+            inside.name = name
+            try:
+                return original(*args, **kwargs)
+            finally:
+                del inside.name
 
-        return send
+        return call
 
+    messages = {name: noted_message(name, ("dst", "group_dst"), traffic.note_send) for name in ("send", "isend")}
+    messages |= {name: noted_message(name, ("src", "group_src"), traffic.note_receive) for name in ("recv", "irecv")}
     with ExitStack() as patches:
         for name in COLLECTIVES:
             patches.enter_context(mock.patch.object(dist, name, noted(name)))
-        for name in ("send", "isend"):
-            patched = sending(name)
+        for name, patched in messages.items():
             patches.enter_context(mock.patch.object(dist, name, patched))
             # batch_isend_irecv compares its operations with these.
             patches.enter_context(mock.patch.object(dist.distributed_c10d, name, patched))

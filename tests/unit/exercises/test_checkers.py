@@ -46,6 +46,44 @@ def test_a_right_solution_may_cut_each_parameter_into_equal_parts(tmp_path):
     assert exercises.check("zero1", path) == []
 
 
+BLOCKING_SENDS = """import torch
+import torch.distributed as dist
+
+
+def exchange(sent, received):
+    rank = dist.get_rank()
+    right = (rank + 1) % dist.get_world_size()
+    left = (rank - 1) % dist.get_world_size()
+    if rank == 0:
+        dist.send(sent, right)
+        dist.recv(received, src=left)
+    else:
+        dist.recv(received, left)
+        dist.send(sent, dst=right)
+
+
+def ring_all_reduce(tensor):
+    world_size = dist.get_world_size()
+    chunks = tensor.tensor_split(world_size)
+    number = dist.get_rank()
+    for step in range(2 * (world_size - 1)):
+        following = (number - 1) % world_size
+        arrived = torch.empty_like(chunks[following])
+        exchange(chunks[number].clone(), arrived)
+        if step < world_size - 1:
+            arrived += chunks[following]
+        chunks[following].copy_(arrived)
+        number = following
+"""
+
+
+@pytest.mark.slow
+def test_a_right_ring_may_send_and_receive_one_after_the_other(tmp_path):
+    path = tmp_path / "solution.py"
+    path.write_text(BLOCKING_SENDS)
+    assert exercises.check("ring_all_reduce", path) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("title", WRONG)
 def test_a_wrong_solution_is_told_which_idea_is_wrong(title, tmp_path):

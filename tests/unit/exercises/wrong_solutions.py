@@ -125,10 +125,41 @@ WRONG = {
     ),
     "accumulate: a step each time": Wrong(
         "accumulate",
-        old="            (loss / len(micro_batches)).backward()",
+        old="""            (loss / len(micro_batches)).backward()
+    optimizer.step()
+""",
         new="""            (loss / len(micro_batches)).backward()
-            optimizer.step()""",
-        idea="more than one optimizer step in a train_step",
+        optimizer.step()
+""",
+        idea="there was an optimizer step after each micro-batch, so nothing was accumulated",
+    ),
+    "accumulate: a training in small batches": Wrong(
+        "accumulate",
+        old="""        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        new="""        F.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        idea="there was an optimizer step after each micro-batch, so nothing was accumulated: that is a training in"
+        " small batches. Let the gradients of all micro-batches add up in `.grad`, which backward does by itself, and"
+        " then make one step; the optimizer's steps in each train_step:\n    rank 0: [3, 3]\n    rank 1: [3, 3]",
+    ),
+    "accumulate: no step": Wrong(
+        "accumulate",
+        old="    optimizer.step()\n",
+        new="",
+        idea="a train_step makes one optimizer step, after the backward of the last micro-batch and before zero_grad()",
+    ),
+    "accumulate: gradients cleared before the step": Wrong(
+        "accumulate",
+        old="    optimizer.step()\n    optimizer.zero_grad()\n",
+        new="    optimizer.zero_grad()\n    optimizer.step()\n",
+        idea="the weight has not moved: call optimizer.step() after the last backward, before zero_grad()",
     ),
     "exact_evaluation: padded": Wrong(
         "exact_evaluation",
@@ -324,6 +355,25 @@ WRONG = {
         new="""    left = (rank + 1) % world_size
     right = (rank - 1) % world_size""",
         idea="rank 0 sent to rank 2: in a ring each rank sends to its right neighbour",
+    ),
+    "ring_all_reduce: room for the chunk that is sent": Wrong(
+        "ring_all_reduce",
+        old="arrived = torch.empty_like(mine)",
+        new="arrived = torch.empty_like(chunks[(rank - step) % world_size])",
+        idea="Both have to mean the same chunk, and chunks need not be equally large",
+    ),
+    "ring_all_reduce: the rest in another chunk on one rank": Wrong(
+        "ring_all_reduce",
+        old="chunks = tensor.tensor_split(world_size)",
+        new="""rest = len(tensor) - 4
+    chunks = tensor.split([2, 2, rest] if rank == 2 else [rest, 2, 2])""",
+        idea="Both have to mean the same chunk, and chunks need not be equally large",
+    ),
+    "ring_all_reduce: the whole tensor into a chunk": Wrong(
+        "ring_all_reduce",
+        old="handle = dist.isend(chunks[(rank - step) % world_size], right)",
+        new="handle = dist.isend(tensor, right)",
+        idea=", which has room for 2 (message 1 from rank",
     ),
     "ring_all_reduce: whole tensors": Wrong(
         "ring_all_reduce",
