@@ -94,15 +94,12 @@ def trained(model: Any) -> list[float]:
     return weights
 
 
-def on_one_device(
-    factor: float = 1.0, keeps_old_gradients: bool = False, last_only: bool = False, steps_each: bool = False
-) -> list[float]:
+def on_one_device(factor: float = 1.0, keeps_old_gradients: bool = False, last_only: bool = False) -> list[float]:
     """The weight after each step with all samples in one batch, as it should be or with one of the mistakes.
 
     Args:
         factor: of the gradient.
         last_only: the gradients of the last micro-batch alone are used.
-        steps_each: the optimizer makes a step after each micro-batch.
     """
     weight = 1.0
     gradient = 0.0
@@ -117,8 +114,7 @@ def on_one_device(
         for number, (inputs, targets) in enumerate(per_micro_batch, start=1):
             if not last_only or number == MICRO_BATCHES:
                 gradient += factor * (2 * (weight * inputs - targets) * inputs).mean().item() / MICRO_BATCHES
-            if steps_each or number == MICRO_BATCHES:
-                weight -= LEARNING_RATE * gradient
+        weight -= LEARNING_RATE * gradient
         weights.append(weight)
     return weights
 
@@ -134,16 +130,19 @@ def run(path: str) -> dict:
     observed = Observed()
     weights = []
     sent = []
+    optimizer_steps = []
     for step in range(STEPS):
         train_step(observed.model, observed.optimizer, micro_batches_of(dist.get_rank(), step))
         weights.append(plain(observed.model.module.weight)[0][0])
         sent.append(observed.sent)
+        optimizer_steps.append(observed.steps)
         observed.sent = 0
+        observed.steps = 0
     return {
         "weights": weights,
         "expected": expected,
         "sent": sent,
-        "optimizer_steps": observed.steps,
+        "optimizer_steps": optimizer_steps,
         "samples_in_forward": observed.samples_in_forward,
         "synchronised_forwards": observed.synchronised_forwards,
         "synchronised_backwards": observed.synchronised_backwards,
@@ -156,7 +155,7 @@ def check(path: Path) -> list[str]:
         results = on_ranks(WORLD_SIZE, run, path)
     except SolutionFailed as failure:
         return [str(failure)]
-    found = [wrong_forward(results), wrong_traffic(results), wrong_weights(results)]
+    found = [wrong_forward(results), wrong_steps(results) or wrong_traffic(results) or wrong_weights(results)]
     return [finding for finding in found if finding]
 
 
@@ -173,6 +172,21 @@ def wrong_forward(results: list[dict]) -> str | None:
             " accumulation is there for those who lack it"
         )
     return side_by_side(f"{title}; the samples of each forward:", sizes, they_should_be=expected)
+
+
+def wrong_steps(results: list[dict]) -> str | None:
+    """A finding about how often the optimizer made a step."""
+    steps = [result["optimizer_steps"] for result in results]
+    if steps == [[1] * STEPS] * WORLD_SIZE:
+        return None
+    title = "a train_step makes one optimizer step, after the backward of the last micro-batch and before zero_grad()"
+    if steps == [[MICRO_BATCHES] * STEPS] * WORLD_SIZE:
+        title = (
+            "there was an optimizer step after each micro-batch, so nothing was accumulated: that is a training in"
+            " small batches. Let the gradients of all micro-batches add up in `.grad`, which backward does by itself,"
+            " and then make one step"
+        )
+    return side_by_side(f"{title}; the optimizer's steps in each train_step:", steps, they_should_be=[1] * STEPS)
 
 
 def wrong_traffic(results: list[dict]) -> str | None:
@@ -214,15 +228,10 @@ def wrong_weights(results: list[dict]) -> str | None:
         on_one_device(last_only=True, factor=MICRO_BATCHES),
         "the gradients are too small by the world size: DDP divides by it already":
         on_one_device(factor=1 / WORLD_SIZE),
-        "there was an optimizer step after each micro-batch: one belongs after the last": on_one_device(
-            steps_each=True
-        ),
     }  # fmt: skip
     known = mistake(weights, {sentence: [numbers] * WORLD_SIZE for sentence, numbers in candidates.items()})
     if known is None and near(weights, [[1.0] * STEPS] * WORLD_SIZE):
         known = "the weight has not moved: call optimizer.step() after the last backward, before zero_grad()"
-    if known is None and results[0]["optimizer_steps"] > STEPS:
-        known = "there was more than one optimizer step in a train_step: one belongs after the last micro-batch"
     if known is None and not near(weights[0], weights[1]):
         known = "the ranks have drifted apart: each has used gradients that the other has not seen"
     title = known or "the weight is not that of one device with all samples of a step in one batch"
