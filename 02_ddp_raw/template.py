@@ -132,6 +132,8 @@ def train(args):
             schedule.step()
             optimizer.zero_grad()
 
+        for buffer in model.buffers():  # batch norm's statistics are those of each rank's shards
+            dist.broadcast(buffer, src=0)
         totals = evaluate(model.module, val_loader, device)  # the bare network: shards may differ in length
         dist.all_reduce(totals)
         correct, seen = totals.tolist()

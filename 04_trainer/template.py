@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
 from torch.utils.data import DataLoader, Dataset, RandomSampler
@@ -74,6 +75,13 @@ class ImageTrainer(Trainer):
         logits = model(inputs["images"])
         loss = F.cross_entropy(logits, inputs["labels"])
         return (loss, {"logits": logits}) if return_outputs else loss
+
+    def evaluate(self, *args, **kwargs):
+        # The Trainer runs the bare network here, and batch norm's statistics are of each rank's shards: take rank 0's.
+        if dist.is_initialized():
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
+        return super().evaluate(*args, **kwargs)
 
 
 class NextCrops(TrainerCallback):

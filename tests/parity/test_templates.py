@@ -60,13 +60,17 @@ def images(tmp_path_factory):
     return folder
 
 
-def run_template(level, argv, dropout=0.0, interrupt=False, library=None, path=None):
-    """Train with a level's template on this rank. Returns the weights; None if it was interrupted after two epochs."""
+def run_template(level, argv, dropout=0.0, interrupt=False, library=None, path=None, network=None):
+    """Train with a level's template on this rank. Returns the weights; None if it was interrupted after two epochs.
+
+    Args:
+        network: in place of a SmallNet with this `dropout`.
+    """
     path = path or ladder.ROOT / level / "template.py"
     spec = importlib.util.spec_from_file_location("template", path)
     template = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(template)
-    template.build_network = lambda arch, classes: SmallNet(classes, dropout)
+    template.build_network = lambda arch, classes: network or SmallNet(classes, dropout)
     set_epoch = template.Images.set_epoch
 
     def set_epoch_or_end(images, epoch):
@@ -99,6 +103,20 @@ def run_ddp_template(argv):
     return left
 
 
+def running_means(level, argv, **options):
+    """A batch norm's on this rank: after the last forward in training, and in the evaluation that follows."""
+    norm = nn.BatchNorm2d(3)
+    seen = {}
+
+    def look(module, *_):
+        seen["training" if module.training else "evaluation"] = module.running_mean.clone()
+
+    norm.register_forward_hook(look)
+    network = nn.Sequential(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    run_template(level, argv, network=network, **options)
+    return seen
+
+
 def train(level, images, world_size, *more, **options):
     argv = [str(images), "--size", "32", "--epochs", str(EPOCHS), "--batch-size", "8", "--workers", "0", *more]
     return ranks(world_size).run(run_template, level, argv, **options)[0]
@@ -119,6 +137,16 @@ def test_no_ddp_outlives_its_group(images):
     """Freeing it would wait for the group's threads with the interpreter's lock, which torch 2.11's may want."""
     argv = [str(images), "--size", "32", "--epochs", "1", "--batch-size", "8", "--workers", "0"]
     assert ranks(1).run(run_ddp_template, argv) == [[0]]
+
+
+@pytest.mark.parametrize("level", PARALLEL)
+def test_all_ranks_evaluate_with_the_statistics_of_rank_0(level, images):
+    """They are what it saves. In training each rank's follow its own shard."""
+    argv = [str(images), "--size", "32", "--epochs", "1", "--batch-size", "8", "--workers", "0"]
+    first, second = ranks(2).run(running_means, level, argv)
+    assert not torch.equal(first["training"], second["training"])
+    assert torch.equal(first["evaluation"], first["training"])
+    assert torch.equal(second["evaluation"], first["training"])
 
 
 @pytest.mark.slow
