@@ -13,6 +13,7 @@ from common.ladder import ring
 
 PICTURE = ladder.ROOT / "02_ddp_raw" / "ring.png"
 CAME = "#ffd591"
+EDGE = "#c46a00"  # of what has just come, also where it is complete
 COMPLETE = "#a8e0cd"
 EMPTY = "#f6f8fa"
 BOX = 1.0  # the width of a part's box, the unit across; its height is the unit downwards
@@ -43,7 +44,7 @@ def draw(states: list[ring.State], path: Path) -> None:
                 _boxes(panel, state, column, rank)
                 if column:
                     _arrow(panel, state, column, rank)
-        handles = [Patch(facecolor=CAME, edgecolor=SOFT), Patch(facecolor=COMPLETE, edgecolor=SOFT)]
+        handles = [Patch(facecolor=CAME, edgecolor=EDGE, linewidth=2), Patch(facecolor=COMPLETE, edgecolor=SOFT)]
         labels = ["has just come", "summed over all four ranks"]
         panel.legend(handles, labels, loc="lower center", ncols=2, handlelength=1.1)
         with atomic_write(path) as draft:
@@ -61,8 +62,12 @@ def _boxes(panel, state: ring.State, column: int, rank: int) -> None:
         elif has_come:
             colour = CAME
         corner = (column * STATE, rank * RANK + part)
-        panel.add_patch(Rectangle(corner, BOX, 1, facecolor=colour, edgecolor=SOFT, linewidth=0.8))
-        weight = "bold" if has_come else "normal"
+        box = Rectangle(corner, BOX, 1, facecolor=colour, edgecolor=SOFT, linewidth=0.8)
+        weight = "normal"
+        if has_come:
+            box.set(edgecolor=EDGE, linewidth=2, zorder=2)
+            weight = "bold"
+        panel.add_patch(box)
         panel.text(corner[0] + BOX / 2, corner[1] + 0.52, str(number), ha="center", va="center", weight=weight)
 
 
