@@ -23,7 +23,7 @@ from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 
 BATCH = 8  # images of one rank and one backward
 LEARNING_RATE = 3e-4
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 2
 MIB = 2**20
 # torch closes a bucket when the next gradient would not fit: one byte leaves room for none beside another.
 ONE_PARAMETER = 1 / MIB

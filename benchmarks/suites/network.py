@@ -45,7 +45,7 @@ class Extent(NamedTuple):
     rounds: int
 
 
-FULL = Extent(batches=(64, 256), steps=12, rounds=10)
+FULL = Extent(batches=(64, 256), steps=4, rounds=10)
 QUICK = Extent(batches=(64,), steps=4, rounds=2)
 TIMEOUT = 300  # seconds, for any one job
 

@@ -26,8 +26,11 @@ from common.cores import available_cores
 from common.processes import ranks
 from common.run.run import quantity
 
-# Fewer than a user's run has: the processes are warm from their first, uncounted run.
-WARM_UP_STEPS = 3
+# Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
+# the second step on.
+WARM_UP_STEPS = 2
+# Of training in a sample. What makes an interval narrow is more rounds, not longer samples.
+SECONDS = 0.5
 # On a GPU, whose clocks need so long to settle, a sample is preceded by steps that take this time.
 WARM_UP_SECONDS = 0.5
 QUICK_STEPS = 2
@@ -194,15 +197,22 @@ def cores_of_a_device(devices: int) -> int | None:
 def strong_scaling(batch_size: int) -> list[Configuration]:
     """All levels at one global batch, whatever the number of workers.
 
-    Where devices are made of cores, also what explains the ratio of two to one: see `apart`.
+    Levels 01 to 04 on one worker are rows of the smallest of BATCH_SIZES only, where what they add to a step weighs
+    most. Where devices are made of cores, also what explains the ratio of two to one: see `apart`.
     """
     sizes = [size for size in world_sizes() if batch_size % size == 0]
-    return _levels({size: batch_size for size in sizes}) + apart(batch_size, 2)
+    rows = _levels({size: batch_size for size in sizes})
+    if batch_size != min(BATCH_SIZES):
+        rows = _on_several_devices(rows)
+    return rows + apart(batch_size, 2)
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
-    """All levels, each worker with a batch of its own: the global batch grows with their number."""
-    configurations = _levels({size: size * batch_per_worker for size in world_sizes()})
+    """All levels, each worker with a batch of its own: the global batch grows with their number.
+
+    One worker is level 00. The others on one worker would compute the same as in strong scaling.
+    """
+    configurations = _on_several_devices(_levels({size: size * batch_per_worker for size in world_sizes()}))
     return configurations + [row for row in apart(batch_per_worker, 2) if row.apart == ALL_CORES]
 
 
@@ -215,6 +225,11 @@ def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
         for workers, batch_size in batch_sizes.items()
         if workers == 1 or level != FIRST
     ]
+
+
+def _on_several_devices(configurations: list[Configuration]) -> list[Configuration]:
+    """Level 00 on one device, and the others on more than one."""
+    return [row for row in configurations if row.level == FIRST or row.workers > 1]
 
 
 def apart(batch_size: int, devices: int) -> list[Configuration]:
@@ -257,7 +272,7 @@ def _group(key: str, title: str, configurations: list[Configuration], make_recor
 
     def measured(selected: tuple[str, ...], extent: Extent) -> dict:
         own = [configuration for configuration in configurations if configuration.name in selected]
-        timed = Throughput(own, extent.seconds, extent.data_flags, extent.quick)
+        timed = Throughput(own, SECONDS, extent.data_flags, extent.quick)
         samples = measure(timed.contestants, extent.rounds)
         return make_record(samples, timed.facts)
 
@@ -275,10 +290,8 @@ def strong_scaling_record(batch_size: int, samples: Samples, facts: dict[str, di
 
 
 def weak_scaling_record(batch_per_worker: int, samples: Samples, facts: dict[str, dict]) -> dict:
-    """With the same, and with what several processes reach of one of the same level."""
+    """With the same."""
     ratios = to_level_00(facts) + to_level_02(facts)
-    for level in ladder.DISTRIBUTED:
-        ratios += [(named(level, size), named(level, 1)) for size in _world_sizes_of(facts) if size > 1]
     record = records.group(WEAK_TITLE.format(batch_per_worker), "images/s", samples, facts, ratios)
     record["notes"] = what_was_run(record, facts) + promises(record)
     return record
