@@ -128,7 +128,7 @@ def _asked(choices: dict[str, str]) -> str:
 
 
 def _row(*cells: str) -> str:
-    return "{:<24} {:<25} {}".format(*cells)
+    return "{:<23} {:<33} {}".format(*cells)
 
 
 def _indented(text: str) -> str:

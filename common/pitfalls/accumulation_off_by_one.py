@@ -61,4 +61,4 @@ def detect(windows):
 
 
 def measure(windows):
-    return f"windows {' + '.join(map(str, windows[:-1]))}"
+    return f"steps of {' + '.join(map(str, windows[:-1]))} batches"

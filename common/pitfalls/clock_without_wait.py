@@ -61,4 +61,6 @@ def detect(outcome):
 
 
 def measure(outcome):
-    return f"{outcome[0] * 1e3:.1f} ms"
+    slowest = torch.tensor(outcome[0])
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return f"timed {slowest * 1e3:.1f} ms"

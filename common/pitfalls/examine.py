@@ -75,9 +75,12 @@ def reports(module: str, version: str) -> list["Report"]:
 
 
 def _numbers(reports: list["Report"]) -> str:
-    """The ranks' numbers, each once."""
-    numbers = dict.fromkeys(report.number for report in reports)
-    return " / ".join(numbers)
+    """The number of the ranks; where they differ, the number of each rank."""
+    numbers = [report.number for report in reports]
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    of_ranks = (f"rank {rank}: {each}" for rank, each in enumerate(numbers))
+    return ", ".join(of_ranks)
 
 
 def _finding(reports: list["Report"]) -> str | None:

@@ -43,4 +43,5 @@ def detect(accuracy):
 
 
 def measure(accuracy):
-    return f"{accuracy:.1%}"
+    of_ranks = [f"{each:.1%}" for each in all_gather_object(accuracy.item())]
+    return f"{' and '.join(of_ranks)} right"

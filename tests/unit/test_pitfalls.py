@@ -44,7 +44,7 @@ def test_the_detector_fires_on_the_mistake_and_is_silent_without_it(name, verdic
         ("set_epoch_forgotten", "orders: 1 in 3 epochs", "orders: 3 in 3 epochs"),
         ("schedule_too_fast", "lr 0.00 at half time", "lr 0.05 at half time"),
         ("uneven_inputs", "hangs, ended after 2 s", "7 batches"),
-        ("collective_on_rank_0", "hangs / 300.25 correct", "600 correct"),
+        ("collective_on_rank_0", "rank 0: hangs, rank 1: sum 300.25", "sum 600"),
         ("padded_evaluation", "10002 of 10000", "10000 of 10000"),
         ("every_rank_saves", "holds rank 1's mean", "holds rank 0's mean"),
         ("prefixed_keys", "0 of 4 loaded", "4 of 4 loaded"),
@@ -52,6 +52,13 @@ def test_the_detector_fires_on_the_mistake_and_is_silent_without_it(name, verdic
 )
 def test_the_numbers_are_those_that_one_expects(name, wrong, right, verdict):
     assert (verdict(name).wrong, verdict(name).right) == (wrong, right)
+
+
+def test_numbers_of_ranks_that_differ_say_whose_they_are_and_what_is_in_them(verdict):
+    first, second = re.findall(r"calls (.*?) in line \d+", verdict("collective_on_rank_0").finding)
+    assert (first, second) == ("dist.all_reduce(loss)", "dist.all_reduce(correct)")
+    for name in ("metrics_not_gathered", "batchnorm_statistics"):
+        assert verdict(name).wrong.count(" and ") == 1 and "rank" not in verdict(name).wrong
 
 
 def test_a_hang_is_told_rank_by_rank(verdict):
@@ -120,7 +127,7 @@ def test_what_is_printed_fits_the_terminal(capsys, verdict):
         assert f"{name} {pitfalls.title(name)}" in " ".join(listing.split())
         assert max(map(len, pitfalls.source(name).splitlines())) <= COLUMNS, name
         # The columns of the table: a name, the wrong number, the right one.
-        assert len(name) <= 24 and len(verdict(name).wrong) <= 25 and len(verdict(name).right) <= 28
+        assert len(name) <= 23 and len(verdict(name).wrong) <= 33 and len(verdict(name).right) <= 22
     assert max(map(len, listing.splitlines())) <= COLUMNS
 
 
