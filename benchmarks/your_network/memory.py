@@ -26,6 +26,7 @@ PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
 SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
 LARGE = 256  # samples: enough for activations to decide about the peak
+STRAIGHT = 0.001  # of a peak: how far it may be from a straight line, as blocks of 512 bytes are whole
 TRIES = 6  # batches that are run, at most, to find the largest one for one size
 
 
@@ -55,7 +56,7 @@ def answer(options: argparse.Namespace) -> None:
         found = list(rows(network, options.batch, counts, *setting, bar))
     print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
     print(table(found))
-    flags.conclude(options, verdict(found), {"memory": found})
+    flags.conclude(options, verdict(found, sorted(set(options.gib))), {"memory": found})
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,24 @@ def train(network: UserNetwork, setting: Setting, mesh, batch: int) -> None:
         optimizer.zero_grad()
 
 
+def largest_batches(network: UserNetwork, setting: Setting, sizes: Sequence[int]) -> dict[int, int]:
+    """The largest global batch for each size of a device in GiB; see `largest_batch`.
+
+    The largest size and the smallest come first. What was run for them decides about the ones between.
+    """
+    known = {size: need(network, setting, size).most for size in (LARGE, 2 * LARGE)}
+    found = {}
+    for size in (sizes[-1], sizes[0], *sizes[1:-1]):
+        found[size] = largest_batch(network, setting, size * GIB, known)
+    return {size: found[size] for size in sizes}
+
+
 def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dict[int, int]) -> int:
     """The largest global batch whose peak is at most `limit` bytes; 0 where not even two samples a device fit.
 
     In large batches activations are what grows, so a peak follows from two others by a straight line. The batch that
-    the line promises is run, and only one that has been seen to fit is returned.
+    the line promises is run, and only one that has been seen to fit is returned, unless it lies between batches that
+    were run and `_is_settled`.
 
     Args:
         known: peaks of two large batches, and of others that were seen; what is seen here is added.
@@ -165,6 +179,8 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
         if guess < smallest:
             guess = smallest
         if guess not in known:
+            if _is_settled(known, guess):
+                return guess
             known[guess] = need(network, setting, guess).most
         if known[guess] <= limit:
             return guess
@@ -175,12 +191,39 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
 
 
 def _on_the_line(known: dict[int, int], limit: int, devices: int) -> int:
-    """The batch with a peak of `limit`, by the two known ones that are nearest to it; a multiple of `devices`."""
-    nearest_first = sorted(known, key=lambda batch: abs(known[batch] - limit))
-    near, other = nearest_first[:2]
+    """The batch with a peak of `limit`, by two known ones; a multiple of `devices`.
+
+    They are the ones around it if there are such, else the two that are nearest to it.
+    """
+    below = [batch for batch in known if known[batch] <= limit]
+    above = [batch for batch in known if known[batch] > limit]
+    if below and above:
+        near, other = max(below), min(above)
+    else:
+        near, other = sorted(known, key=lambda batch: abs(known[batch] - limit))[:2]
     bytes_per_sample = (known[near] - known[other]) / (near - other)
     batch = near + (limit - known[near]) / bytes_per_sample
     return int(batch) // devices * devices
+
+
+def _is_settled(known: dict[int, int], batch: int) -> bool:
+    """True where the batch lies between two that were run, and a third one is on their straight line.
+
+    What a step holds at one moment grows with the batch by a straight line, or faster. A peak is the largest of all
+    moments, so it is a convex function of the batch: between two batches it is at most the line through them, and at
+    least the line through one of them and a third one beyond it.
+    """
+    below = [other for other in known if other < batch]
+    above = [other for other in known if other > batch]
+    if not below or not above or len(known) < 3:
+        return False
+    left, right = max(below), min(above)
+    bytes_per_sample = (known[right] - known[left]) / (right - left)
+    for third in known.keys() - {left, right}:
+        on_the_line = known[left] + (third - left) * bytes_per_sample
+        if abs(known[third] - on_the_line) <= STRAIGHT * known[third]:
+            return True
+    return False
 
 
 def rows(
@@ -207,8 +250,7 @@ def rows(
             setting, found = of_fullest_rank(network, setting, batch)
             fits = None
             if not found.computed:
-                known = {size: need(network, setting, size).most for size in (LARGE, 2 * LARGE)}
-                fits = {size: largest_batch(network, setting, size * GIB, known) for size in sizes}
+                fits = largest_batches(network, setting, sizes)
             bar.update()
             yield {
                 "strategy": strategy.name,
@@ -268,26 +310,108 @@ def _mib(size: int, width: int) -> str:
     return f"{size / 2**20:>{width}.0f}"
 
 
-def verdict(found: list[dict]) -> list[str]:
-    """The strategy to take, why, and what would change it, a line each; for the most devices that were asked about."""
+def verdict(found: list[dict], sizes: Sequence[int]) -> list[str]:
+    """The level to take, why, and what would change it, a line each; for the most devices that were asked about.
+
+    The size of a GPU that it names is the smallest of `sizes`, in GiB, that holds the batch.
+    """
     devices = max(row["devices"] for row in found)
     of_devices = {row["strategy"]: row for row in found if row["devices"] == devices}
+    alone = next((row for row in found if row["devices"] == 1), None)
     if devices == 1:
-        (row,) = of_devices.values()
-        return [f"Level 00: one device needs {_gib(row)} for a batch of {row['batch']}."]
+        return _verdict_of_one(found[0], sizes)
+    chosen, size = _plainest_that_holds(of_devices, sizes)
+    if size is None:
+        take = (
+            f"No {devices} GPUs of up to {sizes[-1]} GiB hold batch {chosen['batch']}: even {_needs(chosen)} on each."
+        )
+    else:
+        level = "level 02, 03 or 04" if chosen["strategy"] == strategies.DDP.name else "02_ddp_raw/MEMORY_AND_ZERO.md"
+        holds = f"{devices} GPUs of {size} GiB hold {_most(chosen, size)}."
+        take = f"Take {chosen['strategy']} ({level}): {holds}"
+        if alone:
+            take = f"{_of_one_gpu(alone, sizes)}; from two GPUs on take {chosen['strategy']} ({level}): {holds}"
     ddp = of_devices[strategies.DDP.name]
-    ddp_fullest = max(ddp["peaks"], key=_sum)
-    buckets = ddp_fullest["communication"] / 2**20
+    buckets = max(ddp["peaks"], key=_sum)["communication"] / 2**20
     saved = (_peak(ddp) - _peak(of_devices[strategies.BUCKET_VIEWS.name])) / 2**20
-    smaller = [of_devices[strategy.name] for strategy in (strategies.ZERO_1, strategies.ZERO_2, strategies.ZERO_3)]
     return [
-        f"Take DDP (level 02, 03 or 04): each of {devices} devices needs {_gib(ddp)} for a batch of {ddp['batch']}.",
-        f"Why: DataParallel needs {_gib(of_devices[strategies.DATA_PARALLEL.name])} on its first device. "
-        f"DDP's buckets cost {buckets:.0f} MiB; gradient_as_bucket_view=True lowers the peak by {saved:.0f} MiB.",
-        "What would change it: a model that does not fit. "
-        + ", ".join(f"{row['strategy']} needs {_gib(row)}" for row in smaller)
-        + ".",
+        take,
+        f"Why: for batch {ddp['batch']} {_needs(ddp)} on each of {devices} GPUs; its buckets cost {buckets:.0f} MiB, "
+        f"and gradient_as_bucket_view=True lowers the peak by {saved:.0f} MiB. "
+        f"{_needs(of_devices[strategies.DATA_PARALLEL.name])} on the first.",
+        f"What would change it: {_change(of_devices, chosen, size, sizes)}",
     ]
+
+
+def _verdict_of_one(alone: dict, sizes: Sequence[int]) -> list[str]:
+    size = _smallest(alone, sizes)
+    split = alone["peaks"][0]
+    largest = max(split, key=lambda category: split[category])
+    share = f"{split[largest] / GIB:.2f} GiB are {largest}"
+    change = "a batch that does not fit, or a run that takes too long: ask with --devices 2."
+    if size is None:
+        change = "--precision bf16, --checkpointing or several GPUs: ask with --devices 2 4 8."
+    elif not alone["computed"] and size != sizes[-1]:
+        larger = [f"{_most(alone, other)} on {other} GiB" for other in sizes if other > size]
+        change = f"a larger GPU holds {', '.join(larger)}; for several GPUs ask with --devices 2."
+    return [
+        f"{_of_one_gpu(alone, sizes)}.",
+        f"Why: for batch {alone['batch']} it needs {_gib(alone)}, of which {share}.",
+        f"What would change it: {change}",
+    ]
+
+
+def _plainest_that_holds(of_devices: dict[str, dict], sizes: Sequence[int]) -> tuple[dict, int | None]:
+    """The row of DDP, or of the first stage of ZeRO that holds the batch where DDP does not, and the size of a GPU.
+
+    Where nothing holds it, the row that needs least, and None.
+    """
+    rows_by_effort = [
+        of_devices[strategy.name]
+        for strategy in (strategies.DDP, strategies.ZERO_1, strategies.ZERO_2, strategies.ZERO_3)
+    ]
+    for row in rows_by_effort:
+        size = _smallest(row, sizes)
+        if size is not None:
+            return row, size
+    return min(rows_by_effort, key=_peak), None
+
+
+def _change(of_devices: dict[str, dict], chosen: dict, size: int | None, sizes: Sequence[int]) -> str:
+    sharded = [of_devices[strategy.name] for strategy in (strategies.ZERO_1, strategies.ZERO_2, strategies.ZERO_3)]
+    if size is None:
+        return "more GPUs, --precision bf16 or --checkpointing."
+    if chosen["computed"]:
+        return "a model that does not fit. " + ", ".join(map(_needs, sharded)) + "."
+    fits = chosen["largest_batch"][size]
+    more = [row for row in sharded if row is not chosen and row["largest_batch"][size] > fits]
+    holders = [f"{row['strategy']} up to {row['largest_batch'][size]}" for row in more]
+    larger = next((other for other in sizes if other > size), None)
+    if larger:
+        holders.append(f"{chosen['strategy']} on GPUs of {larger} GiB up to {chosen['largest_batch'][larger]}")
+    holders.append("or ask with --checkpointing or --precision bf16")
+    return f"a batch of more than {fits} samples. There {', '.join(holders)}."
+
+
+def _of_one_gpu(alone: dict, sizes: Sequence[int]) -> str:
+    size = _smallest(alone, sizes)
+    if size is None:
+        return f"No GPU of up to {sizes[-1]} GiB holds batch {alone['batch']} alone, which needs {_gib(alone)}"
+    return f"One GPU of {size} GiB holds {_most(alone, size)} (level 00)"
+
+
+def _smallest(row: dict, sizes: Sequence[int]) -> int | None:
+    """The first of the `sizes` whose devices hold the row's batch, in GiB."""
+    return next((size for size in sizes if _peak(row) <= size * GIB), None)
+
+
+def _most(row: dict, size: int) -> str:
+    """The batch that devices of `size` GiB hold, for a sentence."""
+    return f"batch {row['batch'] if row['computed'] else row['largest_batch'][size]}"
+
+
+def _needs(row: dict) -> str:
+    return f"{row['strategy']} needs {_gib(row)}"
 
 
 def _peak(row: dict) -> int:

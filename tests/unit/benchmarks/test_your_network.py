@@ -13,7 +13,7 @@ from benchmarks.your_network import memory, spec, strategies
 from benchmarks.your_network.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network.memory import Setting
 from common.errors import UserError
-from common.memory import accounting
+from common.memory import CATEGORIES, accounting
 from common.process_group import process_group
 from common.processes import ranks
 
@@ -119,6 +119,84 @@ def test_the_largest_batch_fits_and_a_slightly_larger_one_does_not(texts):
     assert memory.largest_batch(texts, setting, 2**16, known) == 0
 
 
+@pytest.mark.slow
+def test_batches_between_two_that_were_run_are_those_that_would_be_found_by_running_them(texts, monkeypatch):
+    setting = Setting(strategies.ONE_DEVICE, 1)
+    monkeypatch.setattr(memory, "GIB", 2**20)
+    run = []
+    need = memory.need
+
+    def counted(network, setting, batch):
+        run.append(batch)
+        return need(network, setting, batch)
+
+    monkeypatch.setattr(memory, "need", counted)
+    found = memory.largest_batches(texts, setting, [20, 60, 240])
+    assert len(run) == len(set(run)) <= 5  # two to begin with, the largest, and the smallest twice at most
+    for size, batch in found.items():
+        assert need(texts, setting, batch).most <= size * 2**20
+        assert need(texts, setting, int(batch * 1.03) + 4).most > size * 2**20
+
+
+def test_a_peak_that_bends_is_run_and_not_taken_from_a_line():
+    """The peak of 300 samples may be anything from 400 to 500 by what is known of 100, 200 and 400."""
+    straight = {100: 300, 200: 400, 400: 600}
+    assert memory._is_settled(straight, 300)
+    assert not memory._is_settled(straight, 500)
+    assert not memory._is_settled({100: 300, 200: 300, 400: 600}, 300)
+    assert not memory._is_settled({200: 400, 400: 600}, 300)
+
+
+def row_of(strategy, devices, peak, batches, batch=64):
+    """A row as `memory.rows` makes it; `peak` in GiB."""
+    split = dict.fromkeys(CATEGORIES, 0)
+    split["activations"] = int((peak - 0.25) * 2**30)
+    split["communication"] = 2**28
+    found = {"strategy": strategy.name, "devices": devices, "batch": batch, "peaks": [split], "computed": False}
+    return found | {"largest_batch": batches and dict(zip((8, 24), batches, strict=True))}
+
+
+def rows_of(alone, ddp, sharded):
+    """Rows of one device and of two, by their peaks and largest batches."""
+    found = [row_of(strategies.ONE_DEVICE, 1, *alone)]
+    found += [row_of(strategy, 2, *ddp) for strategy in strategies.ON_SEVERAL[:3]]
+    return found + [row_of(strategy, 2, *sharded) for strategy in strategies.ON_SEVERAL[3:]]
+
+
+def test_the_verdict_names_the_smallest_gpu_that_holds_the_batch_and_the_largest_batch_of_it():
+    take, why, change = memory.verdict(rows_of((9, (48, 200)), (5, (100, 420)), (4, (140, 460))), (8, 24))
+    assert take == (
+        "One GPU of 24 GiB holds batch 200 (level 00); from two GPUs on take DDP (level 02, 03 or 04): "
+        "2 GPUs of 8 GiB hold batch 100."
+    )
+    assert why.startswith("Why: for batch 64 DDP needs 5.00 GiB on each of 2 GPUs; its buckets cost 256 MiB")
+    assert change == (
+        "What would change it: a batch of more than 100 samples. There ZeRO-1 up to 140, ZeRO-2 up to 140, "
+        "ZeRO-3 / FSDP up to 140, DDP on GPUs of 24 GiB up to 420, or ask with --checkpointing or --precision bf16."
+    )
+
+
+def test_the_verdict_shards_where_ddp_does_not_fit():
+    take, *_ = memory.verdict(rows_of((90, (0, 0)), (40, (0, 0)), (20, (0, 70))), (8, 24))
+    assert take.startswith("No GPU of up to 24 GiB holds batch 64 alone, which needs 90.00 GiB; from two GPUs on take")
+    assert "take ZeRO-1 (02_ddp_raw/MEMORY_AND_ZERO.md): 2 GPUs of 24 GiB hold batch 70." in take
+
+
+def test_the_verdict_says_that_nothing_holds_the_batch():
+    take, _, change = memory.verdict(rows_of((90, (0, 0)), (60, (0, 0)), (50, (0, 0))), (8, 24))
+    assert take == "No 2 GPUs of up to 24 GiB hold batch 64: even ZeRO-1 needs 50.00 GiB on each."
+    assert change == "What would change it: more GPUs, --precision bf16 or --checkpointing."
+
+
+@pytest.mark.parametrize("peak, size", [(5, 8), (9, 24), (90, None)])
+def test_the_verdict_on_one_device_has_three_lines_too(peak, size):
+    take, why, change = memory.verdict([row_of(strategies.ONE_DEVICE, 1, peak, (70, 200))], (8, 24))
+    holds = {8: "holds batch 70", 24: "holds batch 200"}
+    assert take.startswith(f"One GPU of {size} GiB {holds[size]}" if size else "No GPU of up to 24 GiB holds batch 64")
+    assert f"it needs {peak:.2f} GiB" in why
+    assert "--devices 2" in change
+
+
 def test_a_shape_that_depends_on_numbers_is_noticed_and_computed(tmp_path):
     with hollow(), pytest.raises(DependsOnNumbers):
         torch.randn(100, 100).nonzero()
@@ -169,7 +247,7 @@ def test_what_cannot_be_asked_about_is_one_line(text, message, tmp_path, capsys)
 
 
 def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(memory, "largest_batch", lambda *_: 8)  # another test seeks it
+    monkeypatch.setattr(memory, "largest_batches", lambda *_: {1: 8})  # other tests seek them
     path = tmp_path / "answer.json"
     program.main(
         [
