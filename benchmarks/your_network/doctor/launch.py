@@ -13,12 +13,12 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.your_network.doctor.record import Record, read
-from benchmarks.your_network.doctor.watcher import STOP
+from benchmarks.your_network.doctor.watcher import STOP, STOPPED
 from common.processes import free_port
 
 POLL = 0.2  # seconds
 AFTER_A_CRASH = 5.0  # seconds that the other ranks have
-TO_WRITE = 10.0  # seconds for the last record
+TO_WRITE = 10.0  # seconds for the last records
 
 
 @dataclass
@@ -109,11 +109,14 @@ def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> boo
 
 
 def _end(started: list[subprocess.Popen], folder: Path) -> None:
+    """Let every rank that still runs write its last record, and only then kill the first."""
     (folder / STOP).touch()
     deadline = time.monotonic() + TO_WRITE
+    for rank, process in enumerate(started):
+        stopped = folder / STOPPED.format(rank)
+        while process.poll() is None and not stopped.exists() and time.monotonic() < deadline:
+            time.sleep(POLL)
     for process in started:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0, deadline - time.monotonic()))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
         process.wait()

@@ -21,7 +21,9 @@ PULSE = 0.2  # seconds
 BETWEEN_RECORDS = 5.0
 ALWAYS = 256  # records that are written where they are wanted: ranks that differ do so early
 SHARE = 20  # later ones take at most this part of the time
-STOP = "stop"  # the file by which `launch` ends all ranks
+STOP = "stop"  # the file by which `launch` stops all ranks
+STOPPED = "rank{}.stopped"  # the file by which a rank says that its last record is written
+TO_BE_KILLED = 30.0  # seconds after which a stopped rank ends by itself: `launch` is gone
 save = torch.save  # before the observers wrap it
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -116,15 +118,27 @@ class Watcher:
         while True:
             time.sleep(PULSE)
             if (self._folder / STOP).exists():
-                frame = sys._current_frames().get(self._thread.ident or 0)
-                self.record.place = self.place(frame)
-                self.leave("stopped")
+                self._stop()
             if self.record.ended is None and self._events != events:
                 events = self._events
                 (self._folder / f"rank{self.record.rank}.progress").write_text(f"{events} {self.record.steps}")
                 if time.monotonic() - self._written > BETWEEN_RECORDS:
                     with self._lock:
                         self._write()
+
+    def _stop(self) -> None:
+        """Write where the script is, and wait to be killed.
+
+        A rank that ended at once could break the connection of another one before this has noted its own place. The
+        lock stays taken, so that nothing that the script meets from now on comes into the record.
+        """
+        with self._lock:
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            self.record.place = self.place(frame)
+            self.finish("stopped")
+            (self._folder / STOPPED.format(self.record.rank)).touch()
+            time.sleep(TO_BE_KILLED)
+            os._exit(0)
 
     def _write(self) -> None:
         started = time.monotonic()

@@ -1,6 +1,8 @@
 """The doctor on a script that knows nothing of this repository: healthy, and with one mistake of the lab at a time."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 from PIL import Image
 
 from benchmarks.your_network import __main__ as program
-from benchmarks.your_network.doctor import compare_data, compare_models, record, report, watched
+from benchmarks.your_network.doctor import compare_data, compare_models, launch, record, report, watched
 from benchmarks.your_network.doctor.answers import Finding, Healthy, Unseen
 from benchmarks.your_network.doctor.launch import Rank
 from benchmarks.your_network.doctor.record import Model, Pass, Record
@@ -213,6 +215,17 @@ def test_equal_numbers_in_two_data_sets_are_no_finding():
 def ask(*arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "benchmarks.your_network", "doctor", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+
+def test_no_rank_is_killed_before_all_have_written_where_they_are(tmp_path):
+    at_once = "touch rank0.stopped; sleep 60"
+    later = "sleep 0.4; kill -0 $FIRST && touch first_was_alive; touch rank1.stopped; sleep 60"
+    shell = {"cwd": tmp_path, "start_new_session": True}
+    first = subprocess.Popen(["sh", "-c", at_once], **shell)
+    second = subprocess.Popen(["sh", "-c", later], env=os.environ | {"FIRST": str(first.pid)}, **shell)
+    launch._end([first, second], tmp_path)
+    assert (tmp_path / "first_was_alive").exists()
+    assert first.returncode == second.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow
