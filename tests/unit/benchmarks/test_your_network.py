@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torchvision import models
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory, spec, strategies
@@ -71,14 +72,31 @@ def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(network,
         assert found == really
 
 
-def test_parameters_gradients_and_state_are_those_of_the_network(texts):
-    parameters = list(texts.build().parameters())
+@pytest.mark.parametrize(
+    "name",
+    [
+        "texts",
+        "resnet18",
+        pytest.param("resnet50", marks=pytest.mark.slow),
+        pytest.param("vgg16", marks=pytest.mark.slow),
+        pytest.param("vit_b_16", marks=pytest.mark.slow),
+        pytest.param("convnext_tiny", marks=pytest.mark.slow),
+    ],
+)
+def test_parameters_gradients_and_state_are_those_of_the_network(name, texts):
+    network = texts if name == "texts" else spec.load(f"torchvision:{name}")
+    with torch.device("meta"):
+        parameters = list(network.build().parameters())
+    if name != "texts":
+        assert sum(map(torch.numel, parameters)) == models.get_model_weights(name).IMAGENET1K_V1.meta["num_params"]
     in_blocks = sum(-(-parameter.nbytes // 512) * 512 for parameter in parameters)
-    (found,) = memory.need(texts, Setting(strategies.BUCKET_VIEWS, 2), 2).devices
+    (found,) = memory.need(network, Setting(strategies.BUCKET_VIEWS, 2), 4).devices
     assert found["parameters"] == in_blocks
     # Two moments for each parameter, and its step, a number that stays on the host.
     assert found["optimizer state"] == 2 * in_blocks
-    assert found["gradients"] == pytest.approx(sum(parameter.nbytes for parameter in parameters), rel=0.01)
+    # They lie one behind the other in buckets, each of which is rounded up to a block.
+    rounded_up = found["gradients"] - sum(parameter.nbytes for parameter in parameters)
+    assert 0 <= rounded_up < 512 * len(parameters)
 
 
 def test_zero_shares_out_the_state_then_the_gradients_then_the_parameters(tmp_path):
