@@ -167,3 +167,31 @@ def test_a_network_whose_shapes_depend_on_numbers_is_counted_by_computing(tmp_pa
     )
     network = predict.counted(spec.load(f"{path}:build", (10,)))
     assert network.multiply_adds == 5000 * 10
+
+
+def test_the_launches_of_recurrent_layers_are_left_out_and_it_is_said(tmp_path, capsys):
+    """cuDNN fuses what is counted here step by step in time, so such a network is not bound by its launches."""
+    path = tmp_path / "spoken.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Spoken(nn.Module):\n"
+        "    def __init__(self, layer):\n"
+        "        super().__init__()\n"
+        "        self.layer = layer\n"
+        "        self.score = nn.Linear(8, 3)\n"
+        "    def forward(self, sounds):\n"
+        "        hidden = self.layer(sounds)\n"
+        "        return self.score((hidden[0] if isinstance(hidden, tuple) else hidden)[:, -1])\n"
+        "def gru(): return Spoken(nn.GRU(8, 8, batch_first=True))\n"
+        "def linear(): return Spoken(nn.Linear(8, 8))\n"
+        "def batch(n): return torch.zeros(n, 40, 8), torch.zeros(n, dtype=torch.long)\n"
+    )
+    program.main(["predict", f"{path}:gru", "--page", str(tmp_path / "page.html")])
+    of_gru = capsys.readouterr().out
+    program.main(["predict", f"{path}:linear"])
+    of_linear = capsys.readouterr().out
+    assert "the time of launching them is left out" in of_gru
+    assert "Starting the operators takes longer" not in of_gru
+    assert "left out" not in of_linear
+    assert "Starting the operators takes longer" in of_linear
