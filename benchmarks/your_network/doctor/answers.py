@@ -5,12 +5,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake: what was counted or measured, the page of the lab that explains it if there is one, and what to do."""
+    """A mistake: what was counted or measured, and what to do.
+
+    Attributes:
+        pitfall: the page of the lab that explains it, if there is one.
+        why: the explanation, where no page has it.
+    """
 
     topic: str
     text: str
     pitfall: str | None
     advice: str
+    why: str = "The ranks need each other: one that stands still stops all."
 
 
 @dataclass(frozen=True)

@@ -77,16 +77,24 @@ def _why_not_shards(passes: tuple[Pass, ...]) -> str | None:
 
 
 def _not_shards(shared: int, read: int, epoch: int, passes: tuple[Pass, ...]) -> Finding:
-    text = f"{shared} of {read} were read by several ranks in epoch {epoch}"
-    visited = {sample for one in passes for sample in one.samples}
-    missing = passes[0].size - len(visited)
     distributed = "Distributed" in passes[0].sampler
-    if all(one.complete for one in passes):
-        text += f", {missing} of {passes[0].size} by none"
     if distributed:
         advice = "give the sampler the same seed on all ranks, and each its own rank"
     else:
         advice = f"give the DataLoader a DistributedSampler; now it has a {passes[0].sampler}"
+    if all(one.samples == passes[0].samples for one in passes):
+        return Finding(
+            "training samples",
+            f"each rank read the same {len(passes[0].samples)} in the same order in epoch {epoch}",
+            None,
+            advice,
+            f"{len(passes)} processes do the work of one: nobody deals the samples out among them.",
+        )
+    text = f"without the last batch, {shared} of {read} were read by several ranks in epoch {epoch}"
+    visited = {sample for one in passes for sample in one.samples}
+    missing = passes[0].size - len(visited)
+    if all(one.complete for one in passes):
+        text += f", and {missing} of {passes[0].size} by none at all"
     return Finding("training samples", text, "different_orders", advice)
 
 

@@ -92,7 +92,7 @@ def verdict(found: list[Answer], processes: int) -> list[str]:
     if findings:
         worst = findings[0]
         more = f" ({len(findings) - 1} more above)" if len(findings) > 1 else ""
-        why = title(worst.pitfall) if worst.pitfall else "The ranks need each other: one that stands still stops all."
+        why = title(worst.pitfall) if worst.pitfall else worst.why
         see = f"; `python -m common.pitfalls {worst.pitfall}` shows it" if worst.pitfall else ""
         return [f"Not healthy: {worst.topic}: {worst.text}{more}.", f"Why: {why}", f"What to do: {worst.advice}{see}."]
     weights = next(answer for answer in found if answer.topic == "weights")
