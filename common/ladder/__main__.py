@@ -72,6 +72,8 @@ def check_solution(exercise: str, solution: Path) -> None:
     following = exercises.following(exercise)
     if following:
         print(f"  Next: python -m common.ladder check {following}")
+    else:
+        print("  That was the last exercise.")
 
 
 def list_exercises() -> None:

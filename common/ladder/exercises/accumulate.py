@@ -56,6 +56,8 @@ class Observed:
         self.samples_in_forward: list[int] = []
         self.synchronised_forwards: list[bool] = []
         self.synchronised_backwards: list[bool] = []
+        self.graphs = 0  # of forwards whose backward has not come yet
+        self.most_graphs = 0
         self.model.register_comm_hook(None, self.count_and_average)
         self.model.module.register_forward_pre_hook(self.note_forward)
         self.model.module.weight.register_hook(self.note_backward)
@@ -70,9 +72,12 @@ class Observed:
     def note_forward(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> None:
         self.samples_in_forward.append(len(inputs[0]))
         self.synchronised_forwards.append(self.model.require_backward_grad_sync)
+        self.graphs += 1
+        self.most_graphs = max(self.most_graphs, self.graphs)
 
     def note_backward(self, _: torch.Tensor) -> None:
         self.synchronised_backwards.append(self.model.require_backward_grad_sync)
+        self.graphs -= 1
 
     def note_step(self, *_: Any) -> None:
         self.steps += 1
@@ -90,7 +95,7 @@ def trained(model: Any) -> list[float]:
         (F.mse_loss(model(inputs), targets) / MICRO_BATCHES).backward()
         optimizer.step()
         optimizer.zero_grad()
-        weights.append(float(model.module.weight))
+        weights.append(model.module.weight.item())
     return weights
 
 
@@ -143,6 +148,7 @@ def run(path: str) -> dict:
         "expected": expected,
         "sent": sent,
         "optimizer_steps": optimizer_steps,
+        "most_graphs": observed.most_graphs,
         "samples_in_forward": observed.samples_in_forward,
         "synchronised_forwards": observed.synchronised_forwards,
         "synchronised_backwards": observed.synchronised_backwards,
@@ -155,12 +161,19 @@ def check(path: Path) -> list[str]:
         results = on_ranks(WORLD_SIZE, run, path)
     except SolutionFailed as failure:
         return [str(failure)]
-    found = [wrong_forward(results), wrong_steps(results) or wrong_traffic(results) or wrong_weights(results)]
-    return [finding for finding in found if finding]
+    found = wrong_forward(results) or wrong_steps(results) or wrong_traffic(results) or wrong_weights(results)
+    return [found] if found else []
 
 
 def wrong_forward(results: list[dict]) -> str | None:
     """A finding about the samples that went through the network at once."""
+    graphs = [result["most_graphs"] for result in results]
+    if max(graphs) > 1:
+        title = (
+            "several micro-batches were in memory at once, as much as of a large batch: a micro-batch's activations are"
+            " kept until its backward, so call it before the forward of the next one. The gradients add up in `.grad`"
+        )
+        return side_by_side(f"{title}; forwards that waited for their backward:", graphs, it_should_be=1)
     sizes = [result["samples_in_forward"] for result in results]
     expected = [MICRO_BATCH_SIZE] * MICRO_BATCHES * STEPS
     if near(sizes, [expected] * WORLD_SIZE):
@@ -192,9 +205,19 @@ def wrong_steps(results: list[dict]) -> str | None:
 def wrong_traffic(results: list[dict]) -> str | None:
     """A finding about how often gradients were sent."""
     sent = [result["sent"] for result in results]
-    if all(times == 1 for of_rank in sent for times in of_rank):
-        return None
-    if sent[0][0] == 0:
+    last = MICRO_BATCHES - 1  # of the first step
+    last_backward_sends = results[0]["synchronised_backwards"][last]
+    last_forward_sends = results[0]["synchronised_forwards"][last]
+    if sent == [[1] * STEPS] * WORLD_SIZE:
+        if last_backward_sends:
+            return None
+        title = (
+            "gradients were sent, but not in the backward of the last micro-batch. What later backwards add stays on"
+            " its rank, and the ranks drift apart: the last one sends the sum of all, and stands outside no_sync()"
+        )
+    elif sent[0][0] == 0 and last_backward_sends and last_forward_sends:
+        title = "no gradient was sent, because the forward went past DDP: call model(inputs), and not model.module"
+    elif sent[0][0] == 0:
         title = "no gradient was sent: the last micro-batch, its forward through `model` too, belongs outside no_sync()"
     elif not all(results[0]["synchronised_backwards"]) and all(results[0]["synchronised_forwards"]):
         title = (

@@ -120,7 +120,7 @@ def wrong_gradient(name: str, results: list[dict]) -> str:
         after,
         {
             "is the sum over the ranks: divide it by the world size": [[world_size * x for x in mean]] * world_size,
-            "is still each rank's own: the other ranks' has not been added": own,
+            "is still each rank's own: the sum of all ranks' has to be written into `parameter.grad`": own,
             "is rank 0's on every rank: copied, and not averaged": [own[0]] * world_size,
             "is divided by 2 however many ranks there are: take the world size": [[world_size * x / 2 for x in mean]]
             * world_size,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from common.accelerator.sampler import DistributedEvalSampler
@@ -62,7 +63,11 @@ def run(path: str) -> list[dict]:
     outcomes = []
     for size in SIZES:
         model = CountingNetwork()
-        returned = accuracy(model, dataset_of(size))
+        try:
+            returned = accuracy(model, dataset_of(size))
+        except Exception as error:
+            error.add_note(f"with {size} samples on {dist.get_world_size()} ranks")
+            raise
         outcomes.append({"returned": plain(returned), "seen": model.seen})
     return outcomes
 

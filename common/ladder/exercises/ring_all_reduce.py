@@ -18,7 +18,7 @@ from common.ladder.exercises.compare import near, plain, side_by_side
 from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
 
 MINUTES = 40
-READ = "common/small/ddp/README.md"
+READ = "02_ddp_raw/README.md"
 SAME_AS = "torch's all_reduce, with as few numbers on each link as a ring needs"
 WORLD_SIZE = 3
 SIZES = (6, 7)  # in three equal chunks, and in chunks of 3, 2 and 2
@@ -202,16 +202,20 @@ def wrong_sums(results: list[dict]) -> str | None:
         title = "each rank still has its own numbers: what arrives has to be written into `tensor`"
     elif any(max(count) > 1 for count in counts):
         title = (
-            "some numbers were added twice: in the second half of the ring a chunk that arrives is finished, so copy it"
-            " and do not add it"
+            "some numbers are in a sum more than once: in the second half of the ring a chunk that arrives is finished,"
+            " so copy it and do not add it (and never add what recv returns: that is the number of the sender)"
         )
     elif all(0 < number < len(expected) for number in finished):
         title = (
             "each rank has one finished chunk, so the first half, the reduce-scatter, is right; now send the finished"
-            " chunks around, the all-gather"
+            " chunks around, the all-gather, and write what arrives into `tensor`, not into a new tensor"
         )
     elif not any(finished):
-        title = "no chunk is finished: after a step a rank passes on the chunk that it has just received and added to"
+        title = (
+            "no chunk is finished. In the first half a rank adds what arrives to its chunk of the same number, and"
+            " passes that chunk on in the next step. Then its chunk (rank + 1) % world size is finished, and with this"
+            " one, not with the chunk of its own number, the second half begins"
+        )
     brings = "rank 0 brings 1, rank 1 brings 10, rank 2 brings 100"
     return side_by_side(f"{title} ({brings}):", after, they_should_be=expected)
 

@@ -1,6 +1,7 @@
 """The checker of `sampler`: which samples each rank gets in two epochs."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DistributedSampler, TensorDataset
@@ -37,6 +38,28 @@ def number_or_its_type(entry: object) -> int | str:
     return entry if isinstance(entry, int) else f"a {type(entry).__name__}"
 
 
+def iterated(sampler: Any) -> list:
+    """What a sampler yields in an epoch.
+
+    Raises:
+        SolutionFailed: if its `__iter__` returns no iterator, or leaves torch's own random numbers elsewhere.
+    """
+    random_numbers = torch.get_rng_state()
+    iterator = sampler.__iter__()
+    if not hasattr(iterator, "__next__"):
+        raise SolutionFailed(
+            f"__iter__ returned a {type(iterator).__name__}, of which there is no next one: return iter(...) of it,"
+            " or yield its entries"
+        )
+    numbers = list(iterator)
+    if not torch.equal(torch.get_rng_state(), random_numbers):
+        raise SolutionFailed(
+            "the sampler has drawn from torch's global generator, or seeded it. The network's dropout draws from it"
+            " too, and each rank has its own: draw the order from a new torch.Generator, and hand it to torch.randperm"
+        )
+    return numbers
+
+
 def run(path: str) -> list[dict]:
     """For each case: the shares of all ranks in each epoch, played one after another in one process."""
     solution = load_name(path, "ExactSampler")
@@ -46,11 +69,12 @@ def run(path: str) -> list[dict]:
         lengths = []
         for rank in range(world_size):
             torch.manual_seed(rank)  # ranks draw different random numbers
-            sampler = solution(range(size), rank, world_size, SEED)
+            # No sample is equal to its number, so a sampler that yields the samples themselves is seen.
+            sampler = solution([f"sample {number}" for number in range(size)], rank, world_size, SEED)
             epochs = []
             for epoch in range(EPOCHS):
                 sampler.set_epoch(epoch)
-                epochs.append([number_or_its_type(each) for each in sampler])
+                epochs.append([number_or_its_type(each) for each in iterated(sampler)])
             shares.append(epochs)
             lengths.append(plain(len(sampler)))
         expected = [expected_epochs(size, world_size, rank) for rank in range(world_size)]
@@ -90,16 +114,19 @@ def wrong_shares(size: int, epoch: int, result: dict) -> str:
     shares = [of_rank[epoch] for of_rank in result["shares"]]
     dealt = [sample for share in shares for sample in share]
     if not all(isinstance(sample, int) for sample in dealt):
-        return "a sampler yields the numbers of samples as ints, which Tensor.tolist() makes of a tensor"
+        return (
+            "a sampler yields the numbers of samples as ints (Tensor.tolist() makes them of a tensor), and not the"
+            " samples"
+        )
     twice = sorted({sample for sample in dealt if dealt.count(sample) > 1})
     missing = sorted(set(range(size)) - set(dealt))
     if twice and missing:
         return (
-            f"samples {twice} are dealt out twice and {missing} never: the ranks do not cut the same order. Draw it"
-            " from a generator of its own, seeded alike on all ranks"
+            f"samples {twice} are dealt out more than once and {missing} never: the ranks do not cut the same order."
+            " Draw it from a generator of its own, seeded alike on all ranks"
         )
     if twice:
-        return f"samples {twice} are dealt out twice: do not fill up the shares"
+        return f"samples {twice} are dealt out more than once: do not fill up the shares"
     if missing:
         return f"samples {missing} are dealt out to nobody: a remainder belongs to the first ranks"
     if epoch > 0 and shares == [of_rank[0] for of_rank in result["shares"]]:
@@ -109,6 +136,6 @@ def wrong_shares(size: int, epoch: int, result: dict) -> str:
     if [sorted(share) for share in shares] == [sorted(of_rank[epoch]) for of_rank in result["expected"]]:
         return "each rank has its samples, in another order"
     return (
-        "each sample is dealt out once, but not in the order that was asked for: torch.randperm with a generator seeded"
-        " with seed + epoch, of which rank r gets the positions r, r + W, r + 2 W and so on"
+        "each sample is dealt out once, but not in the order that was asked for: torch.randperm with a new generator in"
+        " each epoch, seeded with seed + epoch, of which rank r gets the positions r, r + W, r + 2 W and so on"
     )

@@ -176,7 +176,7 @@ def _failure(error: BaseException, path: str) -> Failure:
         return Failure(sentence, of_the_learner[-1], is_finding=True)
     message = str(error).partition("\n")[0]
     return Failure(
-        error=f"{type(error).__name__}: {message}",
+        error=" ".join([f"{type(error).__name__}: {message}", *getattr(error, "__notes__", [])]),
         place=of_the_learner[-1] if of_the_learner else None,
         is_consequence=any(sign in message for sign in CONSEQUENCES),
     )
@@ -226,7 +226,8 @@ def _hang(places: Sequence[Place | None], reason: str | None) -> str:
 def _place_in(report: Path, path: str) -> Place | None:
     """The innermost line of the learner's file in what faulthandler has written, or of the checker that called it.
 
-    None: the file is empty, because the rank has returned.
+    None: the file is empty, because the rank has returned. A rank that was calling a function at that moment may have
+    been seen in that function alone, without the line that calls it.
     """
     text = report.read_text() if report.exists() else ""
     found = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', text)
@@ -239,4 +240,4 @@ def _place_in(report: Path, path: str) -> Place | None:
         places.append(place._replace(waits=in_a_collective or in_cpp))
     of_the_learner = [place for place in places if place.file == path]
     of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
-    return next(iter([*of_the_learner, *of_checkers]), None)
+    return next(iter([*of_the_learner, *of_checkers, *places]), None)

@@ -149,6 +149,28 @@ WRONG = {
         " small batches. Let the gradients of all micro-batches add up in `.grad`, which backward does by itself, and"
         " then make one step; the optimizer's steps in each train_step:\n    rank 0: [3, 3]\n    rank 1: [3, 3]",
     ),
+    "accumulate: one backward of the sum": Wrong(
+        "accumulate",
+        old="""            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+""",
+        new="""            loss = F.mse_loss(model(inputs), targets) + (0 if number == 1 else loss)
+    (loss / len(micro_batches)).backward()
+""",
+        idea="several micro-batches were in memory at once",
+    ),
+    "accumulate: the first is sent": Wrong(
+        "accumulate",
+        old="last = number == len(micro_batches)",
+        new="last = number == 1",
+        idea="gradients were sent, but not in the backward of the last micro-batch",
+    ),
+    "accumulate: past DDP": Wrong(
+        "accumulate",
+        old="F.mse_loss(model(inputs), targets)",
+        new="F.mse_loss(model.module(inputs), targets)",
+        idea="the forward went past DDP: call model(inputs), and not model.module",
+    ),
     "accumulate: no step": Wrong(
         "accumulate",
         old="    optimizer.step()\n",
@@ -187,6 +209,12 @@ WRONG = {
         old="dataset[dist.get_rank() :: dist.get_world_size()]",
         new="dataset",
         idea="evaluated twice",
+    ),
+    "exact_evaluation: an empty share": Wrong(
+        "exact_evaluation",
+        old="    own = dataset[dist.get_rank() :: dist.get_world_size()]\n",
+        new="    own = dataset[dist.get_rank() :: dist.get_world_size()]\n    1 / len(own)\n",
+        idea="raised ZeroDivisionError: division by zero with 3 samples on 7 ranks",
     ),
     "exact_evaluation: a mean of means": Wrong(
         "exact_evaluation",
@@ -340,6 +368,14 @@ WRONG = {
         mine += arrived""",
         idea="a chunk that arrives is finished, so copy it",
     ),
+    "ring_all_reduce: the second half begins as the first": Wrong(
+        "ring_all_reduce",
+        old="""        handle = dist.isend(chunks[(rank + 1 - step) % world_size], right)
+        dist.recv(chunks[(rank - step) % world_size], left)""",
+        new="""        handle = dist.isend(chunks[(rank - step) % world_size], right)
+        dist.recv(chunks[(rank - step - 1) % world_size], left)""",
+        idea="Then its chunk (rank + 1) % world size is finished, and with this one, not with the chunk of its own",
+    ),
     "ring_all_reduce: a collective": Wrong(
         "ring_all_reduce",
         old="    chunks = tensor",
@@ -404,7 +440,7 @@ WRONG = {
         "sampler",
         old=", generator=generator",
         new="",
-        idea="Draw it from a generator of its own",
+        idea="the sampler has drawn from torch's global generator, or seeded it",
     ),
     "sampler: filled up": Wrong(
         "sampler",
@@ -431,6 +467,24 @@ WRONG = {
         old="len(range(self.rank, len(self.dataset), self.world_size))",
         new="len(self.dataset) // self.world_size",
         idea="len() is not the number of samples",
+    ),
+    "sampler: the global generator seeded": Wrong(
+        "sampler",
+        old="generator = torch.Generator().manual_seed(self.seed + self.epoch)",
+        new="generator = torch.manual_seed(self.seed + self.epoch)",
+        idea="draw the order from a new torch.Generator, and hand it to torch.randperm",
+    ),
+    "sampler: the samples themselves": Wrong(
+        "sampler",
+        old="        return iter(order",
+        new="        order = [self.dataset[index] for index in order]\n        return iter(order",
+        idea="(Tensor.tolist() makes them of a tensor), and not the samples",
+    ),
+    "sampler: a list for an iterator": Wrong(
+        "sampler",
+        old="return iter(",
+        new="return list(",
+        idea="__iter__ returned a list, of which there is no next one: return iter(...) of it",
     ),
     "zero1: parts not exchanged": Wrong(
         "zero1",

@@ -6,9 +6,9 @@ inputs and targets. Write
     train_step(model, optimizer, micro_batches) -> None
 
 It makes one optimizer step with the mean gradient over all samples of all micro-batches and ranks. The loss of a
-micro-batch is `F.mse_loss(model(inputs), targets)`. One micro-batch at a time goes through the network. The ranks send
-their gradients once in a step, however many micro-batches there are: `model.no_sync()` is a context in which DDP
-leaves them where they are. The next step begins without old gradients.
+micro-batch is `F.mse_loss(model(inputs), targets)`. One micro-batch at a time goes forward and backward through the
+network. The ranks send their gradients once in a step, however many micro-batches there are: in the context
+`model.no_sync()` DDP sends none, and they add up on each rank. At the end clear the gradients for the next step.
 
     python -m common.ladder check accumulate my_accumulate.py
 """

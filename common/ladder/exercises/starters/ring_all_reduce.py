@@ -8,12 +8,15 @@ After it, `tensor` holds the sums over the ranks, on all ranks. Use `send`, `rec
 `torch.distributed` only. The ranks form a ring: each sends to its right neighbour, (rank + 1) % world size, and
 receives from its left one. With W ranks the tensor is cut into W chunks, and one chunk travels in each step:
 
-    W - 1 steps: send a chunk, receive another one and add it to your own (reduce-scatter);
-    W - 1 steps: send a finished chunk, receive another one and put it in place of your own (all-gather).
+    W - 1 steps: send a chunk, receive another one, and add it to your chunk of the same number (reduce-scatter);
+    W - 1 steps: send a finished chunk, receive another one, and put it in place of your chunk of the same number
+    (all-gather).
 
-A rank begins with the chunk of its own number, and sends in each following step the chunk that it has just received.
-So each rank sends 2 (W - 1) / W of the tensor, however many ranks there are. `send` returns when the other rank
-receives; `isend` returns a handle at once, whose `wait()` returns when the chunk is gone.
+The first step sends the chunk whose number is the rank's. Each of the following 2 W - 3 steps, those of the second half
+too, sends the chunk that the step before has received. So each rank sends 2 (W - 1) / W of the tensor, however many
+ranks there are. Chunks differ by one number in size where W does not divide the tensor. `send` returns when the other
+rank receives; `isend` returns a handle at once, whose `wait()` returns when the chunk is gone. `recv(tensor, source)`
+writes what arrives into a `tensor` of the same size that you bring.
 
     python -m common.ladder check ring_all_reduce my_ring_all_reduce.py
 """
@@ -29,7 +32,7 @@ def ring_all_reduce(tensor: Tensor) -> None:
     rank = dist.get_rank()
     right = (rank + 1) % world_size
     left = (rank - 1) % world_size
-    chunks = tensor.tensor_split(world_size)  # views: what is written into a chunk is written into the tensor
+    chunks = list(tensor.tensor_split(world_size))  # views: what is written into a chunk is written into the tensor
     raise NotImplementedError("send the chunks around the ring twice")
 
 

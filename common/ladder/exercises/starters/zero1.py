@@ -10,12 +10,13 @@ ranks exchange the parts. Write the class ZeRO1. A training loop uses it like th
     optimizer.zero_grad()
 
 `module` is no DDP: after backward each rank has the gradients of its own samples. All ranks begin with the same
-weights, and have the weights of DDP with AdamW after each step. What else ZeRO1 is given, such as `lr`, is for
-`torch.optim.AdamW`, of which each rank has one, for its own part.
+weights, and have the weights of DDP with AdamW after each step. Pass the other arguments, such as `lr`, to
+`torch.optim.AdamW`. Each rank makes one, for its own part. There are at least W parameters.
 
 There are two ways. Deal whole parameters out in turn, average the gradients by all-reduces, and let each parameter's
-owner broadcast it. Or cut every parameter into W equal parts, and let a reduce-scatter bring each rank its part of the
-gradients, and an all-gather all parts of the parameters. The first is shorter, the second sends less.
+owner broadcast it: all ranks call `dist.broadcast(tensor, src=owner)`. Or fill every parameter up with zeros until W
+divides it, and cut it into W equal parts. Then `dist.reduce_scatter_tensor` brings each rank its part of the gradients,
+and `dist.all_gather_into_tensor` all parts of the parameters. The first way is shorter, the second sends less.
 
     python -m common.ladder check zero1 my_zero1.py
 """
