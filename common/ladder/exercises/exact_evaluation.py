@@ -105,6 +105,9 @@ def findings(results: Sequence[dict], size: int) -> list[str]:
         return found
     if not all(near(value, returned[0]) for value in returned):
         title = "the ranks return different numbers: add up the counts over all ranks, before you divide"
+        if near(returned[0], truth):
+            title = "rank 0 has the right number, and other ranks have not: reduce gives the sum to one rank, and"
+            title += " all_reduce gives it to all"
     elif near(returned[0], mean_of_accuracies(size, world_size)):
         title = "this is the mean of the ranks' accuracies, in which a small share counts as much as a large one: add"
         title += " up right answers and samples, and divide once"

@@ -11,9 +11,9 @@ PAGE = Path(__file__).parents[1] / "EXERCISES.md"
 HEAD = """# Exercises: build it yourself
 
 Here you write the parts of parallel training. A checker runs your code on real
-processes and compares the numbers with those of the small abstraction in
-[`common/small`](../small/README.md) and of the real one. If they differ, it
-says which idea is wrong and shows the ranks' numbers side by side.
+processes and compares the numbers with those of PyTorch's own part, and of the
+short one in [`common/small`](../small/README.md) where there is one. If they
+differ, it says which idea is wrong and shows the ranks' numbers side by side.
 
 Run everything from the root of the repository. Each exercise has a file to
 begin with, which has the task and gaps. Copy it, fill the gaps and check it:

@@ -190,7 +190,10 @@ def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
     where = "on every rank" if len(failures) == world_size else f"on rank {rank}"
     if failure.place is None:
         return f"{where} the call of {file} raised {failure.error}\n    Does it have the signature of the starter file?"
-    return f"{where} {failure.place} raised {failure.error}\n    {failure.place.code}"
+    sentence = f"{where} {failure.place} raised {failure.error}\n    {failure.place.code}"
+    if "NoneType" in failure.error and "all_reduce(" in failure.place.code:
+        sentence += "\n    all_reduce puts the sum into the tensor that it is given, and returns None"
+    return sentence
 
 
 def _ended(lost: str) -> str:

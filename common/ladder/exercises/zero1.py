@@ -1,7 +1,7 @@
 """The checker of `zero1`: with which gradients each rank steps, how much state it keeps, and which weights come out."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from common.ladder.exercises.compare import agreed, near, plain, side_by_side
-from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
 from common.small.zero import ZeRO1
 
 MINUTES = 30
@@ -153,10 +153,20 @@ def run(path: str) -> dict:
     }
 
 
+def why_it_hangs(places: Sequence[Place | None]) -> str | None:
+    codes = [place.code if place else "" for place in places]
+    if any("broadcast(" in code for code in codes):
+        return (
+            "a broadcast is not a send: the ranks that receive call it too. All ranks call it for each parameter, in"
+            " the same order, and `src` says who owns it"
+        )
+    return None
+
+
 def check(path: Path) -> list[str]:
     """Two steps of a network with four layers on two ranks."""
     try:
-        results = on_ranks(WORLD_SIZE, run, path)
+        results = on_ranks(WORLD_SIZE, run, path, why_it_hangs)
     except SolutionFailed as failure:
         return [str(failure)]
     found = [wrong_state(results), wrong_numbers(results)]

@@ -34,6 +34,12 @@ WRONG = {
         new="pass",
         idea="divided by the world size, but not added up over the ranks",
     ),
+    "average_gradients: the result of all_reduce": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="parameter.grad = 1 * dist.all_reduce(parameter.grad)",
+        idea="all_reduce puts the sum into the tensor that it is given, and returns None",
+    ),
     "average_gradients: nothing done": Wrong(
         "average_gradients",
         old="dist.all_reduce(parameter.grad)",
@@ -215,6 +221,12 @@ WRONG = {
         old="    own = dataset[dist.get_rank() :: dist.get_world_size()]\n",
         new="    own = dataset[dist.get_rank() :: dist.get_world_size()]\n    1 / len(own)\n",
         idea="raised ZeroDivisionError: division by zero with 3 samples on 7 ranks",
+    ),
+    "exact_evaluation: a sum for rank 0": Wrong(
+        "exact_evaluation",
+        old="dist.all_reduce(counts)",
+        new="dist.reduce(counts, dst=0)",
+        idea="rank 0 has the right number, and other ranks have not",
     ),
     "exact_evaluation: a mean of means": Wrong(
         "exact_evaluation",
@@ -491,6 +503,12 @@ WRONG = {
         old="            dist.broadcast(parameter.detach(), src=number % dist.get_world_size())",
         new="            pass",
         idea="in step 1 each rank has new numbers in its own part and old ones in the others'",
+    ),
+    "zero1: only the owner broadcasts": Wrong(
+        "zero1",
+        old="            dist.broadcast(",
+        new="            if number % 2 == dist.get_rank():\n                dist.broadcast(",
+        idea="a broadcast is not a send: the ranks that receive call it too",
     ),
     "zero1: rank 0's for all": Wrong(
         "zero1",
