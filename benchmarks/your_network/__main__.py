@@ -16,6 +16,8 @@ from pathlib import Path
 from benchmarks.your_network import measure, memory, predict
 from benchmarks.your_network.doctor import command as doctor
 from benchmarks.your_network.flags import add_json, positive
+from benchmarks.your_network.hollow import TooLarge
+from common.errors import fail
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -50,7 +52,10 @@ def _several(text: str) -> int:
 def main(argv: list[str] | None = None) -> None:
     options = parse_options(argv)
     answer: Callable[[argparse.Namespace], None] = options.answer
-    answer(options)
+    try:
+        answer(options)
+    except TooLarge as error:
+        fail(f"{error}: a tensor is larger than this machine's address space; give a smaller --batch")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from benchmarks.your_network import flags, strategies, training
 from benchmarks.your_network.flags import positive
-from benchmarks.your_network.hollow import DependsOnNumbers, hollow
+from benchmarks.your_network.hollow import DependsOnNumbers, TooLarge, hollow
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from common.errors import fail
@@ -27,7 +27,9 @@ GIB = 2**30
 SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
 LARGE = 256  # samples: enough for activations to decide about the peak
 STRAIGHT = 0.001  # of a peak: how far it may be from a straight line, as blocks of 512 bytes are whole
-TRIES = 6  # batches that are run, at most, to find the largest one for one size
+TRIES = 10  # batches that are run, at most, to find the largest one for one size
+CLOSE = 1.05  # times a batch that fits: a larger one that might fit is not sought
+GROWTH = 16  # times the largest batch that was run: no line is trusted beyond it
 
 
 HELP = "what each strategy needs on each device, and which batch fits"
@@ -168,26 +170,47 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
 
     In large batches activations are what grows, so a peak follows from two others by a straight line. The batch that
     the line promises is run, and only one that has been seen to fit is returned, unless it lies between batches that
-    were run and `_is_settled`.
+    were run and `_is_settled`. Where a peak grows faster than by a line, as with a score for each pair of samples, the
+    batch that is returned fits too, but a somewhat larger one may.
 
     Args:
         known: peaks of two large batches, and of others that were seen; what is seen here is added.
     """
     smallest = 2 * setting.devices  # a batch normalisation needs two samples
+    bound = GROWTH * max(known)
     guess = _on_the_line(known, limit, setting.devices)
     for _ in range(TRIES):
-        if guess < smallest:
-            guess = smallest
+        is_bounded = guess > bound
+        guess = max(smallest, min(guess, bound) // setting.devices * setting.devices)
         if guess not in known:
             if _is_settled(known, guess):
                 return guess
-            known[guess] = need(network, setting, guess).most
-        if known[guess] <= limit:
+            guess = _between_far_neighbours(known, guess, setting.devices)
+            try:
+                known[guess] = need(network, setting, guess).most
+            except TooLarge:
+                bound = guess // 2
+                continue
+        line = _on_the_line(known, limit, setting.devices)
+        if known[guess] <= limit and not is_bounded and line <= CLOSE * guess:
             return guess
-        if guess == smallest:
+        if known[guess] > limit and guess == smallest:
             return 0
-        guess = min(_on_the_line(known, limit, setting.devices), guess - setting.devices)
-    return 0
+        if known[guess] > limit:
+            guess = min(line, guess - setting.devices)
+        else:
+            bound = GROWTH * guess
+            guess = line
+    return max((batch for batch in known if known[batch] <= limit), default=0)
+
+
+def _between_far_neighbours(known: dict[int, int], guess: int, devices: int) -> int:
+    """The guess, or the geometric mean of its neighbours where these are too far apart for a line between them."""
+    below = max((batch for batch in known if batch < guess), default=guess)
+    above = min((batch for batch in known if batch > guess), default=guess)
+    if above <= 4 * below:
+        return guess
+    return int((below * above) ** 0.5) // devices * devices
 
 
 def _on_the_line(known: dict[int, int], limit: int, devices: int) -> int:
@@ -202,6 +225,8 @@ def _on_the_line(known: dict[int, int], limit: int, devices: int) -> int:
     else:
         near, other = sorted(known, key=lambda batch: abs(known[batch] - limit))[:2]
     bytes_per_sample = (known[near] - known[other]) / (near - other)
+    if bytes_per_sample <= 0:  # the peak is the optimizer's: it does not depend on so small a batch
+        return 2 * GROWTH * max(known)
     batch = near + (limit - known[near]) / bytes_per_sample
     return int(batch) // devices * devices
 
@@ -328,9 +353,10 @@ def verdict(found: list[dict], sizes: Sequence[int]) -> list[str]:
     else:
         level = "level 02, 03 or 04" if chosen["strategy"] == strategies.DDP.name else "02_ddp_raw/MEMORY_AND_ZERO.md"
         holds = f"{devices} GPUs of {size} GiB hold {_most(chosen, size)}."
-        take = f"Take {chosen['strategy']} ({level}): {holds}"
+        strategy = f"{chosen['strategy']} ({level}): {holds}"
+        take = f"Take {strategy}"
         if alone:
-            take = f"{_of_one_gpu(alone, sizes)}; from two GPUs on take {chosen['strategy']} ({level}): {holds}"
+            take = f"{_of_one_gpu(alone, sizes)}; from two GPUs on, for speed, take {strategy}"
     ddp = of_devices[strategies.DDP.name]
     buckets = max(ddp["peaks"], key=_sum)["communication"] / 2**20
     saved = (_peak(ddp) - _peak(of_devices[strategies.BUCKET_VIEWS.name])) / 2**20

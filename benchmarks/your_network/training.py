@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.your_network.hollow import DependsOnNumbers
+from benchmarks.your_network.hollow import DependsOnNumbers, TooLarge
 from benchmarks.your_network.spec import UserNetwork, call
 from common.errors import UserError, fail
 
@@ -18,9 +18,11 @@ def explained(what: str) -> Iterator[None]:
     """One line that says what failed, in place of an exception of somebody's network."""
     try:
         yield
-    except (UserError, DependsOnNumbers):
+    except (UserError, DependsOnNumbers, TooLarge):
         raise
     except Exception as error:
+        if "can't allocate memory" in str(error):
+            raise TooLarge(what) from error
         reason = str(error).strip().partition("\n")[0]
         fail(f"{what}: {type(error).__name__}: {reason}")
 

@@ -11,7 +11,7 @@ from torchvision import models
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory, spec, strategies
-from benchmarks.your_network.hollow import DependsOnNumbers, hollow
+from benchmarks.your_network.hollow import DependsOnNumbers, TooLarge, hollow
 from benchmarks.your_network.memory import Setting
 from common.errors import UserError
 from common.memory import CATEGORIES, accounting
@@ -156,6 +156,21 @@ def test_batches_between_two_that_were_run_are_those_that_would_be_found_by_runn
         assert need(texts, setting, int(batch * 1.03) + 4).most > size * 2**20
 
 
+def test_a_peak_that_is_flat_and_then_grows_by_a_square_is_followed(monkeypatch):
+    """As that of large tables and of a score for each pair of samples."""
+
+    def need(network, setting, batch):
+        if batch > 100_000:
+            raise TooLarge
+        return memory.Need(({"activations": max(10**9, 32 * batch**2)},))
+
+    monkeypatch.setattr(memory, "need", need)
+    found = memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), [1, 8, 80])
+    for size, batch in found.items():
+        largest = (size * 2**30 / 32) ** 0.5
+        assert 0.7 * largest < batch <= largest
+
+
 def test_a_peak_that_bends_is_run_and_not_taken_from_a_line():
     """The peak of 300 samples may be anything from 400 to 500 by what is known of 100, 200 and 400."""
     straight = {100: 300, 200: 400, 400: 600}
@@ -184,7 +199,7 @@ def rows_of(alone, ddp, sharded):
 def test_the_verdict_names_the_smallest_gpu_that_holds_the_batch_and_the_largest_batch_of_it():
     take, why, change = memory.verdict(rows_of((9, (48, 200)), (5, (100, 420)), (4, (140, 460))), (8, 24))
     assert take == (
-        "One GPU of 24 GiB holds batch 200 (level 00); from two GPUs on take DDP (level 02, 03 or 04): "
+        "One GPU of 24 GiB holds batch 200 (level 00); from two GPUs on, for speed, take DDP (level 02, 03 or 04): "
         "2 GPUs of 8 GiB hold batch 100."
     )
     assert why.startswith("Why: for batch 64 DDP needs 5.00 GiB on each of 2 GPUs; its buckets cost 256 MiB")
@@ -196,7 +211,9 @@ def test_the_verdict_names_the_smallest_gpu_that_holds_the_batch_and_the_largest
 
 def test_the_verdict_shards_where_ddp_does_not_fit():
     take, *_ = memory.verdict(rows_of((90, (0, 0)), (40, (0, 0)), (20, (0, 70))), (8, 24))
-    assert take.startswith("No GPU of up to 24 GiB holds batch 64 alone, which needs 90.00 GiB; from two GPUs on take")
+    assert take.startswith(
+        "No GPU of up to 24 GiB holds batch 64 alone, which needs 90.00 GiB; from two GPUs on, for speed, take"
+    )
     assert "take ZeRO-1 (02_ddp_raw/MEMORY_AND_ZERO.md): 2 GPUs of 24 GiB hold batch 70." in take
 
 
