@@ -30,6 +30,7 @@ NEVER = (
     "metrics of one rank taken for those of all (metrics_not_gathered)",
     "a batch size per process taken for the global one (batch_size_per_process): the first line has both",
     "means over unequal batches (mean_of_means)",
+    "a loss that compares the samples of a batch: each rank compares those of its own shard only",
     "clocks (clock_without_wait, fast_halves)",
     "random numbers in the workers of a DataLoader",
     "files that torch.save does not write",
