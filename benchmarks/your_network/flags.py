@@ -15,7 +15,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     """SPEC, and what is not written in it."""
     flag = parser.add_argument
     flag("spec", metavar="SPEC", help="torchvision:NAME or FILE.py:FUNCTION")
-    flag("--input", type=_shape, default=spec.IMAGE, metavar="CxHxW", help="shape of a sample (3x224x224)")
+    flag("--input", type=_shape, metavar="CxHxW", help="shape of a sample (3x224x224); not where the file has batch")
     flag("--optimizer", choices=spec.OPTIMIZERS, default="adamw", help="unless the file has its own (adamw)")
 
 

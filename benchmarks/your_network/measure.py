@@ -350,9 +350,10 @@ def verdict(found: list[dict], batch: int) -> list[str]:
     elif reliable:
         take = f"Take level {best['name']} devices: {speed} at a global batch of {batch}."
     else:
-        take = (
-            f"Perhaps level {best['name']} devices: {speed}, but the interval does not settle it; more --rounds would."
-        )
+        doubt = "the interval does not settle it"
+        if len(best["samples"]) < FEWEST_ROUNDS:
+            doubt = f"{len(best['samples'])} rounds settle nothing: {FEWEST_ROUNDS} are the fewest"
+        take = f"Perhaps level {best['name']} devices: {speed}, but {doubt}; more --rounds would."
     return [take, f"Why: {_why(found, first)}", f"What would change it: {_change(found)}"]
 
 

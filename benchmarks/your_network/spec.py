@@ -55,12 +55,12 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def load(text: str, shape: tuple[int, ...] = IMAGE, optimizer: str = "adamw") -> UserNetwork:
+def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adamw") -> UserNetwork:
     """The network that SPEC names.
 
     Args:
         text: SPEC.
-        shape: of a sample, for a network of torchvision and for a file without `batch`.
+        shape: of a sample, for a network of torchvision and for a file without `batch`. None: IMAGE.
         optimizer: a key of OPTIMIZERS, unless the file has an `optimizer`.
 
     Raises:
@@ -70,7 +70,7 @@ def load(text: str, shape: tuple[int, ...] = IMAGE, optimizer: str = "adamw") ->
     if not colon or not source or not name:
         fail(f"{text!r} names no network: write torchvision:NAME, or FILE.py:FUNCTION")
     if source == "torchvision":
-        return _of_torchvision(name, shape, OPTIMIZERS[optimizer])
+        return _of_torchvision(name, shape or IMAGE, OPTIMIZERS[optimizer])
     return _of_file(Path(source), name, shape, OPTIMIZERS[optimizer])
 
 
@@ -93,7 +93,7 @@ def _of_torchvision(name: str, shape: tuple[int, ...], optimizer: Callable) -> U
     return UserNetwork(name, build, _batch_of_shape(shape, build), classification_loss, optimizer)
 
 
-def _of_file(path: Path, function: str, shape: tuple[int, ...], optimizer: Callable) -> UserNetwork:
+def _of_file(path: Path, function: str, shape: tuple[int, ...] | None, optimizer: Callable) -> UserNetwork:
     if not path.is_file():
         fail(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -108,10 +108,13 @@ def _of_file(path: Path, function: str, shape: tuple[int, ...], optimizer: Calla
     build = getattr(module, function, None)
     if not callable(build):
         fail(f"{path} has no function {function!r}")
+    batch = getattr(module, "batch", None)
+    if batch and shape:
+        fail(f"--input: {path} has a function 'batch', which says what a sample is")
     return UserNetwork(
         title=f"{path.stem}:{function}",
         build=build,
-        batch=getattr(module, "batch", None) or _batch_of_shape(shape, build),
+        batch=batch or _batch_of_shape(shape or IMAGE, build),
         loss=getattr(module, "loss", classification_loss),
         optimizer=getattr(module, "optimizer", optimizer),
     )

@@ -44,7 +44,7 @@ class Work:
     """
 
     spec: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     optimizer: str
     batch: int
     cores_per_device: int | None

@@ -305,6 +305,12 @@ def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, m
     assert max(map(len, printed.splitlines()[:-3])) <= 82
 
 
+def test_a_shape_is_refused_where_the_file_makes_the_batch(texts_file, capsys):
+    with pytest.raises(UserError):
+        program.main(["memory", texts_file, "--input", "3x8x8"])
+    assert "has a function 'batch', which says what a sample is" in capsys.readouterr().err
+
+
 def test_samples_that_devices_cannot_share_are_refused(capsys):
     with pytest.raises(UserError):
         program.main(["memory", "torchvision:resnet18", "--batch", "3", "--devices", "2"])
