@@ -144,7 +144,8 @@ def _name_gathered(unit: nn.Module, _: Any) -> None:
 def units(model: nn.Module) -> list[nn.Module]:
     """The parts that FSDP gathers, or checkpointing repeats, one at a time: the elements of Sequential and ModuleList.
 
-    An element that is such a container itself is opened; what lies deeper within an element belongs to it.
+    An element that is a container of such elements itself is opened. One that chains single layers is a block, as a
+    U-Net's are, and stays whole: to keep each layer's input would save nothing. What lies deeper belongs to it.
     """
     if type(model) in _CONTAINERS:
         return _elements(model)
@@ -157,7 +158,7 @@ def units(model: nn.Module) -> list[nn.Module]:
 def _elements(container: nn.Module) -> list[nn.Module]:
     found = []
     for element in container.children():
-        if type(element) in _CONTAINERS:
+        if type(element) in _CONTAINERS and any(True for child in element.children() for _ in child.children()):
             found += _elements(element)
         elif any(True for _ in element.parameters()):
             found.append(element)

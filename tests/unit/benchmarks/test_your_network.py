@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torchvision import models
 
@@ -303,6 +304,14 @@ def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, m
     assert [row["strategy"] for row in answer["memory"]] == [strategy.name for strategy in strategies.ON_SEVERAL]
     assert printed.splitlines()[-3:] == answer["verdict"]
     assert max(map(len, printed.splitlines()[:-3])) <= 82
+
+
+def test_a_chain_of_layers_in_a_list_is_one_block_for_checkpointing():
+    def block():
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+    stages = nn.ModuleList([block(), nn.Sequential(block(), block())])
+    assert strategies.units(nn.Sequential(stages)) == [stages[0], *stages[1]]
 
 
 def test_a_shape_is_refused_where_the_file_makes_the_batch(texts_file, capsys):
