@@ -9,6 +9,7 @@ Their numbers mean nothing. Small tensors are computed all the same: optimizers 
 A network whose shapes depend on the numbers of large tensors cannot run this way.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -41,8 +42,14 @@ def hollow() -> Iterator[None]:
     Raises:
         DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
     """
-    with _Hollow():
-        yield
+    log = logging.getLogger(FakeTensorMode.__module__)  # it writes a traceback for what is raised, and told, anyway
+    was_disabled = log.disabled
+    log.disabled = True
+    try:
+        with _Hollow():
+            yield
+    finally:
+        log.disabled = was_disabled
 
 
 class Layout(NamedTuple):

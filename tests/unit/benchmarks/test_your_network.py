@@ -1,6 +1,7 @@
 """What a network of somebody else's needs: the same as where it is really trained, without its memory."""
 
 import json
+import logging
 import resource
 from dataclasses import replace
 
@@ -304,6 +305,14 @@ def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, m
     assert [row["strategy"] for row in answer["memory"]] == [strategy.name for strategy in strategies.ON_SEVERAL]
     assert printed.splitlines()[-3:] == answer["verdict"]
     assert max(map(len, printed.splitlines()[:-3])) <= 82
+
+
+def test_a_shape_that_does_not_fit_is_raised_and_not_logged_too():
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with hollow(), pytest.raises(RuntimeError):
+        assert log.disabled
+        torch.zeros(100, 100) @ torch.zeros(99, 100)
+    assert not log.disabled
 
 
 def test_a_chain_of_layers_in_a_list_is_one_block_for_checkpointing():
