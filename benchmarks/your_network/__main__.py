@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.your_network import measure, memory, predict
 from benchmarks.your_network.doctor import command as doctor
 from benchmarks.your_network.flags import add_json, positive
-from benchmarks.your_network.hollow import TooLarge
+from benchmarks.your_network.training import StepFailed, TooLarge
 from common.errors import fail
 
 
@@ -55,7 +55,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         answer(options)
     except TooLarge as error:
-        fail(f"{error}: a tensor is larger than this machine's address space; give a smaller --batch")
+        fail(f"{error}; give a smaller --batch")
+    except StepFailed as error:
+        fail(str(error))
 
 
 if __name__ == "__main__":

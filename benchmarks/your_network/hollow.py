@@ -31,10 +31,6 @@ class DependsOnNumbers(RuntimeError):
     """An operation's result has a shape, or a value, that only the numbers of large tensors can tell."""
 
 
-class TooLarge(RuntimeError):
-    """The system does not even give address space for a tensor."""
-
-
 @contextmanager
 def hollow() -> Iterator[None]:
     """Run operations without computing them.

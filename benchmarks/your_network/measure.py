@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from textwrap import fill
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -28,6 +29,7 @@ from benchmarks.your_network.flags import positive
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.step_rank import DDP, RAW, REPLICATED, Measured, Work
+from benchmarks.your_network.training import StepFailed
 from common.cores import available_cores
 from common.errors import fail
 from common.processes import RankFailed, ranks
@@ -81,13 +83,13 @@ class Row:
         """What every process has measured.
 
         Raises:
-            UserError: if a process fails.
+            StepFailed: if a process fails.
         """
         pool = ranks(self.processes, on_cpu=work.cores_per_device is not None)
         try:
             return pool.run(step_rank.time_steps, work, self.level, self.devices, warm_up, steps, timeout=TIMEOUT)
         except RankFailed as error:
-            fail(f"{self.name}: {_first_line(error)}")
+            raise StepFailed(self.name, _first_line(error)) from error
 
 
 def _first_line(error: RankFailed) -> str:
@@ -114,20 +116,24 @@ def answer(options: argparse.Namespace) -> None:
     cores = cores_per_device(devices, options.cores_per_device)
     network = flags.network(options)
     work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
-    simulated = {row: needs(network, row, options.batch) for row in rows}
+    simulated, cannot = simulate(network, rows, options.batch)
     check_memory(simulated, cores is None)
-    check_time(network, work, rows, options.rounds, 60 * options.minutes)
+    check_time(network, work, list(simulated), options.rounds, 60 * options.minutes)
     print(heading(network, work, devices, options.rounds))
-    timing = Timing(work, rows, options.rounds, 60 * options.minutes)
+    timing = Timing(work, list(simulated), options.rounds, 60 * options.minutes)
+    cannot |= timing.cannot
     with tqdm(range(options.rounds), leave=False, disable=None) as turns:
-        samples = measure({row.name: partial(timing.sample, row) for row in rows}, turns)
-    found = [record(row, samples, rows[0], simulated[row], timing) for row in rows]
+        samples = measure({row.name: partial(timing.sample, row) for row in timing.rows}, turns)
+    found = [record(row, samples, timing.rows[0], simulated[row], timing) for row in timing.rows]
     print()
     print(table(found, options.batch))
-    for row in rows:
+    for row, reason in cannot.items():
+        print(fill(f"{row.name} cannot: {reason}", 80))
+    for row in timing.rows:
         if row.name in timing.shares:
             print(shares_line(row, timing.shares[row.name]))
-    about = {"batch": options.batch, "rounds": options.rounds, "cores_per_device": cores, "steps": timing.steps}
+    about: dict[str, Any] = {"batch": options.batch, "rounds": options.rounds, "cores_per_device": cores}
+    about |= {"steps": timing.steps, "cannot": {row.name: reason for row, reason in cannot.items()}}
     flags.conclude(options, verdict(found, options.batch), {**about, "measure": found})
 
 
@@ -163,11 +169,30 @@ def cores_per_device(devices: int, wanted: int | None) -> int | None:
     return share
 
 
+def simulate(network: UserNetwork, rows: Sequence[Row], batch: int) -> tuple[dict[Row, list[int]], dict[Row, str]]:
+    """The simulated bytes of each device at its peak, by row; and the rows that cannot train this network, and why.
+
+    Raises:
+        StepFailed: if one device cannot train it either.
+    """
+    simulated: dict[Row, list[int]] = {}
+    cannot: dict[Row, str] = {}
+    for row in rows:
+        try:
+            simulated[row] = needs(network, row, batch)
+        except StepFailed as error:
+            memory.check_alone(network, row.setting, batch)
+            cannot[row] = str(error)
+    if not simulated:
+        fail(f"{rows[0].name} cannot: {cannot[rows[0]]}")
+    return simulated, cannot
+
+
 def needs(network: UserNetwork, row: Row, batch: int) -> list[int]:
     """The simulated bytes of each device at its peak.
 
     Raises:
-        UserError: if the network does not work.
+        StepFailed: if the row cannot train the network.
     """
     found = memory.need(network, row.setting, batch)
     return found.peaks if len(found.peaks) == row.devices else found.peaks * row.devices
@@ -228,6 +253,8 @@ class Timing:
     Making one runs each contestant once, uncounted, which tells how many steps take about SECONDS.
 
     Attributes:
+        rows: the contestants that can train this network.
+        cannot: why the others cannot.
         steps: of one sample, the same for all.
         shares: of DDP's step, by row; those of the last sample.
         peaks: bytes that CUDA counted on each device, by row.
@@ -235,10 +262,20 @@ class Timing:
 
     def __init__(self, work: Work, rows: list[Row], rounds: int, limit: float) -> None:
         self.work = work
+        self.rows: list[Row] = []
+        self.cannot: dict[Row, str] = {}
         self.peaks: dict[str, list[int]] = {}
         self.of_ddp: dict[str, list[Shares]] = {}
         self.steps = 1
-        seconds = {row.name: self.sample(row) for row in rows}
+        seconds: dict[str, float] = {}
+        for row in rows:
+            try:
+                seconds[row.name] = self.sample(row)
+                self.rows.append(row)
+            except StepFailed as error:
+                self.cannot[row] = error.reason
+        if not self.rows:
+            fail(f"{rows[0].name} cannot: {self.cannot[rows[0]]}")
         self.of_ddp.clear()
         wanted = round(SECONDS / statistics.median(seconds.values()))
         self.steps = max(1, min(wanted, MOST_STEPS))

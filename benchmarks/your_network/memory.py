@@ -8,15 +8,18 @@ import contextlib
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from textwrap import fill, shorten
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from benchmarks.your_network import flags, strategies, training
 from benchmarks.your_network.flags import positive
-from benchmarks.your_network.hollow import DependsOnNumbers, TooLarge, hollow
+from benchmarks.your_network.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
+from benchmarks.your_network.training import StepFailed, TooLarge
 from common.errors import fail
 from common.memory import CATEGORIES, accounting, name_category
 
@@ -109,14 +112,19 @@ def need(network: UserNetwork, setting: Setting, batch: int, computes: bool = Fa
         computes: compute the step, in real memory.
 
     Raises:
-        UserError: if the network, its batch or its loss does not work.
+        StepFailed: if the network, its batch or its loss does not work, or the strategy cannot take them.
     """
     if not computes:
         try:
-            return _run(network, setting, batch, hollow())
+            return need_without_computing(network, setting, batch)
         except DependsOnNumbers:
             pass
     return _run(network, setting, batch, contextlib.nullcontext(), computed=True)
+
+
+def need_without_computing(network: UserNetwork, setting: Setting, batch: int) -> Need:
+    """The same. DependsOnNumbers is raised where the network's shapes depend on numbers."""
+    return _run(network, setting, batch, hollow())
 
 
 def _run(network: UserNetwork, setting: Setting, batch: int, mode, computed: bool = False) -> Need:
@@ -133,6 +141,11 @@ def of_fullest_rank(network: UserNetwork, setting: Setting, batch: int) -> tuple
     of_ranks = [replace(setting, rank=rank) for rank in range(setting.devices)]
     needs = [need(network, of_rank, batch) for of_rank in of_ranks]
     return max(zip(of_ranks, needs, strict=True), key=lambda pair: pair[1].most)
+
+
+def check_alone(network: UserNetwork, setting: Setting, batch: int) -> None:
+    """Raises StepFailed if the network fails on one device too. Else what failed was the setting's strategy."""
+    need(network, replace(setting, strategy=strategies.ONE_DEVICE, devices=1, rank=0), batch)
 
 
 def train(network: UserNetwork, setting: Setting, mesh, batch: int) -> None:
@@ -153,15 +166,21 @@ def train(network: UserNetwork, setting: Setting, mesh, batch: int) -> None:
         optimizer.zero_grad()
 
 
-def largest_batches(network: UserNetwork, setting: Setting, sizes: Sequence[int]) -> dict[int, int]:
-    """The largest global batch for each size of a device in GiB; see `largest_batch`.
+def largest_batches(network: UserNetwork, setting: Setting, sizes: Sequence[int]) -> dict[int, int | str]:
+    """The largest global batch for each size of a device in GiB, see `largest_batch`, or why none can be told.
 
     The largest size and the smallest come first. What was run for them decides about the ones between.
     """
-    known = {size: need(network, setting, size).most for size in (LARGE, 2 * LARGE)}
-    found = {}
+    try:
+        known = {batch: need(network, setting, batch).most for batch in (LARGE, 2 * LARGE)}
+    except StepFailed as error:
+        return dict.fromkeys(sizes, str(error))
+    found: dict[int, int | str] = {}
     for size in (sizes[-1], sizes[0], *sizes[1:-1]):
-        found[size] = largest_batch(network, setting, size * GIB, known)
+        try:
+            found[size] = largest_batch(network, setting, size * GIB, known)
+        except StepFailed as error:
+            found[size] = str(error)
     return {size: found[size] for size in sizes}
 
 
@@ -175,6 +194,9 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
 
     Args:
         known: peaks of two large batches, and of others that were seen; what is seen here is added.
+
+    Raises:
+        StepFailed: if a step with one of these batches fails.
     """
     smallest = 2 * setting.devices  # a batch normalisation needs two samples
     bound = GROWTH * max(known)
@@ -262,6 +284,8 @@ def rows(
 ) -> Iterator[dict]:
     """A row for each strategy and number of devices: the need of each device by category, and the batches that fit.
 
+    A strategy that cannot train this network has a row that says why. If one device fails too, it raises StepFailed.
+
     Args:
         batch: the global one of the needs.
         counts: numbers of devices.
@@ -271,20 +295,31 @@ def rows(
     """
     for devices in counts:
         for strategy in strategies.on(devices):
-            setting = Setting(strategy, devices, precision, checkpointing)
-            setting, found = of_fullest_rank(network, setting, batch)
-            fits = None
-            if not found.computed:
-                fits = largest_batches(network, setting, sizes)
+            yield _row(network, Setting(strategy, devices, precision, checkpointing), batch, sizes)
             bar.update()
-            yield {
-                "strategy": strategy.name,
-                "devices": devices,
-                "batch": batch,
-                "peaks": list(found.devices),
-                "computed": found.computed,
-                "largest_batch": fits,
-            }
+
+
+def _row(network: UserNetwork, setting: Setting, batch: int, sizes: Sequence[int]) -> dict:
+    row: dict[str, Any] = {
+        "strategy": setting.strategy.name,
+        "devices": setting.devices,
+        "batch": batch,
+        "cannot": None,
+        "peaks": [],
+        "computed": False,
+        "largest_batch": None,
+    }
+    try:
+        setting, found = of_fullest_rank(network, setting, batch)
+    except StepFailed as error:
+        check_alone(network, setting, batch)
+        row["cannot"] = {"what": error.what, "reason": error.reason}
+        return row
+    row["peaks"] = list(found.devices)
+    row["computed"] = found.computed
+    if not found.computed:
+        row["largest_batch"] = largest_batches(network, setting, sizes)
+    return row
 
 
 def table(found: list[dict]) -> str:
@@ -299,6 +334,9 @@ def table(found: list[dict]) -> str:
         f"{'on devices':<20}" + "".join(f"{head:>7}" for head in heads[:-2]) + "".join(f"{h:>8}" for h in heads[-2:]),
     ]
     for row in found:
+        if row["cannot"]:
+            lines.append(f"{_label(row):<20}" + shorten(f"cannot: {row['cannot']['reason']}", 60, placeholder=" …"))
+            continue
         fullest = max(row["peaks"], key=_sum)
         cells = [_mib(fullest[category], 7) for category in CATEGORIES]
         cells += [_mib(_sum(fullest), 8), _mib(min(map(_sum, row["peaks"])), 8)]
@@ -308,19 +346,47 @@ def table(found: list[dict]) -> str:
             "",
             "This network's shapes depend on numbers, so the steps were computed, and no",
             "largest batch is sought.",
+            *_failures(found),
         ]
         return "\n".join(lines)
-    lines += ["", "The largest global batch if each device has so much memory (–: none):", ""]
-    lines.append(f"{'on devices':<20}" + "".join(f"{size:>8} GiB" for size in found[0]["largest_batch"]))
-    for row in found:
-        batches = "".join(f"{batch or '–':>12}" for batch in row["largest_batch"].values())
+    with_batches = [row for row in found if row["largest_batch"]]
+    if with_batches:
+        sizes = with_batches[0]["largest_batch"]
+        lines += ["", "The largest global batch if each device has so much memory (–: none):", ""]
+        lines.append(f"{'on devices':<20}" + "".join(f"{size:>8} GiB" for size in sizes))
+    for row in with_batches:
+        batches = "".join(f"{_batch_cell(batch):>12}" for batch in row["largest_batch"].values())
         lines.append(f"{_label(row):<20}" + batches)
+    lines += _failures(found)
     lines += [
         "",
         "Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,",
         "NCCL's buffers, fragmentation.",
     ]
     return "\n".join(lines)
+
+
+def _batch_cell(batch: int | str) -> str:
+    if isinstance(batch, str):
+        return "?"
+    return str(batch or "–")
+
+
+def _failures(found: list[dict]) -> list[str]:
+    """What each strategy cannot do, and why, for the first number of devices where it cannot."""
+    texts: dict[str, str] = {}
+    for row in found:
+        name = row["strategy"]
+        if row["cannot"]:
+            texts.setdefault(name, "{}: {what}: {reason}".format(_label(row), **row["cannot"]))
+        for size, batch in (row["largest_batch"] or {}).items():
+            if isinstance(batch, str):
+                texts.setdefault(name, f"{_label(row)}, ? for {size} GiB: {batch}")
+    lines = [fill(text, 80) for text in texts.values()]
+    if any(row["cannot"] and row["strategy"] == strategies.DATA_PARALLEL.name for row in found):
+        note = "DataParallel cuts all inputs, and joins all outputs, along their first dimension."
+        lines.append(fill(f"{note} What is computed from pairs of samples has pairs within a device's part only.", 80))
+    return ["", *lines] if lines else []
 
 
 def _label(row: dict) -> str:
@@ -345,6 +411,8 @@ def verdict(found: list[dict], sizes: Sequence[int]) -> list[str]:
     alone = next((row for row in found if row["devices"] == 1), None)
     if devices == 1:
         return _verdict_of_one(found[0], sizes)
+    if all(of_devices[strategy.name]["cannot"] for strategy in _BY_EFFORT):
+        return _verdict_of_none(of_devices, alone, sizes)
     chosen, size = _plainest_that_holds(of_devices, sizes)
     if size is None:
         take = (
@@ -357,15 +425,38 @@ def verdict(found: list[dict], sizes: Sequence[int]) -> list[str]:
         take = f"Take {strategy}"
         if alone:
             take = f"{_of_one_gpu(alone, sizes)}; from two GPUs on, for speed, take {strategy}"
-    ddp = of_devices[strategies.DDP.name]
-    buckets = max(ddp["peaks"], key=_sum)["communication"] / 2**20
-    saved = (_peak(ddp) - _peak(of_devices[strategies.BUCKET_VIEWS.name])) / 2**20
     return [
         take,
-        f"Why: for batch {ddp['batch']} {_needs(ddp)} on each of {devices} GPUs; its buckets cost {buckets:.0f} MiB, "
-        f"and gradient_as_bucket_view=True lowers the peak by {saved:.0f} MiB. "
-        f"{_needs(of_devices[strategies.DATA_PARALLEL.name])} on the first.",
+        f"Why: for batch {chosen['batch']} {_why(of_devices, chosen)}",
         f"What would change it: {_change(of_devices, chosen, size, sizes)}",
+    ]
+
+
+def _why(of_devices: dict[str, dict], chosen: dict) -> str:
+    ddp = of_devices[strategies.DDP.name]
+    data_parallel = of_devices[strategies.DATA_PARALLEL.name]
+    if ddp["cannot"]:
+        line = f"{_needs(chosen)} on each of {chosen['devices']} GPUs. {_needs(ddp)}."
+    else:
+        buckets = max(ddp["peaks"], key=_sum)["communication"] / 2**20
+        saved = (_peak(ddp) - _peak(of_devices[strategies.BUCKET_VIEWS.name])) / 2**20
+        line = (
+            f"{_needs(ddp)} on each of {ddp['devices']} GPUs; its buckets cost {buckets:.0f} MiB, "
+            f"and gradient_as_bucket_view=True lowers the peak by {saved:.0f} MiB."
+        )
+    if data_parallel["cannot"]:
+        return f"{line} {_needs(data_parallel)}."
+    return f"{line} {_needs(data_parallel)} on the first."
+
+
+def _verdict_of_none(of_devices: dict[str, dict], alone: dict | None, sizes: Sequence[int]) -> list[str]:
+    take = "Neither DDP nor ZeRO can train this network as it is."
+    if alone:
+        take = f"{_of_one_gpu(alone, sizes)}. {take}"
+    return [
+        take,
+        f"Why: {_needs(of_devices[strategies.DDP.name])}.",
+        "What would change it: a network, or a loss, without what the reasons name.",
     ]
 
 
@@ -377,7 +468,7 @@ def _verdict_of_one(alone: dict, sizes: Sequence[int]) -> list[str]:
     change = "a batch that does not fit, or a run that takes too long: ask with --devices 2."
     if size is None:
         change = "--precision bf16, --checkpointing or several GPUs: ask with --devices 2 4 8."
-    elif not alone["computed"] and size != sizes[-1]:
+    elif _largest(alone, sizes[-1]) is not None and size != sizes[-1]:
         larger = [f"{_most(alone, other)} on {other} GiB" for other in sizes if other > size]
         change = f"a larger GPU holds {', '.join(larger)}; for several GPUs ask with --devices 2."
     return [
@@ -387,15 +478,19 @@ def _verdict_of_one(alone: dict, sizes: Sequence[int]) -> list[str]:
     ]
 
 
+_BY_EFFORT = (strategies.DDP, strategies.ZERO_1, strategies.ZERO_2, strategies.ZERO_3)
+
+
+def _that_can(of_devices: dict[str, dict], among: Sequence[Strategy]) -> list[dict]:
+    return [of_devices[strategy.name] for strategy in among if not of_devices[strategy.name]["cannot"]]
+
+
 def _plainest_that_holds(of_devices: dict[str, dict], sizes: Sequence[int]) -> tuple[dict, int | None]:
     """The row of DDP, or of the first stage of ZeRO that holds the batch where DDP does not, and the size of a GPU.
 
     Where nothing holds it, the row that needs least, and None.
     """
-    rows_by_effort = [
-        of_devices[strategy.name]
-        for strategy in (strategies.DDP, strategies.ZERO_1, strategies.ZERO_2, strategies.ZERO_3)
-    ]
+    rows_by_effort = _that_can(of_devices, _BY_EFFORT)
     for row in rows_by_effort:
         size = _smallest(row, sizes)
         if size is not None:
@@ -404,17 +499,20 @@ def _plainest_that_holds(of_devices: dict[str, dict], sizes: Sequence[int]) -> t
 
 
 def _change(of_devices: dict[str, dict], chosen: dict, size: int | None, sizes: Sequence[int]) -> str:
-    sharded = [of_devices[strategy.name] for strategy in (strategies.ZERO_1, strategies.ZERO_2, strategies.ZERO_3)]
+    sharded = _that_can(of_devices, _BY_EFFORT[1:])
     if size is None:
         return "more GPUs, --precision bf16 or --checkpointing."
-    if chosen["computed"]:
+    fits = _largest(chosen, size)
+    if fits is None:
         return "a model that does not fit. " + ", ".join(map(_needs, sharded)) + "."
-    fits = chosen["largest_batch"][size]
-    more = [row for row in sharded if row is not chosen and row["largest_batch"][size] > fits]
-    holders = [f"{row['strategy']} up to {row['largest_batch'][size]}" for row in more]
+    holders = []
+    for row in sharded:
+        largest = _largest(row, size)
+        if row is not chosen and largest is not None and largest > fits:
+            holders.append(f"{row['strategy']} up to {largest}")
     larger = next((other for other in sizes if other > size), None)
-    if larger:
-        holders.append(f"{chosen['strategy']} on GPUs of {larger} GiB up to {chosen['largest_batch'][larger]}")
+    if larger and _largest(chosen, larger) is not None:
+        holders.append(f"{chosen['strategy']} on GPUs of {larger} GiB up to {_largest(chosen, larger)}")
     holders.append("or ask with --checkpointing or --precision bf16")
     return f"a batch of more than {fits} samples. There {', '.join(holders)}."
 
@@ -431,12 +529,21 @@ def _smallest(row: dict, sizes: Sequence[int]) -> int | None:
     return next((size for size in sizes if _peak(row) <= size * GIB), None)
 
 
+def _largest(row: dict, size: int) -> int | None:
+    """The largest batch on devices of `size` GiB, if it could be found."""
+    batch = row["largest_batch"] and row["largest_batch"][size]
+    return batch if isinstance(batch, int) else None
+
+
 def _most(row: dict, size: int) -> str:
-    """The batch that devices of `size` GiB hold, for a sentence."""
-    return f"batch {row['batch'] if row['computed'] else row['largest_batch'][size]}"
+    """The batch that devices of `size` GiB hold, for a sentence: the largest, or else the one asked for."""
+    largest = _largest(row, size)
+    return f"batch {row['batch'] if largest is None else largest}"
 
 
 def _needs(row: dict) -> str:
+    if row["cannot"]:
+        return f"{row['strategy']} cannot: {row['cannot']['reason'].rstrip('.')}"
     return f"{row['strategy']} needs {_gib(row)}"
 
 

@@ -8,38 +8,60 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.your_network.hollow import DependsOnNumbers, TooLarge
+from benchmarks.your_network.hollow import DependsOnNumbers
 from benchmarks.your_network.spec import UserNetwork, call
-from common.errors import UserError, fail
+from common.errors import UserError
+
+
+class StepFailed(Exception):
+    """A step of somebody's network that failed, in one line.
+
+    Attributes:
+        what: what failed.
+        reason: why.
+    """
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason}")
+        self.what = what
+        self.reason = reason
+
+
+class TooLarge(StepFailed):
+    """The system does not even give address space for a tensor."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "a tensor is larger than this machine's address space")
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """One line that says what failed, in place of an exception of somebody's network."""
+    """StepFailed, which says what failed in one line, in place of an exception of somebody's network."""
     try:
         yield
-    except (UserError, DependsOnNumbers, TooLarge):
+    except (UserError, DependsOnNumbers, StepFailed):
         raise
     except Exception as error:
         if "can't allocate memory" in str(error):
             raise TooLarge(what) from error
         reason = str(error).strip().partition("\n")[0]
-        fail(f"{what}: {type(error).__name__}: {reason}")
+        raise StepFailed(what, f"{type(error).__name__}: {reason}") from error
 
 
 def build(network: UserNetwork, device: str | torch.device = "cpu") -> nn.Module:
     """The module, in training mode.
 
     Raises:
-        UserError: if it cannot be built, or has no parameter to train.
+        StepFailed: if it cannot be built, or has no parameter to train.
     """
-    with explained(f"{network.title} cannot be built"):
+    what = f"{network.title} cannot be built"
+    with explained(what):
         model = network.build()
         if not isinstance(model, nn.Module):
-            fail(f"{network.title} returns a {type(model).__name__}, not a module")
+            raise StepFailed(what, f"it returns a {type(model).__name__}, not a module")
         model.train().to(device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        fail(f"{network.title} has no parameter to train")
+        raise StepFailed(f"{network.title} cannot be trained", "it has no parameter to train")
     return model
 
 
@@ -47,7 +69,7 @@ def make_batch(network: UserNetwork, size: int, device: str | torch.device = "cp
     """The inputs and targets of `size` samples, on the device.
 
     Raises:
-        UserError: if they cannot be made.
+        StepFailed: if they cannot be made.
     """
     with explained(f"a batch of {size} cannot be made"):
         inputs, targets = network.batch(size)
@@ -58,7 +80,7 @@ def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtyp
     """The loss of a batch, computed in mixed precision if there is a `dtype`.
 
     Raises:
-        UserError: if the forward or the loss fails, or the loss is no scalar that depends on the parameters.
+        StepFailed: if the forward or the loss fails, or the loss is no scalar that depends on the parameters.
     """
     inputs, targets = batch
     device = next(model.parameters()).device
@@ -68,10 +90,10 @@ def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtyp
         with explained(f"the loss of {network.title} failed"):
             loss = network.loss(outputs, targets)
     if not isinstance(loss, Tensor) or loss.dim() != 0:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        fail(f"the loss must be a scalar tensor, not {what}")
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise StepFailed(f"the loss of {network.title} failed", f"the loss must be a scalar tensor, not {found}")
     if not loss.requires_grad:
-        fail("the loss does not depend on any parameter that is trained")
+        raise StepFailed(f"the loss of {network.title} failed", "it depends on no parameter that is trained")
     return loss
 
 
@@ -79,7 +101,7 @@ def backward(network: UserNetwork, loss: Tensor) -> None:
     """The gradients.
 
     Raises:
-        UserError: if they cannot be computed.
+        StepFailed: if they cannot be computed.
     """
     with explained(f"the backward of {network.title} failed"):
         loss.backward()
@@ -89,7 +111,7 @@ def make_optimizer(network: UserNetwork, parameters: list[nn.Parameter]) -> torc
     """The network's optimizer, which takes all parameters at once, as torch's do on a GPU unless they are told.
 
     Raises:
-        UserError: if it cannot be made.
+        StepFailed: if it cannot be made.
     """
     with explained(f"the optimizer of {network.title} cannot be made"):
         return for_all_at_once(network.optimizer(parameters))

@@ -13,8 +13,9 @@ from torchvision import models
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory, spec, strategies
-from benchmarks.your_network.hollow import DependsOnNumbers, TooLarge, hollow
+from benchmarks.your_network.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network.memory import Setting
+from benchmarks.your_network.training import StepFailed, TooLarge
 from common.errors import UserError
 from common.memory import CATEGORIES, accounting
 from common.process_group import process_group
@@ -163,7 +164,7 @@ def test_a_peak_that_is_flat_and_then_grows_by_a_square_is_followed(monkeypatch)
 
     def need(network, setting, batch):
         if batch > 100_000:
-            raise TooLarge
+            raise TooLarge("a step")
         return memory.Need(({"activations": max(10**9, 32 * batch**2)},))
 
     monkeypatch.setattr(memory, "need", need)
@@ -187,7 +188,8 @@ def row_of(strategy, devices, peak, batches, batch=64):
     split = dict.fromkeys(CATEGORIES, 0)
     split["activations"] = int((peak - 0.25) * 2**30)
     split["communication"] = 2**28
-    found = {"strategy": strategy.name, "devices": devices, "batch": batch, "peaks": [split], "computed": False}
+    found = {"strategy": strategy.name, "devices": devices, "batch": batch, "cannot": None}
+    found |= {"peaks": [split], "computed": False}
     return found | {"largest_batch": batches and dict(zip((8, 24), batches, strict=True))}
 
 
@@ -223,6 +225,25 @@ def test_the_verdict_says_that_nothing_holds_the_batch():
     take, _, change = memory.verdict(rows_of((90, (0, 0)), (60, (0, 0)), (50, (0, 0))), (8, 24))
     assert take == "No 2 GPUs of up to 24 GiB hold batch 64: even ZeRO-1 needs 50.00 GiB on each."
     assert change == "What would change it: more GPUs, --precision bf16 or --checkpointing."
+
+
+def test_the_verdict_takes_only_strategies_that_can():
+    found = rows_of((9, (48, 200)), (5, (100, 420)), (4, (140, "no batch")))
+    refused = {"what": "it", "reason": "ValueError: no."}
+    for row in found[1:4]:
+        row |= {"cannot": refused, "peaks": [], "largest_batch": None}
+    take, why, change = memory.verdict(found, (8, 24))
+    assert "take ZeRO-1 (02_ddp_raw/MEMORY_AND_ZERO.md): 2 GPUs of 8 GiB hold batch 140." in take
+    assert why == (
+        "Why: for batch 64 ZeRO-1 needs 4.00 GiB on each of 2 GPUs. DDP cannot: ValueError: no. "
+        "DataParallel cannot: ValueError: no."
+    )
+    assert "24 GiB up to" not in change
+    for row in found[4:]:
+        row |= {"cannot": refused, "peaks": [], "largest_batch": None}
+    take, why, _ = memory.verdict(found, (8, 24))
+    assert take.endswith("(level 00). Neither DDP nor ZeRO can train this network as it is.")
+    assert why == "Why: DDP cannot: ValueError: no."
 
 
 @pytest.mark.parametrize("peak, size", [(5, 8), (9, 24), (90, None)])
@@ -305,6 +326,66 @@ def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, m
     assert [row["strategy"] for row in answer["memory"]] == [strategy.name for strategy in strategies.ON_SEVERAL]
     assert printed.splitlines()[-3:] == answer["verdict"]
     assert max(map(len, printed.splitlines()[:-3])) <= 82
+
+
+PAIRS = """
+import torch
+from torch import nn
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower = nn.Linear(8, 8)
+        self.log_scale = nn.Parameter(torch.tensor(1.0))
+    def forward(self, inputs):
+        rows = self.tower(inputs)
+        return self.log_scale.exp() * rows @ rows.T
+def build(): return Pairs()
+def batch(n): return torch.randn(n, 8), torch.arange(n)
+def loss(logits, targets):
+    return nn.functional.cross_entropy(logits, targets) + nn.functional.cross_entropy(logits.T, targets)
+"""
+
+
+def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(tmp_path, capsys, monkeypatch):
+    """A score for each pair of samples is none for DataParallel, and a scalar parameter none for fully_shard."""
+    monkeypatch.setattr(memory, "largest_batches", lambda *_: {1: "a batch of 256 cannot be made: ValueError: no"})
+    path = tmp_path / "pairs.py"
+    path.write_text(PAIRS)
+    kept = tmp_path / "answer.json"
+    program.main(["memory", f"{path}:build", "--batch", "8", "--devices", "1", "2", "--gib", "1", "--json", str(kept)])
+    printed = capsys.readouterr().out
+    answer = json.loads(kept.read_text())
+    reasons = {row["strategy"]: row["cannot"]["reason"] for row in answer["memory"] if row["cannot"]}
+    assert list(reasons) == ["DataParallel", "ZeRO-2", "ZeRO-3 / FSDP"]
+    assert "input batch_size (4) to match target batch_size (8)" in reasons["DataParallel"]
+    assert "scalar parameters" in reasons["ZeRO-2"]
+    assert "DataParallel, 2     cannot: ValueError: Expected input batch_size" in printed
+    assert "one device                     ?" in printed
+    assert "one device, ? for 1 GiB: a batch of 256 cannot be made" in printed
+    assert "DataParallel cuts all inputs" in printed
+    assert "from two GPUs on, for speed, take DDP" in answer["verdict"][0]
+    assert max(map(len, printed.splitlines()[:-3])) <= 82
+
+
+def test_a_network_that_fails_on_one_device_too_ends_the_question(tmp_path, capsys):
+    path = tmp_path / "wrong.py"
+    path.write_text("from torch import nn\ndef build(): return nn.Linear(5, 5)\n")
+    with pytest.raises(UserError):
+        program.main(["memory", f"{path}:build", "--input", "4", "--batch", "2", "--devices", "2"])
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_batch_that_fails_in_the_search_leaves_the_sizes_that_it_does_not_matter_for(monkeypatch):
+    def need(network, setting, batch):
+        if batch > 20_000:
+            raise StepFailed("the batch", "there are not so many samples")
+        return memory.Need(({"activations": 2**20 * batch},))
+
+    monkeypatch.setattr(memory, "need", need)
+    found = memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), [1, 8, 80])
+    assert found == {1: 2**10, 8: 2**13, 80: "the batch: there are not so many samples"}
+    monkeypatch.setattr(memory, "LARGE", 20_000)
+    assert set(memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), [1, 8]).values()) == {found[80]}
 
 
 def test_a_shape_that_does_not_fit_is_raised_and_not_logged_too():

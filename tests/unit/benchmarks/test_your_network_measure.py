@@ -9,10 +9,11 @@ from torch import nn
 
 from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.your_network import __main__ as program
-from benchmarks.your_network import measure, step_rank
+from benchmarks.your_network import measure, memory, spec, step_rank, strategies
 from benchmarks.your_network.measure import Row
 from benchmarks.your_network.step_rank import Clock, Measured
 from benchmarks.your_network.strategies import Replicated
+from benchmarks.your_network.training import StepFailed
 from common.errors import UserError
 
 TINY = """
@@ -152,6 +153,34 @@ def test_what_cannot_be_measured_is_one_line(arguments, message, tmp_path, capsy
     error = capsys.readouterr().err.splitlines()
     assert message in error[-1]
     assert "Traceback" not in "".join(error)
+
+
+def test_a_level_that_cannot_train_the_network_is_left_out_and_named(tiny, monkeypatch):
+    network = spec.load(tiny)
+    rows = [Row("00", 1), Row("01", 2), Row("02", 2)]
+    need = memory.need
+
+    def refused(network, setting, batch):
+        if setting.strategy is strategies.DATA_PARALLEL:
+            raise StepFailed("the loss", "too few columns")
+        return need(network, setting, batch)
+
+    monkeypatch.setattr(memory, "need", refused)
+    simulated, cannot = measure.simulate(network, rows, 8)
+    assert list(simulated) == [rows[0], rows[2]]
+    assert cannot == {rows[1]: "the loss: too few columns"}
+    with pytest.raises(UserError):
+        measure.simulate(network, [rows[1]], 8)
+
+    def run(row, work, warm_up, steps):
+        if row == rows[2]:
+            raise StepFailed(row.name, "rank 0: no such operator")
+        return [Measured(0.5, None, None)]
+
+    monkeypatch.setattr(Row, "run", run)
+    timing = measure.Timing(None, [rows[0], rows[2]], rounds=3, limit=60)
+    assert timing.rows == [rows[0]]
+    assert timing.cannot == {rows[2]: "rank 0: no such operator"}
 
 
 @pytest.mark.slow
