@@ -6,7 +6,9 @@ ordinary tensors of the CPU, so DDP's C++ code, FSDP and optimizers work on them
 their storages.
 
 Their numbers mean nothing. Small tensors are computed all the same: optimizers and wrappers read their steps and sizes.
-A network whose shapes depend on the numbers of large tensors cannot run this way.
+A tensor is small if its storage is. What is cut out of a large one is not computed with: that memory may hold anything,
+and an operation that takes it for indices, such as EmbeddingBag's backward, would write wherever they point. A network
+whose shapes depend on the numbers of large tensors cannot run this way.
 """
 
 import logging
@@ -21,10 +23,16 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
 
-SMALL = 4096  # elements up to which tensors are computed
+SMALL = 2**14  # bytes of a storage up to which tensors are computed
 # What these do to a tensor is not its numbers: they send it, or say where it begins in a profile.
 _NOT_ARITHMETIC = ("c10d", "profiler")
 _READ_ONE_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+# These leave their results as they are, which a small tensor's must not be: what fills it may not be computed.
+_UNFILLED = (
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+)
 
 
 class DependsOnNumbers(RuntimeError):
@@ -74,7 +82,7 @@ class _Hollow(TorchDispatchMode):
         if func.namespace in _NOT_ARITHMETIC or func in _READ_ONE_NUMBER or _changes_metadata_only(func):
             return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
-        if tensors and all(tensor.numel() <= SMALL for tensor in tensors):
+        if tensors and func not in _UNFILLED and all(map(_is_small, tensors)):
             return func(*args, **kwargs)
         if _writes_to_arguments(func):
             written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
@@ -107,6 +115,10 @@ class _Hollow(TorchDispatchMode):
         # Not every operation says in its schema that it returns an argument.
         storages = {_storage(fake): position for position, fake in enumerate(fakes) if isinstance(fake, Tensor)}
         return tree_map(partial(_layout, storages=storages), results)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() <= SMALL
 
 
 def _storage(tensor: Tensor) -> int:
@@ -173,4 +185,4 @@ def _allocated(leaves: list, leaf: Any) -> Any:
         argument = leaves[leaf.argument]
         return argument.as_strided(leaf.shape, leaf.stride, argument.storage_offset() + leaf.offset)
     tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
-    return tensor.zero_() if tensor.numel() <= SMALL else tensor
+    return tensor.zero_() if _is_small(tensor) else tensor

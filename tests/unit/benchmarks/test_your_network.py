@@ -388,6 +388,45 @@ def test_a_batch_that_fails_in_the_search_leaves_the_sizes_that_it_does_not_matt
     assert set(memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), [1, 8]).values()) == {found[80]}
 
 
+BAG = """
+import torch
+from torch import nn
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(2000, 8, mode="MODE")
+        self.score = nn.Linear(8, 3)
+    def forward(self, tokens, offsets):
+        return self.score(self.bag(tokens, offsets))
+def build(): return Bag()
+def batch(n):
+    return (torch.randint(2000, (20 * n,)), torch.arange(0, 20 * n, 20)), torch.zeros(n, dtype=torch.long)
+"""
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+def test_bags_of_tokens_need_what_they_need_where_they_are_computed(mode, tmp_path):
+    path = tmp_path / "bag.py"
+    path.write_text(BAG.replace("MODE", mode))
+    network = spec.load(f"{path}:build")
+    alone = Setting(strategies.ONE_DEVICE, 1)
+    for batch in (8, 512):
+        found = memory.need(network, alone, batch)
+        # The CPU's kernel makes room for one index more than there are, which may take another block.
+        assert memory.need(network, alone, batch, computes=True).most - found.most in (0, 512)
+    assert len(memory.need(network, Setting(strategies.DATA_PARALLEL, 8), 512).peaks) == 8
+
+
+def test_a_small_part_of_a_large_tensor_is_not_computed_with():
+    """Its memory is nobody's: as indices it would point anywhere."""
+    unwritten = torch.full((10_000,), 10**12)
+    with hollow():
+        tokens = unwritten.chunk(1000)[1]
+        assert torch.zeros(50, 4)[tokens].shape == (10, 4)
+        assert tokens.clone().max() == 0
+        assert tokens.clone().new_empty(3).max() == 0
+
+
 def test_a_shape_that_does_not_fit_is_raised_and_not_logged_too():
     log = logging.getLogger("torch._subclasses.fake_tensor")
     with hollow(), pytest.raises(RuntimeError):
