@@ -131,19 +131,22 @@ def count_network(
     optimizer: torch.optim.Optimizer,
     batch: Callable[[int], Any],
     loss: Callable[[Any], Tensor],
+    samples: int = EXAMPLES,
 ) -> Network:
     """Any network by its layers, its operators and the bytes that these move.
 
     Args:
         batch: makes a batch of so many samples.
         loss: of such a batch.
+        samples: the batch that is counted, and divided among its samples. A small one will do, unless a sample
+            multiplies more in a large batch, as where each is compared with each.
     """
-    few = batch(EXAMPLES)
-    layers = count_layers(module, partial(loss, few), EXAMPLES)
-    step_of_few = count_step(optimizer, partial(loss, few))
-    step_of_twice_as_many = count_step(optimizer, partial(loss, batch(2 * EXAMPLES)))
+    layers = count_layers(module, partial(loss, batch(samples)), samples)
+    step_of_few = count_step(optimizer, partial(loss, batch(EXAMPLES)))
+    more = max(samples, 2 * EXAMPLES)
+    step_of_more = count_step(optimizer, partial(loss, batch(more)))
     # What does not depend on the batch, such as the optimizer's bytes, cancels.
-    bytes_of_a_sample = (step_of_twice_as_many.bytes - step_of_few.bytes) // EXAMPLES
+    bytes_of_a_sample = (step_of_more.bytes - step_of_few.bytes) // (more - EXAMPLES)
     return Network(name, layers, step_of_few.operators, bytes_of_a_sample)
 
 

@@ -7,7 +7,8 @@ Sources:
 - TensorFlow, guide "Benchmarks", May 2017: images per second of one P100 on ResNet-50 with batch 64.
 - NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5: images per second of one V100 and of one A100 of 80 GB.
 - NVIDIA, datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM: dense peaks,
-  which are half of those with sparsity that the newer ones print, and bandwidth of memory.
+  which are half of those with sparsity that the newer ones print, and size and bandwidth of memory. The latter also of
+  "Tesla P100" (2016) and "V100" (2020), each with the largest memory that it was sold with.
 - Sinha et al., "Not All GPUs Are Created Equal", SC 2022: GPUs of one kind in one cluster differ by 8 % on average
   and by 22 % at most in how fast they are.
 - Lee et al., arXiv 2507.03114, 2025: compute is 18.9 % slower on average, and 40 % at most, while the same GPU
@@ -72,6 +73,23 @@ A100 = Datasheet(156, 312, 2039)
 H100 = Datasheet(494.7, 989.4, 3350)
 H200 = Datasheet(494.7, 989.4, 4800)
 B200 = Datasheet(1100, 2250, 8000)
+
+
+class Memory(NamedTuple):
+    """The memory of a GPU: gibibytes, and gigabytes per second at its peak."""
+
+    gib: int
+    bandwidth: float
+
+
+MEMORY = {
+    "p100": Memory(16, 732),
+    "v100": Memory(32, 900),
+    "a100": Memory(80, A100.memory),
+    "h100": Memory(80, H100.memory),
+    "h200": Memory(141, H200.memory),
+    "b200": Memory(180, B200.memory),
+}
 A100_TF32 = 938
 A100_MIXED = 2470
 
@@ -140,6 +158,16 @@ class Hardware(NamedTuple):
     inner: str = "nvlink-a100"
     network: str = "8x200g"
     gpus_per_node: int = 8
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the GPU's rate is one in mixed precision."""
+        return self.gpu.endswith("-amp")
+
+    @property
+    def memory(self) -> Memory:
+        """Of one GPU."""
+        return MEMORY[self.gpu.removesuffix("-amp")]
 
 
 class Estimates(NamedTuple):

@@ -7,32 +7,44 @@ An RNN, GRU or LSTM of torch is counted as a CPU runs it: each time step has ope
 operator of torch, for which cuDNN fuses the operations of a time step and batches those of several (Appleyard et al.,
 "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). How many kernels that makes is not published, so
 the time of launches is left out of such a network's prediction, and the answer says so.
+
+The optimizer's update is a part of the published step of ResNet-50 from which a time is scaled, and some 0.1 % of it.
+Of a network that is mostly tables it may be the largest part. The model leaves it out for all networks, here as in
+`benchmarks.predict`; the answer says what it takes at least, and so by how much all times are too short.
 """
 
 import argparse
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from benchmarks.predict import presets
 from benchmarks.predict.assumptions import LAUNCH, USUAL, Assumption, Setup, all_harsh, all_kind, of_compute
-from benchmarks.predict.count import count_network
+from benchmarks.predict.count import EXAMPLES, count_layers, count_network
 from benchmarks.predict.page import Start, page
 from benchmarks.predict.presets import Gpu, Hardware
 from benchmarks.predict.step import GRADIENT_BYTES, Network, weak_efficiency
 from benchmarks.predict.table import milliseconds
-from benchmarks.your_network import flags, training
+from benchmarks.your_network import flags, memory, strategies, training
 from benchmarks.your_network.flags import positive
 from benchmarks.your_network.hollow import DependsOnNumbers, hollow
+from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.spec import UserNetwork
+from benchmarks.your_network.training import StepFailed
 from common.errors import fail
 from common.files import write_atomically
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs
 PAYS = 0.9  # the efficiency from which on GPUs are said to pay
+LARGEST_BATCH = 2**20  # of one GPU, for which it is asked whether it pays
+WORTH_SAYING = 0.01  # of a step: the time of an update from which on it is said
+FASTEST_NETWORK = "8x400g"
+SLOWEST_NETWORK = "25g"
+Found = TypeVar("Found")
 HELP = "how fast a step would be on 1 to 512 GPUs"
 
 
@@ -66,6 +78,9 @@ def _above_zero(text: str) -> float:
 def answer(options: argparse.Namespace) -> None:
     users = flags.network(options)
     network = counted(users)
+    grows = not is_proportional(users, network)
+    if grows:
+        network = counted(users, options.batch)
     recurrent = has_recurrent_layers(users)
     hardware = Hardware(options.gpu, options.inner, options.network, options.gpus_per_node)
     gpu = presets.GPUS[options.gpu]
@@ -73,12 +88,20 @@ def answer(options: argparse.Namespace) -> None:
         gpu = measured(network, options.batch, options.measured_ms)
     setup, assumptions = prediction(network, gpu, hardware, options.batch, bool(options.measured_ms), recurrent)
     found = rows(setup, assumptions)
+    held = None if options.measured_ms else holding(users, network, hardware, options.batch)
     print(heading(network, gpu, hardware))
+    if grows:
+        print(f"What a sample multiplies depends on the batch: it is counted in one of {options.batch}.")
+        print("For other batches, as in the columns on the right, it is not counted anew.")
     if recurrent:
         print("Its recurrent layers are counted step by step in time. cuDNN fuses these operators,")
         print("so the time of launching them is left out: measure a step for --measured-ms.")
     print()
     print(table(found, options.batch))
+    if held and held.update_seconds > WORTH_SAYING * found[0]["seconds"]:
+        moved = f"{held.update_bytes / 2**20:,.0f} MiB"
+        print(f"Not in the times: the optimizer's update moves {moved}, so each step takes")
+        print(f"at least {milliseconds(held.update_seconds)} ms more, whatever the batch.")
     if options.page:
         own_gpu = gpu if options.measured_ms else None
         launch = setup.training.launch_seconds
@@ -89,31 +112,48 @@ def answer(options: argparse.Namespace) -> None:
             "parameters": network.parameters,
             "multiply_adds": network.multiply_adds,
             "operators": network.operators,
+            "counted_in_batch": options.batch if grows else EXAMPLES,
             "launches_left_out": recurrent,
             "bytes_of_a_sample": network.bytes_of_a_sample,
         },
         "hardware": hardware._asdict(),
         "gpu": gpu.name,
         "batch": options.batch,
+        "peak_bytes": held and held.peak,
+        "update_bytes": held and held.update_bytes,
+        "update_seconds": held and held.update_seconds,
         "predict": found,
     }
-    flags.conclude(options, verdict(setup, found, bool(options.measured_ms)), record)
+    lines = verdict(setup, found, bool(options.measured_ms))
+    if held and held.peak > hardware.memory.gib * 2**30:
+        lines[0] = (
+            f"Take a smaller batch: {options.batch} samples need {held.peak / 2**30:,.1f} GiB, and this GPU has "
+            f"{hardware.memory.gib}. The question memory has the largest that fits."
+        )
+    flags.conclude(options, lines, record)
 
 
-def counted(network: UserNetwork) -> Network:
+def counted(network: UserNetwork, batch: int = EXAMPLES) -> Network:
     """The network as `benchmarks.predict` takes it.
 
+    Args:
+        batch: by what its samples multiply in a batch of so many. More than EXAMPLES where it is not proportional.
+
     Raises:
-        UserError: if the network, its batch or its loss does not work.
+        StepFailed: if the network, its batch or its loss does not work.
     """
+    return _hollow_if_possible(partial(_counted, network, max(batch, EXAMPLES)))
+
+
+def _hollow_if_possible(question: Callable[[], Found]) -> Found:
     try:
         with hollow():
-            return _counted(network)
+            return question()
     except DependsOnNumbers:
-        return _counted(network)
+        return question()
 
 
-def _counted(network: UserNetwork) -> Network:
+def _counted(network: UserNetwork, samples: int) -> Network:
     model = training.build(network)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = training.make_optimizer(network, trained)
@@ -122,20 +162,56 @@ def _counted(network: UserNetwork) -> Network:
         return training.loss_of(network, model, batch)
 
     with training.explained(f"a step of {network.title} failed"):
-        counts = count_network(network.title, model, optimizer, partial(training.make_batch, network), loss)
+        counts = count_network(network.title, model, optimizer, partial(training.make_batch, network), loss, samples)
     if not counts.multiply_adds:
         fail(f"{network.title} multiplies nothing, so no time can be predicted from its operations")
     return counts
 
 
+def is_proportional(network: UserNetwork, counts: Network) -> bool:
+    """True where twice as many samples as were counted multiply twice as much."""
+
+    def of_a_sample() -> int:
+        model = training.build(network)
+        batch = training.make_batch(network, 2 * EXAMPLES)
+        layers = count_layers(model, partial(training.loss_of, network, model, batch), 2 * EXAMPLES)
+        return sum(layer.multiply_adds for layer in layers)
+
+    return _hollow_if_possible(of_a_sample) == counts.multiply_adds
+
+
 def has_recurrent_layers(network: UserNetwork) -> bool:
     """True where the network has an RNN, GRU or LSTM of torch."""
-    try:
-        with hollow():
-            model = training.build(network)
-    except DependsOnNumbers:
-        model = training.build(network)
+    model = _hollow_if_possible(partial(training.build, network))
     return any(isinstance(module, nn.RNNBase) for module in model.modules())
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one GPU has in its memory for a step, and moves there for the update.
+
+    Attributes:
+        peak: bytes that a step needs at its peak.
+        update_bytes: bytes that an optimizer of one kernel reads and writes once per step, however large the batch: it
+            reads parameters, gradients and state, and writes parameters and state. AdamW's are 7 numbers a parameter.
+        update_seconds: for these at the memory's peak bandwidth. No optimizer is faster.
+    """
+
+    peak: int
+    update_bytes: int
+    update_seconds: float
+
+
+def holding(network: UserNetwork, counts: Network, hardware: Hardware, batch: int) -> Holding | None:
+    """Of a step of `batch` samples; None where it can only be told by computing."""
+    setting = Setting(strategies.ONE_DEVICE, 1, "bf16" if hardware.is_mixed else "no")
+    try:
+        need = memory.need_without_computing(network, setting, batch)
+    except (DependsOnNumbers, StepFailed):  # it may fail here, and not with the few samples that were counted
+        return None
+    (split,) = need.devices
+    update_bytes = 3 * counts.parameters * GRADIENT_BYTES + 2 * split["optimizer state"]
+    return Holding(need.most, update_bytes, update_bytes / (hardware.memory.bandwidth * presets.GIGABYTE))
 
 
 def measured(network: Network, batch: int, milliseconds: float) -> Gpu:
@@ -249,7 +325,10 @@ def verdict(setup: Setup, found: list[dict], is_measured: bool) -> list[str]:
         first = (
             f"Take DDP (level 02, 03 or 04): up to {most['gpus']} GPUs pay, which are worth {worth:.1f} with {each}."
         )
-    return [first, f"Why: {_why(setup, found[0], looked_at)}", f"What would change it: {_change(setup, is_measured)}"]
+    change = _change(setup, most["gpus"])
+    if not is_measured:
+        change += " A step that you measured, --measured-ms, narrows the range."
+    return [first, f"Why: {_why(setup, found[0], looked_at)}", f"What would change it: {change}"]
 
 
 def _most_that_pay(found: list[dict]) -> dict:
@@ -274,28 +353,37 @@ def _why(setup: Setup, alone: dict, together: dict) -> str:
     return line
 
 
-def _change(setup: Setup, is_measured: bool) -> str:
-    gpus = COUNTS[-1]
-    other = "25g" if setup.cluster.network != presets.NETWORK["25g"] else "8x400g"
-    cluster = replace(setup.cluster, network=presets.NETWORK[other])
-    worth = gpus * weak_efficiency(setup.training, setup.batch, gpus, cluster)
-    line = f"with --network {other}, {gpus} GPUs would be worth {worth:.0f}"
-    batch = _pays_from_batch(setup, gpus)
+def _change(setup: Setup, gpus: int) -> str:
+    """What would make more GPUs pay than `gpus`, or fewer where all do."""
+    if gpus == COUNTS[-1]:
+        least = _pays_from_batch(setup, gpus, 1) or 1
+        line = f"fewer than {least} samples on each" if least > 1 else "not the batch: they pay with 1 sample on each"
+        if setup.cluster.network == presets.NETWORK[SLOWEST_NETWORK]:
+            return f"{line}."
+        return f"{line}. With --network {SLOWEST_NETWORK} they are worth {_worth(setup, gpus, SLOWEST_NETWORK):.0f}."
+    more = 2 * gpus
+    batch = _pays_from_batch(setup, more, 2 * setup.batch)
     if batch is None:
-        line += f"; with this one no batch makes them worth {PAYS:.0%}."
-    elif batch > 1:
-        line += f"; with this one {PAYS:.0%} from {batch} samples on each on."
+        line = f"no larger batch makes {more} GPUs worth {PAYS:.0%}"
     else:
-        line += "; with this one they pay at any batch."
-    return line if is_measured else f"{line} A step that you measured, --measured-ms, narrows the range."
+        line = f"a larger batch: from {batch} samples on each on, {more} GPUs are worth {PAYS:.0%}"
+    if more > setup.cluster.gpus_per_node and setup.cluster.network != presets.NETWORK[FASTEST_NETWORK]:
+        line += f". With --network {FASTEST_NETWORK} they are worth {_worth(setup, more, FASTEST_NETWORK):.1f}"
+    return f"{line}."
 
 
-def _pays_from_batch(setup: Setup, gpus: int) -> int | None:
-    """The smallest batch of each GPU, a power of two, with which so many of them are worth PAYS."""
-    for exponent in range(17):
-        batch = 2**exponent
+def _worth(setup: Setup, gpus: int, network: str) -> float:
+    """The number of GPUs that so many would replace if their nodes had this network."""
+    cluster = replace(setup.cluster, network=presets.NETWORK[network])
+    return gpus * weak_efficiency(setup.training, setup.batch, gpus, cluster)
+
+
+def _pays_from_batch(setup: Setup, gpus: int, batch: float) -> int | None:
+    """The first batch of each GPU with which so many of them are worth PAYS: `batch`, twice as many, and so on."""
+    while batch <= LARGEST_BATCH:
         if weak_efficiency(setup.training, batch, gpus, setup.cluster) >= PAYS:
-            return batch
+            return int(batch)
+        batch *= 2
     return None
 
 

@@ -85,6 +85,78 @@ def test_a_step_that_was_measured_is_the_step_on_one_gpu(milliseconds):
     assert two["seconds"] > alone["seconds"]
 
 
+PAIRS = """
+import torch
+from torch import nn
+def build(): return nn.Sequential(nn.Embedding(50_000, 64), nn.Flatten(), nn.Linear(64, 64))
+def batch(n): return torch.randint(50_000, (n, 1)), torch.arange(n)
+def loss(rows, targets): return nn.functional.cross_entropy(rows @ rows.T, targets)
+"""
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.py"
+    path.write_text(PAIRS)
+    return f"{path}:build"
+
+
+def test_a_score_for_each_pair_of_samples_is_counted_in_the_batch_that_was_asked_for(pairs, capsys):
+    network = spec.load(pairs)
+    few = predict.counted(network)
+    assert few.multiply_adds == 64 * 64 + 2 * 64
+    assert not predict.is_proportional(network, few)
+    many = predict.counted(network, 1024)
+    assert many.multiply_adds == 64 * 64 + 1024 * 64
+    assert many.bytes_of_a_sample > few.bytes_of_a_sample + 1024 * 4
+    program.main(["predict", pairs, "--batch", "1024"])
+    assert "it is counted in one of 1024." in capsys.readouterr().out
+
+
+def test_attention_is_proportional_to_the_samples(texts):
+    assert predict.is_proportional(texts, predict.counted(texts))
+
+
+def test_the_update_moves_seven_numbers_a_parameter_of_adamw_and_is_said_not_to_be_in_the_times(pairs, capsys):
+    network = spec.load(pairs)
+    counts = predict.counted(network)
+    held = predict.holding(network, counts, Hardware(), 64)
+    assert held.update_bytes == pytest.approx(7 * 4 * counts.parameters, rel=0.001)
+    assert held.update_seconds == held.update_bytes / 2039e9
+    program.main(["predict", pairs])
+    assert "the optimizer's update moves 86 MiB" in capsys.readouterr().out
+
+
+def test_a_batch_that_the_gpu_cannot_hold_is_not_advised(texts_file, capsys):
+    program.main(["predict", texts_file, "--gpu", "p100", "--batch", "262144"])
+    take = capsys.readouterr().out.splitlines()[-3]
+    assert take.startswith("Take a smaller batch: 262144 samples need ")
+    assert "this GPU has 16." in take
+
+
+@pytest.mark.parametrize(
+    "batch, network, change",
+    [
+        (1, "8x400g", "a larger batch: from "),
+        (16, "25g", "a larger batch: from "),
+        (4096, "8x400g", "With --network 25g they are worth"),
+    ],
+)
+def test_what_would_change_it_helps_more_gpus_or_fewer(batch, network, change):
+    hardware = Hardware(network=network)
+    setup, assumptions = predict.prediction(networks()["BERT-large"], A100, hardware, batch)
+    found = predict.rows(setup, assumptions)
+    most = predict._most_that_pay(found)["gpus"]
+    line = predict.verdict(setup, found, is_measured=True)[-1]
+    assert change in line
+    assert ("--network 8x400g" in line) == (network == "25g" and 2 * most > hardware.gpus_per_node)
+    if most < 512:
+        batch = int(line.partition("from ")[2].partition(" ")[0])
+        larger, assumptions = predict.prediction(networks()["BERT-large"], A100, hardware, batch)
+        paid = next(row for row in predict.rows(larger, assumptions) if row["gpus"] == 2 * most)
+        assert paid["efficiency"] >= predict.PAYS
+
+
 def test_the_answer_has_every_number_of_gpus_a_page_and_a_verdict(texts_file, tmp_path, capsys):
     kept = tmp_path / "answer.json"
     page = tmp_path / "page.html"
