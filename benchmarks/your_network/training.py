@@ -52,7 +52,7 @@ def build(network: UserNetwork, device: str | torch.device = "cpu") -> nn.Module
     """The module, in training mode.
 
     Raises:
-        StepFailed: if it cannot be built, or has no parameter to train.
+        StepFailed: if it cannot be built, has no parameter to train, or makes sparse gradients.
     """
     what = f"{network.title} cannot be built"
     with explained(what):
@@ -62,6 +62,11 @@ def build(network: UserNetwork, device: str | torch.device = "cpu") -> nn.Module
         model.train().to(device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise StepFailed(f"{network.title} cannot be trained", "it has no parameter to train")
+    for name, module in model.named_modules():
+        # A sparse tensor has no storage of its own, and storages are what is counted.
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            reason = f"the gradient of {name or 'the module'} is sparse, which no question here can count"
+            raise StepFailed(f"{network.title} cannot be asked about", f"{reason}; give it sparse=False")
     return model
 
 

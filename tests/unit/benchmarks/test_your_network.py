@@ -283,6 +283,7 @@ def test_a_shape_that_depends_on_numbers_is_noticed_and_computed(tmp_path):
         ("FILE:make", "has no function 'make'"),
         ("FILE:fails", "cannot be built: ValueError: no weights"),
         ("FILE:wrong", "the forward of mine:wrong failed: RuntimeError"),
+        ("FILE:sparse", "mine:sparse cannot be asked about: the gradient of 0 is sparse"),
         ("FILE:rows", "the loss must be a scalar tensor, not a tensor of shape (2,)"),
     ],
 )
@@ -294,6 +295,7 @@ def test_what_cannot_be_asked_about_is_one_line(text, message, tmp_path, capsys)
         "def fails(): raise ValueError('no weights')\n"
         "def wrong(): return nn.Linear(5, 5)\n"
         "def rows(): return nn.Linear(4, 5)\n"
+        "def sparse(): return nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 5))\n"
         "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
         "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
     )
