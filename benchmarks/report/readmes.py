@@ -22,7 +22,7 @@ from benchmarks.report import course, table
 from benchmarks.report.divided_diffs import KINDS, Drift, divided
 from benchmarks.report.verdicts import peaks
 from benchmarks.suites import memory
-from benchmarks.suites.throughput import FIRST
+from benchmarks.suites.throughput import ALL_CORES, FIRST
 from common import ladder, pitfalls
 from common.ladder import scripts
 from common.run.run import quantity, result_line
@@ -182,9 +182,10 @@ def does_ddp_pay() -> str:
         "**Does DDP pay?** It pays where a second device saves more time than averaging the gradients takes. [Recorded "
         f"on two CPU cores][pays], two devices of one core each are {paired(small, '02_ddp_raw'):.1f} times as fast as "
         f"one with 64 images in a step, and {paired(large, '02_ddp_raw'):.1f} times with 256: the more there is to "
-        "compute, the less averaging weighs. Over a slow link DDP does not pay: with "
-        f"{SLOW_LINK} between them, two machines with 64 images each (here two halves of one machine) reach "
-        f"{nodes:.2f} times the speed of one."
+        "compute, the less averaging weighs. (One process with both cores is about as fast, "
+        f"{all_cores(small):.2f} and {all_cores(large):.2f} times. CPUs offer that choice too, and GPUs do not.) Over "
+        f"a slow link DDP does not pay: with {SLOW_LINK} between them, two machines with 64 images each (here two "
+        f"halves of one machine) reach {nodes:.2f} times the speed of one."
     )
     return textwrap.fill(text, 80, break_on_hyphens=False)
 
@@ -205,6 +206,12 @@ def paired(group: dict, level: str) -> float:
     """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
     to_first = [pair for pair in group["pairs"] if pair["to"] == FIRST]
     (ratio,) = [pair for pair in to_first if group["rows"][pair["of"]]["level"] == level]
+    return ratio["median"]
+
+
+def all_cores(group: dict) -> float:
+    """The throughput of level 00 with all cores over its throughput on one device of several."""
+    (ratio,) = [pair for pair in group["pairs"] if (pair["of"], pair["to"]) == (f"{FIRST}, {ALL_CORES}", FIRST)]
     return ratio["median"]
 
 
