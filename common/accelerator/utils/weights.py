@@ -1,5 +1,6 @@
 """Weights as safetensors takes them: each tensor once, contiguous, with memory of its own."""
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 
 def write_file(obj: Any, path: Path, safe_serialization: bool) -> None:
@@ -39,14 +42,17 @@ def write_safetensors(state_dict: Mapping[str, torch.Tensor], path: Path) -> Non
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A dict that safetensors can write: contiguous tensors, each with memory of its own.
 
-    Tied weights are in it once, under the first of their names. Different views of the same memory are all in it.
+    Tied weights are in it once, under the first of their names, and a warning has the others. Different views of the
+    same memory are all in it.
     """
     first_names: dict[Any, str] = {}
     cleaned: dict[str, torch.Tensor] = {}
     memory_in_use = set()
+    removed = []
     for name, tensor in state_dict.items():
         first_name = first_names.setdefault(view_key(tensor, name), name)
         if first_name != name:
+            removed.append(name)
             continue
         tensor = tensor.resolve_conj().resolve_neg().contiguous()
         storage = tensor.untyped_storage()
@@ -55,6 +61,8 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> 
         elif storage.data_ptr() != 0:
             memory_in_use.add(storage.data_ptr())
         cleaned[name] = tensor
+    if removed:
+        logger.warning(f"Removed shared tensor {removed} while saving: the file has it under its first name only")
     return cleaned
 
 

@@ -224,3 +224,11 @@ def test_an_error_of_the_system_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         write_safetensors({"weight": torch.zeros(3)}, path)
     assert caught.value.filename == str(path)
+
+
+def test_a_tied_weight_that_is_left_out_is_named(tmp_path, caplog):
+    """Else somebody who looks for its second name in the file would take it for lost."""
+    with caplog.at_level("WARNING"):
+        utils.save(Network().state_dict(), tmp_path / "weights.safetensors", safe_serialization=True)
+    (record,) = caplog.records
+    assert "['head.weight']" in record.getMessage()
