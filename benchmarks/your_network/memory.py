@@ -245,7 +245,8 @@ def _on_the_line(known: dict[int, int], limit: int, devices: int) -> int:
     if below and above:
         near, other = max(below), min(above)
     else:
-        near, other = sorted(known, key=lambda batch: abs(known[batch] - limit))[:2]
+        nearest_first = sorted(known, key=lambda batch: abs(known[batch] - limit))
+        near, other = nearest_first[:2]
     bytes_per_sample = (known[near] - known[other]) / (near - other)
     if bytes_per_sample <= 0:  # the peak is the optimizer's: it does not depend on so small a batch
         return 2 * GROWTH * max(known)

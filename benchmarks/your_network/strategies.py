@@ -155,10 +155,15 @@ def units(model: nn.Module) -> list[nn.Module]:
     return found
 
 
+def _holds_blocks(container: nn.Module) -> bool:
+    """True where an element of the container has modules of its own: it is a block, and no single layer."""
+    return any(list(element.children()) for element in container.children())
+
+
 def _elements(container: nn.Module) -> list[nn.Module]:
     found = []
     for element in container.children():
-        if type(element) in _CONTAINERS and any(True for child in element.children() for _ in child.children()):
+        if type(element) in _CONTAINERS and _holds_blocks(element):
             found += _elements(element)
         elif any(True for _ in element.parameters()):
             found.append(element)

@@ -1,7 +1,7 @@
 """Numbers of a solution beside those that are right: equal or not, by which mistake, and shown rank by rank."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +33,11 @@ def near(left: Any, right: Any) -> bool:
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(near, left, right))
     return type(left) is type(right) and left == right
+
+
+def flat(lists: Iterable[list]) -> list:
+    """The entries of all lists, in one."""
+    return [entry for entries in lists for entry in entries]
 
 
 def agreed(**references: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from common.ladder.exercises.compare import agreed, near, plain, side_by_side
+from common.ladder.exercises.compare import agreed, flat, near, plain, side_by_side
 from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
 from common.small.accelerator import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
 
@@ -281,7 +281,3 @@ def joined(samples: list[list[list[int]]]) -> list[list[int]]:
     """The samples of each step on all ranks, in the order of the dataset."""
     steps = zip_longest(*samples, fillvalue=[])
     return [sorted(flat(shares)) for shares in steps]
-
-
-def flat(lists: Iterable[list[int]]) -> list[int]:
-    return [number for numbers in lists for number in numbers]
