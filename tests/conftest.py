@@ -5,6 +5,7 @@ import gc
 import math
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     config.option.dist = "loadfile"
     # The workers inherit it: a thread of one that waits must not spin on a core that another needs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def pytest_configure() -> None:
+    """Listen to Ctrl-C again where the tests run in the background.
+
+    A shell has a job in the background ignore SIGINT, and so would every process that a test starts and interrupts.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def available_gib() -> float:

@@ -39,12 +39,15 @@ class Nodes:
 
     def __init__(self, names: tuple[str, str]) -> None:
         self.names = names
+        self._started: tuple[list[subprocess.Popen], list[subprocess.Popen]] = ([], [])
 
     def start(self, node: int, command: list[str], environment: dict[str, str] | None = None, **popen):
         """A process on `node`, as `subprocess.Popen` starts it, in the repository's root."""
         environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE} | (environment or {})
         command = ["ip", "netns", "exec", self.names[node], *command]
-        return subprocess.Popen(command, env=environment, cwd=ladder.ROOT, text=True, **popen)
+        process = subprocess.Popen(command, env=environment, cwd=ladder.ROOT, text=True, **popen)
+        self._started[node].append(process)
+        return process
 
     def torchrun(self, node: int, arguments: list[str], processes: int = 1, settings: str = "", **options):
         """torchrun's agent for `node`, of two with `processes` ranks each; `settings` are added to `--rdzv-conf`.
@@ -84,6 +87,8 @@ class Nodes:
 
     def kill(self, node: int) -> None:
         """Switch the node off: SIGKILL to every process on it, until there is none."""
+        for process in self._started[node]:
+            process.kill()  # `ip` may not have moved it to the node yet: then the namespace does not list it
         deadline = time.monotonic() + 20
         while pids := _run("ip", "netns", "pids", self.names[node]).split():
             if time.monotonic() > deadline:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,9 +30,7 @@ def _start(out: Path, root: Path = ladder.ROOT) -> subprocess.Popen:
     # pytest-benchmark, which measures the overhead, measures nothing in a worker of pytest-xdist.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     environment = inherited | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
-    # Whoever starts the tests in the background may have SIGINT ignored, which processes inherit.
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, preexec_fn=listen, **pipes)
+    return subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, **pipes)
 
 
 def _alive(group: int) -> bool:

@@ -1,6 +1,8 @@
 """The model of a step over a network, by hand; the two nodes, their cable and their end; and the plots' input."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -114,6 +116,18 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
         raise ZeroDivisionError
     assert sleeper.wait(10) == -9
     assert not set(nodes.names) & _namespaces()
+
+
+@pytest.mark.slow
+@TWO_NODES
+def test_a_process_that_has_not_reached_its_node_yet_is_killed_with_it(tmp_path, monkeypatch):
+    slow = tmp_path / "ip"
+    slow.write_text(f'#!/bin/sh\n[ "$2" = exec ] && sleep 3\nexec {shutil.which("ip")} "$@"\n')
+    slow.chmod(0o755)
+    with two_nodes() as nodes:
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        sleeper = nodes.start(1, ["sleep", "1000"])
+    assert sleeper.wait(1) == -9
 
 
 @pytest.mark.slow
