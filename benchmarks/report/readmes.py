@@ -241,7 +241,11 @@ def _mib(row: dict) -> list[float]:
 def mistakes(level: str) -> str:
     """The pitfalls whose place is this level's page, each with what it is."""
     own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.named(level)]
-    items = [f"- [`{name}`](../common/pitfalls/{name}.py): {pitfalls.title(name)}" for name in own]
+    items = []
+    for name in own:
+        symptom = pitfalls.symptom(name)
+        loud = "" if symptom == "silent" else f" ({symptom})"
+        items.append(f"- [`{name}`](../common/pitfalls/{name}.py){loud}: {pitfalls.title(name)}")
     return "\n".join(textwrap.fill(item, 80, subsequent_indent="  ", break_on_hyphens=False) for item in items)
 
 

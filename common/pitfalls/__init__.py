@@ -7,6 +7,8 @@ runs them all on real processes. A pitfall is a module of this package with
     LEVELS              the levels of the ladder where one meets it; the first
                         one's page names it
     WORLD_SIZE          how many processes it runs on
+    SYMPTOM             "error" or "hang", or "silent": the training goes on,
+                        and something is wrong with it
     TIMEOUT             where the mistake is a hang: seconds until it is ended
     wrong(), right()    the code with and without the mistake, run on every rank
                         inside a process group; returns what shows the mistake
@@ -60,6 +62,11 @@ def module_name(name: str) -> str:
 def place(name: str) -> str:
     """The level whose page names the pitfall."""
     return importlib.import_module(module_name(name)).LEVELS[0]
+
+
+def symptom(name: str) -> str:
+    """How the mistake shows without a detector: "error", "hang" or "silent"."""
+    return importlib.import_module(module_name(name)).SYMPTOM
 
 
 def source(name: str) -> str:

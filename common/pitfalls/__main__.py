@@ -18,7 +18,14 @@ import textwrap
 import time
 from collections.abc import Sequence
 
-from common.pitfalls import NAMES, explanation, module_name, source, title
+from common.pitfalls import (
+    NAMES,
+    explanation,
+    module_name,
+    source,
+    symptom,
+    title,
+)
 from common.pitfalls.examine import examine
 from common.pitfalls.excerpt import excerpt
 
@@ -157,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"there is no pitfall {args.name}; --list names them")
     if args.list:
         for name in NAMES:
-            print(f"{name}\n{_indented(title(name))}")
+            print(f"{name} ({symptom(name)})\n{_indented(title(name))}")
         return 0
     try:
         if args.quiz:

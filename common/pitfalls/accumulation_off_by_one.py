@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 LEVELS = ("03_accelerate",)
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 MICRO_BATCHES = torch.ones(8, 2, 4)
 PER_STEP = 4
 

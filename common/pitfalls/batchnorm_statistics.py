@@ -18,6 +18,7 @@ from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 
 
 def train():

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 LEVELS = ("00_single_gpu", "01_data_parallel", "02_ddp_raw")
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 
 
 def prepare():

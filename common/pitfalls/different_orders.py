@@ -12,6 +12,7 @@ from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw",)
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 TRAIN_SET = range(1_000)
 
 

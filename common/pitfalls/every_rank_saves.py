@@ -22,6 +22,7 @@ from common.process_group import all_gather_object
 
 LEVELS = ("03_accelerate", "02_ddp_raw")
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 
 
 @contextmanager

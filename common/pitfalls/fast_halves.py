@@ -25,6 +25,7 @@ from common.allocator import (
 
 LEVELS = ("00_single_gpu", "02_ddp_raw")
 WORLD_SIZE = 1
+SYMPTOM = "silent"
 # 40 MB in float32, and halves of 20.
 NUMBERS = 10_000_000
 STEPS = 25

@@ -14,6 +14,7 @@ from common.pitfalls.stage import farthest_apart
 
 LEVELS = ("02_ddp_raw",)
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 
 
 def train(forward, model):

@@ -17,6 +17,7 @@ from common.process_group import all_gather_object
 
 LEVELS = ("04_trainer", "03_accelerate")
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 
 
 def micro_batches():

@@ -15,6 +15,7 @@ from common.pitfalls.stage import scratch
 
 LEVELS = ("01_data_parallel", "02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 
 
 def network():

@@ -15,6 +15,7 @@ from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 3
+SYMPTOM = "silent"
 SEED = 42
 
 

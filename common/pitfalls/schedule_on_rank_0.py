@@ -15,6 +15,7 @@ from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw",)
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 
 
 def train(steps_scheduler):

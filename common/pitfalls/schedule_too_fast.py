@@ -16,6 +16,7 @@ from common.accelerator.utils import DataLoaderConfiguration
 
 LEVELS = ("03_accelerate",)
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 STEPS = 8
 
 

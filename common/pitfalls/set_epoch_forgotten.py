@@ -9,6 +9,7 @@ from torch.utils.data import DistributedSampler
 
 LEVELS = ("02_ddp_raw",)
 WORLD_SIZE = 2
+SYMPTOM = "silent"
 
 
 def wrong():

@@ -17,6 +17,7 @@ from common.pitfalls.stage import at, places
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 2
+SYMPTOM = "hang"
 TIMEOUT = 2
 
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 2
+SYMPTOM = "error"
 
 
 class TwoHeads(nn.Module):

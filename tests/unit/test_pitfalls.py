@@ -54,6 +54,13 @@ def test_the_numbers_are_those_that_one_expects(name, wrong, right, verdict):
     assert (verdict(name).wrong, verdict(name).right) == (wrong, right)
 
 
+@pytest.mark.parametrize("name", pitfalls.NAMES)
+def test_the_symptom_is_the_one_that_shows(name, verdict):
+    shown = verdict(name).wrong
+    seen = "hang" if "hangs" in shown else "error" if shown.startswith("error") else "silent"
+    assert pitfalls.symptom(name) == seen
+
+
 def test_numbers_of_ranks_that_differ_say_whose_they_are_and_what_is_in_them(verdict):
     first, second = re.findall(r"calls (.*?) in line \d+", verdict("collective_on_rank_0").finding)
     assert (first, second) == ("dist.all_reduce(loss)", "dist.all_reduce(correct)")
@@ -124,7 +131,7 @@ def test_what_is_printed_fits_the_terminal(capsys, verdict):
     assert main(["--list"]) == 0
     listing = capsys.readouterr().out
     for name in pitfalls.NAMES:
-        assert f"{name} {pitfalls.title(name)}" in " ".join(listing.split())
+        assert f"{name} ({pitfalls.symptom(name)}) {pitfalls.title(name)}" in " ".join(listing.split())
         assert max(map(len, pitfalls.source(name).splitlines())) <= COLUMNS, name
         # The columns of the table: a name, the wrong number, the right one.
         assert len(name) <= 23 and len(verdict(name).wrong) <= 33 and len(verdict(name).right) <= 22
