@@ -145,12 +145,16 @@ def epoch(level: str) -> str:
     """The result that one epoch at this level printed, folded to the width of a terminal, and its cost in a line.
 
     One run alone says little about speed, so the run's own times are left out. The speed in the last line is that of
-    the comparison's rounds, in which the levels took turns.
+    the comparison's rounds, in which the levels took turns; the ratio is the median of the rounds' ratios.
     """
     result = recorded("results")["levels"][ladder.named(level)]
     accuracy, losses, _, steps_and_seconds = result_line(result["run"]).split(" | ")
     steps, _, _ = steps_and_seconds.partition(" in ")
-    return f"    {accuracy}\n        {losses} | {steps}\n        {_cost(level)}"
+    lines = [accuracy, f"    {losses} | {steps}", f"    {_cost(level)}"]
+    if ladder.named(level) != ladder.levels()[0]:
+        ratio = paired(recorded("results")["throughput"][0], ladder.named(level))
+        lines.append(f"    {ratio:.2f} of level 00's speed, round by round")
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def _cost(level: str) -> str:
@@ -166,9 +170,7 @@ def _cost(level: str) -> str:
 
 def _speed(record: dict, level: str) -> str:
     median = table.timed(record)[level]["median"]
-    speed = f"{median:.0f} images/s, {quantity(record['cores_per_device'], 'core')} a device"
-    first = ladder.levels()[0]
-    return speed if level == first else f"{speed}, {paired(record['throughput'][0], level):.2f} of level 00"
+    return f"{median:.0f} images/s, {quantity(record['cores_per_device'], 'core')} a device"
 
 
 SLOW_LINK = "100 Mbit/s"

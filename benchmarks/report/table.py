@@ -133,7 +133,7 @@ def notes(report: dict, with_account: bool = True) -> str:
         count = report["throughput"][0]["rounds"]
         is_noisy = any(row["noisy"] for row in rows.values())
         noisy = " *: noisy." if is_noisy else ""
-        lines.append(f"Images per s: median of {count} rounds in turn; spread: their middle half.{noisy}")
+        lines.append(f"Images/s: median of {count} rounds in turn; spread: quartile to quartile.{noisy}")
         lines.append(f"Of level 00: median of the rounds' ratios, and its interval{_confidence(report)}.")
         lines += of_devices(report["throughput"][0]["rows"])
     for group in report.get("throughput") or []:

@@ -1,4 +1,4 @@
-"""`module.` in front of every key: a checkpoint that loads, and loads nothing.
+"""`module.` in front of every key: `strict=False` loads nothing of them.
 
 The wrapper's state dict has the wrapper's names. Loaded into the bare network
 it is an error; the quick cure `strict=False` drops that error together with
