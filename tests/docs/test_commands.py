@@ -6,6 +6,7 @@ Its own program parses it, pytest collects tests for it, and what is no comparis
 import argparse
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -24,7 +25,6 @@ from common.ladder import scripts
 from common.processes import ranks
 from tests.docs.pages import MODULES, PAGES, commands, name
 from tests.levels import run_level
-from tests.nested_pytest import run_pytest
 
 # Modules are run that other tests have imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
@@ -141,11 +141,23 @@ def pytest_commands() -> list[list[str]]:
     return [words for words in all_commands() if words[0] == "pytest"]
 
 
+# One process for all of them: the first one imports what the tests do, which takes most of the time.
+COLLECT = """
+import json, sys, pytest
+for words in json.loads(sys.argv[1]):
+    code = pytest.main(["-p", "no:cacheprovider", *words, "--collect-only", "-q", "-n", "0"])
+    if code != 0:
+        sys.exit(f"pytest {' '.join(words)}: {code!r}")
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", pytest_commands(), ids=" ".join)
-def test_pytest_takes_its_command_lines_and_finds_tests(words):
-    done = run_pytest(*words[1:], "--collect-only", "-q", "-n", "0")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_pytest_takes_its_command_lines_and_finds_tests():
+    command_lines = [words[1:] for words in pytest_commands()]
+    command = [sys.executable, "-c", COLLECT, json.dumps(command_lines)]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    done = subprocess.run(command, cwd=ladder.ROOT, env=inherited, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 
 # Programs that take a second or a few. The others of a reader's own machine are long tests.

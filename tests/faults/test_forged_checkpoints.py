@@ -242,6 +242,13 @@ def test_no_forged_folder_reaches_outside_of_itself(tmp_path):
 
 
 @ON_LINUX
-@pytest.mark.slow
-def test_no_forged_folder_of_many_reaches_outside_of_itself(tmp_path):
-    fuzz(tmp_path, range(SEED + 1000, SEED + 1800))
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(SEED + 1000, SEED + 1300), marks=pytest.mark.slow),
+        pytest.param(range(SEED + 1300, SEED + 2500), marks=pytest.mark.long),
+    ],
+    ids=len,
+)
+def test_no_forged_folder_of_many_reaches_outside_of_itself(tmp_path, seeds):
+    fuzz(tmp_path, seeds)

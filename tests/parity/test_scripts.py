@@ -42,7 +42,7 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
 @pytest.mark.parametrize(
     "level",
     [
-        pytest.param(level, marks=pytest.mark.slow if level in ("00_single_gpu", "04_trainer") else pytest.mark.long)
+        pytest.param(level, marks=pytest.mark.slow if level == "00_single_gpu" else pytest.mark.long)
         for level in ladder.levels()
     ],
 )
@@ -61,9 +61,9 @@ def test_exactly_the_test_set_is_evaluated_on_any_number_of_ranks(world_size):
     batch = str(world_size * 32)
     for level in ladder.levels():
         if level in ladder.DISTRIBUTED:
-            argv = ["--dataset", "synthetic", "--max-steps", "1", "--batch-size", batch]
-            results, _ = run_on_ranks(level, world_size, argv)
-            assert [result["evaluated"] for result in results] == [10_000] * world_size
+            few = ["--max-steps", "1", "--eval-samples", "1001"]
+            results, _ = run_on_ranks(level, world_size, ["--dataset", "synthetic", "--batch-size", batch, *few])
+            assert [result["evaluated"] for result in results] == [1001] * world_size
             assert len({result["accuracy"] for result in results}) == 1
 
 
@@ -75,13 +75,18 @@ def test_a_batch_that_three_processes_cannot_share_is_one_line():
     assert said == ["error: --batch-size 64 does not divide by 3 (3 processes): use 63 or 66"]
 
 
-FULL_EPOCHS = [
-    pytest.param(level, marks=pytest.mark.slow if level == "00_single_gpu" else pytest.mark.long)
-    for level in ladder.levels()
-]
+@pytest.mark.slow
+def test_a_quarter_of_an_epoch_of_mnist_is_95_percent_accurate(mnist, tmp_path):
+    flags = ["--data-dir", mnist, "--max-steps", "234", "--json", str(tmp_path / "r.json")]
+    done = run_script("00_single_gpu", flags, timeout=200)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["accuracy"] >= 0.95
+    assert (result["evaluated"], result["steps"]) == (10_000, 234)
 
 
-@pytest.mark.parametrize("level", FULL_EPOCHS)
+@pytest.mark.long
+@pytest.mark.parametrize("level", ladder.levels())
 def test_a_full_epoch_of_mnist_is_98_percent_accurate(level, mnist, tmp_path):
     processes = 2 if level in ladder.DISTRIBUTED else None
     done = run_script(level, ["--data-dir", mnist, "--json", str(tmp_path / "r.json")], processes, timeout=500)

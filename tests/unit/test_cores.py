@@ -182,8 +182,9 @@ def test_the_same_threads_leave_the_same_weights_wherever_they_are(level):
 
 
 @needs_two_cores
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["02_ddp_raw", "04_trainer"])
+@pytest.mark.parametrize(
+    "level", [pytest.param("02_ddp_raw", marks=pytest.mark.slow), pytest.param("04_trainer", marks=pytest.mark.long)]
+)
 def test_too_few_cores_are_said_once_by_all_ranks_of_torchrun(level):
     asked = str(available_cores())
     done = run_script(level, [*SHORT, "--cores-per-device", asked], processes=2)
@@ -191,8 +192,9 @@ def test_too_few_cores_are_said_once_by_all_ranks_of_torchrun(level):
 
 
 @needs_two_cores
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate"])
+@pytest.mark.parametrize(
+    "level", [pytest.param("02_ddp_raw", marks=pytest.mark.slow), pytest.param("03_accelerate", marks=pytest.mark.long)]
+)
 def test_a_launched_level_says_its_cores(level):
     done = run_script(level, [*SHORT, "--cores-per-device", "1"], processes=2)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import ast
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,10 @@ def imports_of(name: str, path: Path) -> list[Import]:
     return found
 
 
-IMPORTS = [found for name, path in MODULES.items() for found in imports_of(name, path)]
+@cache
+def imports() -> list[Import]:
+    """Every import of every module; reading them takes seconds."""
+    return [found for name, path in MODULES.items() for found in imports_of(name, path)]
 
 
 def room(module: str) -> str:
@@ -166,12 +170,12 @@ def edges_between(imports: list[Import]) -> dict[str, set[str]]:
 
 
 def test_there_is_no_cycle_of_imports():
-    assert cycles(edges_between(IMPORTS)) == []
+    assert cycles(edges_between(imports())) == []
 
 
 def test_rooms_import_what_stands_below_them_and_nothing_else():
     wrong = []
-    for found in IMPORTS:
+    for found in imports():
         ours, theirs = room(found.importer), room(found.imported)
         if theirs.startswith("common.") and ours.startswith("common.") and ours != theirs:
             assert ours in BASE or ours in ROOMS, f"{ours} is a new room: say in ROOMS what it may import"
@@ -183,13 +187,13 @@ def test_rooms_import_what_stands_below_them_and_nothing_else():
 
 def test_nothing_in_common_imports_benchmarks_tests_or_levels():
     tops = {"benchmarks", "tests"} | {level.partition(".")[0] for level in LEVELS}
-    assert [str(found) for found in IMPORTS if found.importer in COMMON and room(found.imported) in tops] == []
+    assert [str(found) for found in imports() if found.importer in COMMON and room(found.imported) in tops] == []
 
 
 def test_levels_and_benchmarks_do_not_import_tests_and_levels_no_tools():
     tools = {"benchmarks", "tests", "common.ladder", "common.pitfalls", "common.processes"}
-    assert [str(found) for found in IMPORTS if found.importer in LEVELS and room(found.imported) in tools] == []
-    assert [str(found) for found in IMPORTS if found.importer in BENCHMARKS and room(found.imported) == "tests"] == []
+    assert [str(found) for found in imports() if found.importer in LEVELS and room(found.imported) in tools] == []
+    assert [str(found) for found in imports() if found.importer in BENCHMARKS and room(found.imported) == "tests"] == []
 
 
 def reached(importers: set[str]) -> set[str]:
@@ -198,7 +202,7 @@ def reached(importers: set[str]) -> set[str]:
     waiting = list(importers)
     while waiting:
         importer = waiting.pop()
-        for found in IMPORTS:
+        for found in imports():
             outside = found.imported in MODULES and room(found.imported) != "common.accelerator"
             if found.importer == importer and outside and found.imported not in modules:
                 modules.add(found.imported)
@@ -209,7 +213,9 @@ def reached(importers: set[str]) -> set[str]:
 @pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel", "02_ddp_raw"])
 def test_levels_in_plain_torch_name_nothing_of_the_core_but_a_sampler(level):
     modules = reached({f"{level}.train"})
-    of_core = [found for found in IMPORTS if found.importer in modules and room(found.imported) == "common.accelerator"]
+    of_core = [
+        found for found in imports() if found.importer in modules and room(found.imported) == "common.accelerator"
+    ]
     assert "common.run.run" in modules
     if level == "02_ddp_raw":
         sampler = of_core.pop()
@@ -220,7 +226,7 @@ def test_levels_in_plain_torch_name_nothing_of_the_core_but_a_sampler(level):
 
 def test_the_core_uses_few_libraries():
     known = {"common", "torch"} | AT_FIRST_USE | set(sys.stdlib_module_names)
-    of_core = [found for found in IMPORTS if room(found.importer) == "common.accelerator"]
+    of_core = [found for found in imports() if room(found.importer) == "common.accelerator"]
     assert [str(found) for found in of_core if found.imported.partition(".")[0] not in known] == []
 
 

@@ -205,7 +205,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.dictionaries(names | st.text(max_size=6) | st.integers() | st.none(), values, max_size=6))
 def test_fuzz_any_mapping_is_a_launchable_config_or_a_config_error(mapping):
     try:
@@ -217,7 +217,7 @@ def test_fuzz_any_mapping_is_a_launchable_config_or_a_config_error(mapping):
         assert config_from_dict(yaml.safe_load(config.to_yaml())) == config
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.data())
 def test_fuzz_mutated_files_give_only_config_errors(tmp_path_factory, data):
     raw = bytearray((LEVEL / "multi_gpu_fp16.yaml").read_bytes())
@@ -234,7 +234,7 @@ def test_fuzz_mutated_files_give_only_config_errors(tmp_path_factory, data):
         assert str(path) in str(error) and "\n" not in str(error)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.text(max_size=60))
 def test_fuzz_any_text_gives_only_config_errors(tmp_path_factory, text):
     path = tmp_path_factory.getbasetemp() / "text.yaml"

@@ -263,8 +263,14 @@ OURS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", OURS)
+# Each of the others has a template or a pitfall of its kind among the slow tests.
+OFTEN = ("02_ddp_raw/train.py", "04_trainer/train.py")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(script, marks=pytest.mark.slow if script in OFTEN else pytest.mark.long) for script in OURS],
+)
 def test_our_own_scripts_are_healthy(script, tmp_path):
     more = ["--output-dir", tmp_path / "out"] if "wide_net" in script else []
     answer = ask(ROOT / script, *OURS[script], *more)
@@ -286,8 +292,9 @@ def test_the_templates_are_healthy(level, tmp_path):
     assert "\nHealthy: " in answer.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["test_script", "test_sync"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("test_script", marks=pytest.mark.slow), pytest.param("test_sync", marks=pytest.mark.long)]
+)
 def test_scripts_of_the_original_are_healthy(name, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
@@ -296,8 +303,10 @@ def test_scripts_of_the_original_are_healthy(name, monkeypatch):
     assert "\nHealthy: " in answer.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel"])
+@pytest.mark.parametrize(
+    "level",
+    [pytest.param("00_single_gpu", marks=pytest.mark.slow), pytest.param("01_data_parallel", marks=pytest.mark.long)],
+)
 def test_a_level_that_is_one_process_is_told_so(level):
     answer = ask(ROOT / level / "train.py", *LEVEL)
     assert answer.returncode == 2, answer.stdout + answer.stderr

@@ -47,6 +47,7 @@ print(json.dumps([before, process_facts()]))
     assert before["allocator"] == pinned["allocator"] and before["allocator"]["name"]
 
 
+@pytest.mark.slow
 def test_a_rank_of_the_two_nodes_keeps_large_blocks_before_it_takes_a_job():
     program = """
 from benchmarks.harness import network_rank

@@ -161,7 +161,8 @@ PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="4000" src
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: the page is not looked at")
-@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_fits_a_phone_and_a_desktop(report, tmp_path, width):
     """Nothing is wider than the window; the files stand side by side where there is room, else one under the other."""
     publish(report, tmp_path)

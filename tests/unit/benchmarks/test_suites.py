@@ -66,6 +66,7 @@ def test_a_suite_that_is_started_as_a_program_says_in_a_line_how_it_is_run(path)
     assert path.with_name(f"test_{path.name}").exists()
 
 
+@pytest.mark.slow
 def test_everything_is_drawn_again_from_a_folder_of_records(tmp_path, monkeypatch, capsys, coarse, report):
     with pytest.raises(SystemExit):
         command.main([str(tmp_path)])
