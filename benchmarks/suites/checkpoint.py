@@ -40,6 +40,7 @@ LIBRARIES = (OURS, THEIRS, TORCH)
 ACTIONS = ("save", "load", "cold load")
 WIDTH = 2048
 LAYERS = 12
+QUICK = "basic"  # the network that --quick saves
 
 
 class Network(NamedTuple):
@@ -171,6 +172,8 @@ def measured(title: str, network: str, world: int, rows: tuple[str, ...], extent
     """The record of these rows. A library that one of them names does all three actions in every round."""
     if not hasattr(os, "posix_fadvise"):
         raise CannotMeasure("a file cannot be taken out of this system's cache")
+    if extent.quick and network != QUICK:
+        raise CannotMeasure(f"--quick saves {NETWORKS[QUICK].name}, only")
     libraries = [library for library in LIBRARIES if any(row.endswith(f", {library}") for row in rows)]
     samples: Samples = {row: [] for row in rows}
     facts: dict[str, dict] = {}

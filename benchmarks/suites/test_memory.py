@@ -14,8 +14,8 @@ def rows(request, devices, quick) -> list[dict]:
     folder = request.config.getoption("--replay")
     if folder is None:
         networks = list(NETWORKS)
-        if quick and devices > 2:
-            # The ranks of eight devices take turns on a few cores: a quick look is at one network there.
+        if quick and devices > 1:
+            # The ranks of many devices take turns on a few cores: a quick look is at one network there.
             networks = ["basic_net"]
         return memory.measure(networks, [devices], wrappers=memory.ALL_WRAPPERS)
     try:
