@@ -4,15 +4,24 @@ import re
 
 import pytest
 
-from tests.faults.jobs import ON_LINUX, launcher, run_all_to_end, torchrun
+from tests.faults.jobs import ON_LINUX, launcher, run_all_to_end, selected_cases, torchrun
 from tests.faults.test_rank_killed import SABOTEUR
 
-pytestmark = [ON_LINUX, pytest.mark.slow]
+pytestmark = ON_LINUX
 
 SHORT = ["--dataset", "synthetic", "--train-samples", "640", "--eval-samples", "320", "--batch-size", "32"]
 ALL = ["hangs", "leaves_early", "has_fewer_batches", "bypasses_ddp", "reduces_alone"]
-PLAIN = [*(("02_ddp_raw", fault) for fault in ALL), ("04_trainer", "hangs")]
-CHECKED = [("03_accelerate", "hangs"), ("03_accelerate", "bypasses_ddp"), ("04_trainer", "has_fewer_batches")]
+SLOW = pytest.mark.slow
+LONG = pytest.mark.long
+PLAIN = [
+    *(pytest.param("02_ddp_raw", fault, marks=SLOW) for fault in ALL),
+    pytest.param("04_trainer", "hangs", marks=LONG),
+]
+CHECKED = [
+    pytest.param("03_accelerate", "hangs", marks=SLOW),
+    pytest.param("03_accelerate", "bypasses_ddp", marks=LONG),
+    pytest.param("04_trainer", "has_fewer_batches", marks=SLOW),
+]
 TIMEOUT = 20  # seconds; the slowest rank may come that late to the first collective
 
 
@@ -21,9 +30,12 @@ def debugging_launcher(*argv: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def endings() -> dict:
+def endings(request) -> dict:
     """How each sabotaged job ended, by (start, level, fault). They mostly wait, so they run at the same time."""
-    cases = [*((torchrun, *case) for case in PLAIN), *((debugging_launcher, *case) for case in CHECKED)]
+    plain = {case.values for case in PLAIN}
+    cases = []
+    for case in selected_cases(request, ("level", "fault")):
+        cases.append((torchrun if case in plain else debugging_launcher, *case))
     commands = {}
     for start, level, fault in cases:
         commands[start, level, fault] = start(SABOTEUR, fault, "5", level, *SHORT, "--timeout", str(TIMEOUT))

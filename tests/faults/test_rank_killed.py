@@ -12,7 +12,7 @@ import torch
 
 from common import ladder
 from common.processes import free_port
-from tests.faults.jobs import ON_LINUX, job, launcher, run_all_to_end, run_to_end, script, torchrun
+from tests.faults.jobs import ON_LINUX, job, launcher, run_all_to_end, run_to_end, script, selected_cases, torchrun
 from tests.levels import farthest
 
 pytestmark = ON_LINUX
@@ -117,22 +117,22 @@ def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(t
     assert 0 < farthest(*ends) <= 1e-9
 
 
-# Every level, and both ways to start it with both faults.
+# The slow ones are every level, and both ways to start one with both faults.
 FAULTS = [
-    ("02_ddp_raw", torchrun, "raises"),
-    ("02_ddp_raw", launcher, "is_killed"),
-    (ladder.FULL, torchrun, "is_killed"),
-    (ladder.FULL, launcher, "raises"),
-    ("04_trainer", torchrun, "raises"),
-    ("04_trainer", launcher, "is_killed"),
+    pytest.param("02_ddp_raw", torchrun, "raises", marks=pytest.mark.slow),
+    pytest.param("02_ddp_raw", launcher, "is_killed", marks=pytest.mark.long),
+    pytest.param(ladder.FULL, torchrun, "is_killed", marks=pytest.mark.slow),
+    pytest.param(ladder.FULL, launcher, "raises", marks=pytest.mark.slow),
+    pytest.param("04_trainer", torchrun, "raises", marks=pytest.mark.long),
+    pytest.param("04_trainer", launcher, "is_killed", marks=pytest.mark.slow),
 ]
 
 
 @pytest.fixture(scope="module")
-def faulty_jobs(tmp_path_factory) -> dict:
+def faulty_jobs(request, tmp_path_factory) -> dict:
     """How each job without restarts ended, by (level, start, fault): some run at the same time."""
     commands = {}
-    for level, start, fault in FAULTS:
+    for level, start, fault in selected_cases(request, ("level", "start", "fault")):
         flags = [*TRAINING, "--epochs", "90"]
         if level != "02_ddp_raw":
             flags += checkpointing(tmp_path_factory.mktemp("saved"))
@@ -140,7 +140,6 @@ def faulty_jobs(tmp_path_factory) -> dict:
     return run_all_to_end(commands)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("level, start, fault", FAULTS)
 def test_without_restarts_the_job_ends_soon_and_says_which_rank_and_why(level, start, fault, faulty_jobs):
