@@ -7,36 +7,40 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, mistake, near, plain, side_by_side
+from common.ladder.exercises.compare import agreed, mistake, near, plain, scaled, side_by_side
+from common.ladder.exercises.link import slow_link
 from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
 from common.small.ddp.naive import NaiveDDP
 
 MINUTES = 10
 READ = "02_ddp_raw/README.md"
 SAME_AS = "NaiveDDP (common/small/ddp/naive.py) and torch's DistributedDataParallel"
-GRADIENTS = (1.0, 2.0, 6.0)  # of the bias, by rank: on two and on three ranks no rank's own is the mean
+# The gradients of the biases, by rank: on two and on three ranks no rank's own is the mean.
+FIRST = (1.0, 2.0, 6.0)
+LAST = (0.0, 2.0, 7.0)  # a gradient of zeros counts in the mean too
 
 
-class TwoLayers(nn.Module):
-    """A layer that is used, and one that takes no part in the forward."""
+class ThreeLayers(nn.Module):
+    """Two layers that are used, and between them one that takes no part in the forward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.used = nn.Linear(2, 1)
+        self.first = nn.Linear(2, 1)
         self.unused = nn.Linear(2, 1)
+        self.last = nn.Linear(2, 1)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.used(values)
+        rank = dist.get_rank()
+        return FIRST[rank] * self.first(values) + LAST[rank] * self.last(values)
 
 
-def network() -> TwoLayers:
+def network() -> ThreeLayers:
     torch.manual_seed(0)
-    return TwoLayers().double()
+    return ThreeLayers().double()
 
 
 def backward(model: nn.Module) -> None:
-    values = torch.tensor([1.0, 10.0]).double()
-    (GRADIENTS[dist.get_rank()] * model(values).sum()).backward()
+    model(torch.tensor([1.0, 10.0]).double()).sum().backward()
 
 
 def gradients(model: nn.Module) -> dict[str, list | None]:
@@ -63,18 +67,20 @@ def averaged_by_the_small_one() -> list:
 def run(path: str) -> dict:
     """On one rank: the gradients before and after the solution was called, and those that are right."""
     expected = agreed(real=averaged_by_torch(), small=averaged_by_the_small_one())
-    average_gradients = load_name(path, "average_gradients")
     model = network()
     backward(model)
     own = gradients(model)
-    weights = model.used.weight.detach().clone()
-    average_gradients(model)
+    weights = model.first.weight.detach().clone()
+    with slow_link() as link:
+        average_gradients = load_name(path, "average_gradients")
+        average_gradients(model)
     return {
         "own": own,
         "after": gradients(model),
         "expected": dict(zip(own, expected, strict=True)),
         "weights": plain(weights),
-        "weights_after": plain(model.used.weight),
+        "weights_after": plain(model.first.weight),
+        "not_waited": sum(message.times_waited == 0 for message in link.messages),
     }
 
 
@@ -96,7 +102,7 @@ def findings(results: list[dict]) -> list[str]:
     if not all(near(of_rank, results[0]["weights"]) for of_rank in weights):
         title = "the weights have changed; only the gradients are to be averaged"
         return [side_by_side(title, weights, before=results[0]["weights"])]
-    for name in ("used.weight", "used.bias"):
+    for name in ("first.weight", "first.bias", "last.weight", "last.bias"):
         after = [result["after"][name] for result in results]
         expected = [result["expected"][name] for result in results]
         if not near(after, expected):
@@ -112,22 +118,24 @@ def findings(results: list[dict]) -> list[str]:
 
 def wrong_gradient(name: str, results: list[dict]) -> str:
     """The mistake that has led to these gradients of one parameter."""
+    if results[0]["not_waited"]:
+        return "is not there yet: all_reduce with async_op=True returns a handle at once; call its wait() for the sum"
     world_size = len(results)
     own = [result["own"][name] for result in results]
     mean = results[0]["expected"][name]
     after = [result["after"][name] for result in results]
+    if name == "last.weight" and near(after, own):
+        return "is still each rank's own: pass over the unused layer's None, and go on with the parameter after it"
+    total = scaled(mean, world_size)
     known = mistake(
         after,
         {
-            "is the sum over the ranks: divide it by the world size": [[world_size * x for x in mean]] * world_size,
+            "is the sum over the ranks: divide it by the world size, in `parameter.grad` itself": [total] * world_size,
             "is still each rank's own: the sum of all ranks' has to be written into `parameter.grad`": own,
             "is rank 0's on every rank: copied, and not averaged": [own[0]] * world_size,
-            "is divided by 2 however many ranks there are: take the world size": [[world_size * x / 2 for x in mean]]
-            * world_size,
-            "is divided by the world size, but not added up over the ranks": [
-                [x / world_size for x in of_rank] for of_rank in own
-            ],
-            "is divided by the world size twice": [[x / world_size for x in mean]] * world_size,
+            "is divided by 2 however many ranks there are: take the world size": [scaled(total, 1 / 2)] * world_size,
+            "is divided by the world size, but not added up over the ranks": scaled(own, 1 / world_size),
+            "is divided by the world size twice": [scaled(mean, 1 / world_size)] * world_size,
             "is gone": [None] * world_size,
         },
     )

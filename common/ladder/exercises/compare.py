@@ -35,6 +35,13 @@ def near(left: Any, right: Any) -> bool:
     return type(left) is type(right) and left == right
 
 
+def scaled(value: Any, factor: float) -> Any:
+    """The number times the factor, or lists of such numbers."""
+    if isinstance(value, list):
+        return [scaled(each, factor) for each in value]
+    return factor * value
+
+
 def flat(lists: Iterable[list]) -> list:
     """The entries of all lists, in one."""
     return [entry for entries in lists for entry in entries]

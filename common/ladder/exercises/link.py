@@ -48,6 +48,8 @@ class SlowLink:
     def all_reduce(
         self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Message | None:
+        if tensor is None:
+            raise TypeError("all_reduce got None for a tensor: a parameter without a gradient has to be passed over")
         message = Message(tensor, {"op": op, "group": group}, async_op, self.gradients_left)
         self.messages.append(message)
         if async_op:

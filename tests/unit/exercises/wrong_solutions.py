@@ -26,7 +26,7 @@ WRONG = {
         "average_gradients",
         old="dist.get_world_size()",
         new="2",
-        idea="on 3 ranks the gradient of used.weight is divided by 2 however many ranks there are",
+        idea="on 3 ranks the gradient of first.weight is divided by 2 however many ranks there are",
     ),
     "average_gradients: nothing added": Wrong(
         "average_gradients",
@@ -69,7 +69,7 @@ WRONG = {
         "average_gradients",
         old="if parameter.grad is not None:",
         new="if parameter.grad is not None and parameter.dim() == 2:",
-        idea="the gradient of used.bias is still each rank's own",
+        idea="the gradient of first.bias is still each rank's own",
     ),
     "average_gradients: a gradient for all": Wrong(
         "average_gradients",
@@ -78,6 +78,39 @@ WRONG = {
             parameter.grad = parameter.detach() * 0
         if True:""",
         idea="the unused layer has got a gradient",
+    ),
+    "average_gradients: the sum divided in another tensor": Wrong(
+        "average_gradients",
+        old="parameter.grad /= dist.get_world_size()",
+        new="gradient = parameter.grad / dist.get_world_size()",
+        idea="is the sum over the ranks: divide it by the world size, in `parameter.grad` itself",
+    ),
+    "average_gradients: the end at the first None": Wrong(
+        "average_gradients",
+        old="        if parameter.grad is not None:",
+        new="""        if parameter.grad is None:
+            break
+        if True:""",
+        idea="pass over the unused layer's None, and go on with the parameter after it",
+    ),
+    "average_gradients: None for a tensor": Wrong(
+        "average_gradients",
+        old="if parameter.grad is not None:",
+        new="if True:",
+        idea="all_reduce got None for a tensor: a parameter without a gradient has to be passed over",
+    ),
+    "average_gradients: not waited for": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="dist.all_reduce(parameter.grad, async_op=True)",
+        idea="all_reduce with async_op=True returns a handle at once; call its wait() for the sum",
+    ),
+    "average_gradients: nothing sent where a gradient is zeros": Wrong(
+        "average_gradients",
+        old="if parameter.grad is not None:",
+        new="if parameter.grad is not None and parameter.grad.any():",
+        idea="rank 0: has returned\n    rank 1: line 8 of solution.py: dist.all_reduce(parameter.grad)\n"
+        "    a rank that has returned does not answer: all ranks must call the same collectives, equally often",
     ),
     "accumulate: not divided": Wrong(
         "accumulate",
