@@ -7,7 +7,8 @@ writes networks.json anew. Nothing is computed: the networks are on torch's meta
 
 import argparse
 import json
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +28,38 @@ from common.model import BasicNet
 BERT_LAYERS = 24
 BERT_TOKENS = 128  # of a sequence
 EXAMPLES = 2  # a batch normalisation needs more than one
+# Operators of torch that multiply as much as products of matrices do, and for which FlopCounterMode has no formula.
+WITHOUT_FORMULA = {
+    "_cdist_forward",
+    "_fft_c2c",
+    "_fft_c2r",
+    "_fft_r2c",
+    "_grouped_mm",
+    "_int_mm",
+    "_linalg_eigh",
+    "_linalg_slogdet",
+    "_linalg_solve_ex",
+    "_linalg_svd",
+    "_sparse_addmm",
+    "_trilinear",
+    "addmv",
+    "addr",
+    "conv_tbc",
+    "dot",
+    "linalg_cholesky_ex",
+    "linalg_eig",
+    "linalg_inv_ex",
+    "linalg_lu_factor_ex",
+    "linalg_matrix_exp",
+    "linalg_qr",
+    "linalg_solve_triangular",
+    "mkldnn_rnn_layer",
+    "mv",
+    "triangular_solve",
+    "vdot",
+}
+# The namespaces of operators that torch itself calls. The formulas of others' operators are not known.
+OF_TORCH = {"_c10d_functional", "aten", "c10d", "inductor", "prim", "prims", "profiler"}
 
 
 class Block(nn.Module):
@@ -182,7 +215,7 @@ def count_layers(network: nn.Module, loss: Callable[[], Tensor], samples: int) -
         hooks.append(module.register_forward_pre_hook(begin))
         hooks.append(module.register_forward_hook(end))
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
-    with sdpa_kernel(SDPBackend.MATH), counter:
+    with sdpa_kernel(SDPBackend.MATH), time_steps_apart(), counter:
         loss()
     for hook in hooks:
         hook.remove()
@@ -197,6 +230,41 @@ def count_layers(network: nn.Module, loss: Callable[[], Tensor], samples: int) -
     if of_loss:
         layers.append(Layer(0, of_loss // (2 * samples)))
     return tuple(layers)
+
+
+@contextmanager
+def time_steps_apart() -> Iterator[None]:
+    """Run an LSTM step by step in time, as an RNN and a GRU run.
+
+    On a CPU oneDNN may run a layer of an LSTM as one operator, for which FlopCounterMode has no formula.
+    """
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
+
+
+class _WithoutFormula(TorchDispatchMode):
+    """Keeps the names of the operators that multiply and cannot be counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        name = function.overloadpacket.__name__
+        if function.namespace not in OF_TORCH or (function.namespace == "aten" and name in WITHOUT_FORMULA):
+            self.names.add(f"{function.namespace}.{name}")
+        return function(*arguments, **(keywords or {}))
+
+
+def operators_without_formula(loss: Callable[[], Tensor]) -> list[str]:
+    """The names of the forward's operators whose multiply-adds `count_layers` leaves out."""
+    with time_steps_apart(), _WithoutFormula() as found:
+        loss()
+    return sorted(found.names)
 
 
 def _parameters(network: nn.Module, reached: Container[nn.Module]) -> dict[nn.Module, int]:
@@ -255,7 +323,7 @@ def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> 
 
 def _training_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
     optimizer.zero_grad()
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH), time_steps_apart():
         loss().backward()
     # Older releases of torch make AdamW's count of steps on the default device, and read it. On "meta" it has no value.
     with torch.device("cpu"):

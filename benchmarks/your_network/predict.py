@@ -3,10 +3,10 @@
 The model is `benchmarks.predict`'s, and so are links and GPUs. Here the network is counted: its multiply-adds,
 attention's too, its gradients' bytes and its operators. Nothing is computed (see `hollow`).
 
-An RNN, GRU or LSTM of torch is counted as a CPU runs it: each time step has operators of its own. On a GPU it is one
-operator of torch, for which cuDNN fuses the operations of a time step and batches those of several (Appleyard et al.,
-"Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). How many kernels that makes is not published, so
-the time of launches is left out of such a network's prediction, and the answer says so.
+An RNN, GRU or LSTM of torch is counted step by step in time: each time step has operators of its own. On a GPU it is
+one operator of torch, for which cuDNN fuses the operations of a time step and batches those of several (Appleyard et
+al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). How many kernels that makes is not published,
+so the time of launches is left out of such a network's prediction, and the answer says so.
 
 The optimizer's update is a part of the published step of ResNet-50 from which a time is scaled, and some 0.1 % of it.
 Of a network that is mostly tables it may be the largest part. The model leaves it out for all networks, here as in
@@ -18,13 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from benchmarks.predict import presets
 from benchmarks.predict.assumptions import LAUNCH, USUAL, Assumption, Setup, all_harsh, all_kind, of_compute
-from benchmarks.predict.count import EXAMPLES, count_layers, count_network
+from benchmarks.predict.count import EXAMPLES, count_layers, count_network, operators_without_formula
 from benchmarks.predict.page import Start, page
 from benchmarks.predict.presets import Gpu, Hardware
 from benchmarks.predict.step import GRADIENT_BYTES, Network, weak_efficiency
@@ -82,6 +83,7 @@ def answer(options: argparse.Namespace) -> None:
     if grows:
         network = counted(users, options.batch)
     recurrent = has_recurrent_layers(users)
+    not_counted = without_formula(users)
     hardware = Hardware(options.gpu, options.inner, options.network, options.gpus_per_node)
     gpu = presets.GPUS[options.gpu]
     if options.measured_ms:
@@ -96,6 +98,8 @@ def answer(options: argparse.Namespace) -> None:
     if recurrent:
         print("Its recurrent layers are counted step by step in time. cuDNN fuses these operators,")
         print("so the time of launching them is left out: measure a step for --measured-ms.")
+    if not_counted:
+        print(fill(f"Not counted: what {', '.join(not_counted)} multiplies. So all times are too short.", 80))
     print()
     print(table(found, options.batch))
     if held and held.update_seconds > WORTH_SAYING * found[0]["seconds"]:
@@ -114,6 +118,7 @@ def answer(options: argparse.Namespace) -> None:
             "operators": network.operators,
             "counted_in_batch": options.batch if grows else EXAMPLES,
             "launches_left_out": recurrent,
+            "operators_not_counted": not_counted,
             "bytes_of_a_sample": network.bytes_of_a_sample,
         },
         "hardware": hardware._asdict(),
@@ -164,8 +169,19 @@ def _counted(network: UserNetwork, samples: int) -> Network:
     with training.explained(f"a step of {network.title} failed"):
         counts = count_network(network.title, model, optimizer, partial(training.make_batch, network), loss, samples)
     if not counts.multiply_adds:
-        fail(f"{network.title} multiplies nothing, so no time can be predicted from its operations")
+        fail(f"{network.title} multiplies nothing that is counted, so no time can be predicted from its operations")
     return counts
+
+
+def without_formula(network: UserNetwork) -> list[str]:
+    """The names of the operators that multiply, and whose multiply-adds are not in the count."""
+
+    def found() -> list[str]:
+        model = training.build(network)
+        batch = training.make_batch(network, EXAMPLES)
+        return operators_without_formula(partial(training.loss_of, network, model, batch))
+
+    return _hollow_if_possible(found)
 
 
 def is_proportional(network: UserNetwork, counts: Network) -> bool:

@@ -241,6 +241,57 @@ def test_a_network_whose_shapes_depend_on_numbers_is_counted_by_computing(tmp_pa
     assert network.multiply_adds == 5000 * 10
 
 
+RECURRENT = """
+import torch
+from torch import nn
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.KIND(6, 16, num_layers=LAYERS, bidirectional=DIRECTIONS == 2, batch_first=True)
+        self.score = nn.Linear(16 * DIRECTIONS, 3)
+    def forward(self, sounds):
+        return self.score(self.layer(sounds)[0][:, -1])
+def build(): return Recurrent()
+def batch(n): return torch.zeros(n, 20, 6), torch.zeros(n, dtype=torch.long)
+"""
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("kind, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_each_gate_of_each_time_step_layer_and_direction_is_counted(kind, gates, layers, directions, tmp_path):
+    path = tmp_path / "recurrent.py"
+    text = RECURRENT.replace("KIND", kind).replace("LAYERS", str(layers)).replace("DIRECTIONS", str(directions))
+    path.write_text(text)
+    steps, hidden = 20, 16
+    inputs = [6] + [hidden * directions] * (layers - 1)
+    of_layers = sum(directions * steps * gates * hidden * (width + hidden) for width in inputs)
+    network = predict.counted(spec.load(f"{path}:build"))
+    assert network.multiply_adds == of_layers + hidden * directions * 3
+
+
+def test_an_operator_that_multiplies_and_is_not_known_is_named(tmp_path, capsys):
+    path = tmp_path / "pairs.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Pairs(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.pairs = nn.Bilinear(8, 8, 8)\n"
+        "        self.score = nn.Linear(8, 3)\n"
+        "    def forward(self, x):\n"
+        "        return self.score(self.pairs(x, x))\n"
+        "def build(): return Pairs()\n"
+        "def alone(): return nn.Linear(8, 3)\n"
+        "def batch(n): return torch.zeros(n, 8), torch.zeros(n, dtype=torch.long)\n"
+    )
+    program.main(["predict", f"{path}:build"])
+    assert "Not counted: what aten._trilinear multiplies" in capsys.readouterr().out
+    program.main(["predict", f"{path}:alone"])
+    assert "Not counted" not in capsys.readouterr().out
+
+
 def test_the_launches_of_recurrent_layers_are_left_out_and_it_is_said(tmp_path, capsys):
     """cuDNN fuses what is counted here step by step in time, so such a network is not bound by its launches."""
     path = tmp_path / "spoken.py"
