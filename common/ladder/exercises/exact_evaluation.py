@@ -1,6 +1,7 @@
 """The checker of `exact_evaluation`: what seven ranks return, and how many samples each of them has run."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from common.accelerator.sampler import DistributedEvalSampler
 from common.ladder.exercises.compare import is_number, near, plain, side_by_side
-from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"
@@ -57,33 +58,47 @@ def mean_of_accuracies(size: int, world_size: int) -> float:
     return sum(own) / world_size
 
 
-def run(path: str) -> list[dict]:
-    """On one rank: for each size what is returned, and how many samples its network saw."""
+def run(path: str, size: int) -> dict:
+    """On one rank: what is returned for a dataset of `size`, and how many samples the network saw."""
     accuracy = load_name(path, "accuracy")
-    outcomes = []
-    for size in SIZES:
-        model = CountingNetwork()
-        try:
-            returned = accuracy(model, dataset_of(size))
-        except Exception as error:
-            error.add_note(f"with {size} samples on {dist.get_world_size()} ranks")
-            raise
-        outcomes.append({"returned": plain(returned), "seen": model.seen})
-    return outcomes
+    model = CountingNetwork()
+    try:
+        returned = accuracy(model, dataset_of(size))
+    except Exception as error:
+        error.add_note(f"with {situation(size, dist.get_world_size())}")
+        raise
+    if isinstance(returned, torch.Tensor):
+        return {"returned": "a Tensor, of which .item() makes a number", "seen": model.seen}
+    return {"returned": plain(returned), "seen": model.seen}
+
+
+def situation(size: int, world_size: int) -> str:
+    text = f"{size} samples on {world_size} ranks"
+    return f"{text}, so that some ranks have none" if size < world_size else text
 
 
 def check(path: Path) -> list[str]:
     """On seven ranks and on one."""
     for world_size in (7, 1):
-        try:
-            results = on_ranks(world_size, run, path)
-        except SolutionFailed as failure:
-            return [str(failure)]
-        for number, size in enumerate(SIZES):
-            found = findings([of_rank[number] for of_rank in results], size)
+        for size in SIZES:
+            reason = partial(why_it_hangs, size)
+            try:
+                results = on_ranks(world_size, partial(run, size=size), path, reason)
+            except SolutionFailed as failure:
+                return [str(failure)]
+            found = findings(results, size)
             if found:
                 return [f"{size} samples on {world_size} ranks: {finding}" for finding in found]
     return []
+
+
+def why_it_hangs(size: int, places: Sequence[Place | None]) -> str | None:
+    if None in places:
+        return (
+            f"with {situation(size, len(places))}, a rank has returned, and does not answer: all ranks must call the"
+            " same collectives, equally often, however many samples each has"
+        )
+    return None
 
 
 def findings(results: Sequence[dict], size: int) -> list[str]:

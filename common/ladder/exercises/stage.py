@@ -30,6 +30,8 @@ PATIENCE = 60  # seconds for everything that is not the solution's, such as the 
 CHECKERS = str(Path(__file__).parent)
 # The names of torch's functions that wait for other ranks, send and recv among them.
 COLLECTIVE = re.compile("reduce|gather|scatter|broadcast|barrier|send|recv|all_to_all|wait")
+# The beginning of a line of the C++ log in an error of gloo, with time and place.
+GLOO_LOG = re.compile(r"^\[rank\d+\]:\[[^\]]*\] ")
 # gloo's words for "another rank has left": the consequence of that rank's error, and no error of its own.
 CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
 
@@ -62,6 +64,7 @@ class Failure(NamedTuple):
 
     error: str
     place: Place | None
+    hints: tuple[str, ...] = ()
     is_consequence: bool = False
     is_finding: bool = False  # the error is a sentence for the learner already
 
@@ -174,12 +177,24 @@ def _failure(error: BaseException, path: str) -> Failure:
     if isinstance(error, NotImplementedError) and of_the_learner:
         sentence = f"{of_the_learner[-1]} is still a gap: {error}"
         return Failure(sentence, of_the_learner[-1], is_finding=True)
-    message = str(error).partition("\n")[0]
+    message = GLOO_LOG.sub("", str(error).partition("\n")[0])
+    hints = list(getattr(error, "__notes__", []))
+    # An error inside of torch is about what was handed to it, and not about what it has returned.
+    if "NoneType" in message and places[-1].file == path and _keeps_a_result_of_all_reduce(path):
+        hints.append("all_reduce puts the sum into the tensor that it is given, and returns None")
     return Failure(
-        error=" ".join([f"{type(error).__name__}: {message}", *getattr(error, "__notes__", [])]),
+        error=f"{type(error).__name__}: {message}",
         place=of_the_learner[-1] if of_the_learner else None,
+        hints=tuple(hints),
         is_consequence=any(sign in message for sign in CONSEQUENCES),
     )
+
+
+def _keeps_a_result_of_all_reduce(path: str) -> bool:
+    """Whether the learner's file has a line that does something with the None that a blocking all-reduce returns."""
+    lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    calls = [line for line in lines if "all_reduce(" in line and "async_op" not in line]
+    return any(not re.match(r"[\w.]*all_reduce\(", line) for line in calls)
 
 
 def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
@@ -190,10 +205,8 @@ def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
     where = "on every rank" if len(failures) == world_size else f"on rank {rank}"
     if failure.place is None:
         return f"{where} the call of {file} raised {failure.error}\n    Does it have the signature of the starter file?"
-    sentence = f"{where} {failure.place} raised {failure.error}\n    {failure.place.code}"
-    if "NoneType" in failure.error and "all_reduce(" in failure.place.code:
-        sentence += "\n    all_reduce puts the sum into the tensor that it is given, and returns None"
-    return sentence
+    sentence = f"{where} {failure.place} raised {failure.error}"
+    return "\n    ".join([sentence, failure.place.code, *failure.hints])
 
 
 def _ended(lost: str) -> str:

@@ -253,7 +253,32 @@ WRONG = {
         "exact_evaluation",
         old="    own = dataset[dist.get_rank() :: dist.get_world_size()]\n",
         new="    own = dataset[dist.get_rank() :: dist.get_world_size()]\n    1 / len(own)\n",
-        idea="raised ZeroDivisionError: division by zero with 3 samples on 7 ranks",
+        idea="raised ZeroDivisionError: division by zero\n    1 / len(own)\n"
+        "    with 3 samples on 7 ranks, so that some ranks have none",
+    ),
+    "exact_evaluation: the result of all_reduce": Wrong(
+        "exact_evaluation",
+        old="    dist.all_reduce(counts)",
+        new="    counts = dist.all_reduce(counts)",
+        idea="all_reduce puts the sum into the tensor that it is given, and returns None",
+    ),
+    "exact_evaluation: a rank without samples does not answer": Wrong(
+        "exact_evaluation",
+        old="    counts = torch.zeros",
+        new="    if not own:\n        return 0.0\n    counts = torch.zeros",
+        idea="with 3 samples on 7 ranks, so that some ranks have none, a rank has returned, and does not answer",
+    ),
+    "exact_evaluation: the accuracy of the own share": Wrong(
+        "exact_evaluation",
+        old="    dist.all_reduce(counts)\n    return (counts[0] / counts[1]).item()",
+        new="    return counts[0].item() / len(own)",
+        idea="100 samples on 7 ranks: the ranks return different numbers",
+    ),
+    "exact_evaluation: a tensor": Wrong(
+        "exact_evaluation",
+        old="(counts[0] / counts[1]).item()",
+        new="counts[0] / counts[1]",
+        idea="accuracy returns a number on every rank; these are what came:\n    rank 0: a Tensor, of which .item()",
     ),
     "exact_evaluation: a sum for rank 0": Wrong(
         "exact_evaluation",
