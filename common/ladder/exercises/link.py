@@ -4,45 +4,82 @@ On one machine an all-reduce in the background ends so soon that code which forg
 link it never does, so that each run of a wrong solution shows the same mistake.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Message:
     """An all-reduce of a solution: the handle that the solution gets, and what the checker wants to know of it."""
 
-    def __init__(self, tensor: Tensor, arguments: dict[str, Any], in_background: bool, gradients_left: int) -> None:
-        self.tensor = tensor
-        self.sent = tensor.clone()
+    def __init__(self, link: "SlowLink", tensor: Tensor, arguments: dict[str, Any], in_background: bool) -> None:
+        self.link = link
+        self.tensor = tensor.detach()
+        self.sent = self.tensor.clone()
         self.arguments = arguments
         self.in_background = in_background
-        self.gradients_left = gradients_left
+        self.step = link.step
+        self.gradients_left = link.gradients_left
+        self.gradients = same_memory(tensor, [parameter.grad for parameter in link.parameters])
+        self.weights = same_memory(tensor, link.parameters)
         self.times_waited = 0
+        self.last_step_waited = 0
+        self.held_up_backward = False
         self.was_changed = False  # between its start and its arrival
 
     def wait(self) -> bool:
         if not self.times_waited:
             self.was_changed = not torch.equal(self.tensor, self.sent)
+            self.held_up_backward = self.link.gradients_left > 0
             _all_reduce(self.tensor, **self.arguments)
         self.times_waited += 1
+        self.last_step_waited = self.link.step
         return True
+
+    def get_future(self) -> "Arrival":
+        return Arrival(self, lambda: [self.tensor])
+
+
+class Arrival:
+    """The future of a message. Over this link the functions that follow it run when somebody waits for it."""
+
+    def __init__(self, message: Message, result: Callable[[], Any]) -> None:
+        self.message = message
+        self.value = functools.cache(result)
+
+    def then(self, function: Callable[["Arrival"], Any]) -> "Arrival":
+        return Arrival(self.message, lambda: function(self))
+
+    def wait(self) -> Any:
+        self.message.wait()
+        return self.value()
+
+
+def same_memory(tensor: Tensor, others: Sequence[Tensor | None]) -> list[int]:
+    """The numbers of those that begin where `tensor` does."""
+    pointers = [None if other is None else other.data_ptr() for other in others]
+    return [number for number, pointer in enumerate(pointers) if pointer == tensor.data_ptr()]
 
 
 class SlowLink:
     """The messages of a solution, in the order in which they began.
 
     Attributes:
+        parameters: those of the network that is trained, so that a message knows whose gradient it carries.
+        step: the number of the present step, from 1 on.
         gradients_left: how many gradients the present backward has still to compute.
     """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.parameters: list[nn.Parameter] = []
+        self.step = 0
         self.gradients_left = 0
 
     def all_reduce(
@@ -50,7 +87,9 @@ class SlowLink:
     ) -> Message | None:
         if tensor is None:
             raise TypeError("all_reduce got None for a tensor: a parameter without a gradient has to be passed over")
-        message = Message(tensor, {"op": op, "group": group}, async_op, self.gradients_left)
+        if not isinstance(tensor, Tensor):
+            _all_reduce(tensor)  # which raises torch's own error
+        message = Message(self, tensor, {"op": op, "group": group}, async_op)
         self.messages.append(message)
         if async_op:
             return message

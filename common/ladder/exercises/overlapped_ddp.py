@@ -1,5 +1,6 @@
 """The checker of `overlapped_ddp`: when each all-reduce begins, whether it is waited for, and what it brings."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, mistake, near, plain, side_by_side
+from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, side_by_side
 from common.ladder.exercises.link import Message, SlowLink, slow_link
 from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
 from common.small.ddp.overlapped import OverlappedDDP
@@ -47,12 +48,13 @@ def gradients(module: nn.Module) -> list:
 def averaged(model: Any, wait: bool = False, link: SlowLink | None = None) -> list[list]:
     """The gradients of all layers after each step's backward, and after the wait of a solution.
 
-    Messages count the gradients that backward has still to compute when they begin.
+    Messages note the step, and how many gradients backward has still to compute.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = []
-    for _ in range(STEPS):
+    for step in range(1, STEPS + 1):
         if link:
+            link.step = step
             link.gradients_left = LAYERS
         model(inputs()).sum().backward()
         if wait:
@@ -75,6 +77,7 @@ def run(path: str) -> dict:
     with slow_link() as link:
         solution = load_name(path, "OverlappedDDP")
         module = network()
+        link.parameters = list(module.parameters())
 
         def note_gradient(_: nn.Parameter) -> None:
             link.gradients_left -= 1
@@ -84,17 +87,25 @@ def run(path: str) -> dict:
         try:
             found = averaged(solution(module), wait=True, link=link)
         except (AttributeError, TypeError) as error:
-            sentence = why_none(error, module, link)
+            sentence = why_none(error, path, module, link)
             if sentence is None:
                 raise
             raise SolutionFailed(sentence) from error
-        return {"own": own, "after": found, "expected": expected, "traffic": [described(m) for m in link.messages]}
+        traffic = [described(message) for message in link.messages if message.step]
+        return {"own": own, "after": found, "expected": expected, "traffic": traffic}
 
 
-def why_none(error: Exception, module: nn.Module, link: SlowLink) -> str | None:
+def why_none(error: Exception, path: str, module: nn.Module, link: SlowLink) -> str | None:
     """The idea behind an error about None: it came where a gradient, or a handle, was expected."""
-    if "NoneType" not in str(error):
+    if "None" not in str(error):
         return None
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.line or "" for frame in frames if frame.filename == path]
+    if not link.step and ".grad" in lines[-1]:
+        return (
+            "start_all_reduce was called before any backward, when parameter.grad is None: hand the function itself to"
+            " register_post_accumulate_grad_hook (self.start_all_reduce), and not what a call of it returns"
+        )
     if any(parameter._backward_hooks for parameter in module.parameters()):
         return (
             "register_hook calls its function before backward has written parameter.grad, which is None then: use"
@@ -110,9 +121,14 @@ def why_none(error: Exception, module: nn.Module, link: SlowLink) -> str | None:
 
 def described(message: Message) -> dict:
     return {
+        "step": message.step,
+        "gradients": message.gradients,
+        "is_weights": bool(message.weights),
         "in_background": message.in_background,
         "early": message.gradients_left > 0,
-        "times_waited": message.times_waited,
+        "held_up_backward": message.held_up_backward,
+        "was_waited_for": message.times_waited > 0,
+        "waited_later": message.last_step_waited > message.step,
         "was_changed": message.was_changed,
     }
 
@@ -123,45 +139,78 @@ def check(path: Path) -> list[str]:
         results = on_ranks(WORLD_SIZE, run, path)
     except SolutionFailed as failure:
         return [str(failure)]
-    found = [wrong_traffic(results[0]["traffic"]), wrong_gradients(results)]
-    return [finding for finding in found if finding]
+    found = wrong_traffic(results[0]["traffic"]) or wrong_gradients(results)
+    return [found] if found else []
 
 
 def wrong_traffic(messages: list[dict]) -> str | None:
     """A finding about the way in which the all-reduces of rank 0 were called."""
     total = len(messages)
+    weights = [message for message in messages if message["is_weights"]]
     blocking = [message for message in messages if not message["in_background"]]
     early = [message for message in messages if message["early"]]
-    waited = [message for message in messages if message["times_waited"]]
-    waited_again = [message for message in messages if message["times_waited"] > 1]
+    held_up = [message for message in messages if message["held_up_backward"]]
+    waited = [message for message in messages if message["was_waited_for"]]
+    waited_later = [message for message in messages if message["waited_later"]]
     changed = [message for message in messages if message["was_changed"]]
     if not messages:
         return "no all-reduce was called: a hook has to begin one for each gradient"
-    if len(blocking) == total and early:
+    if weights:
         return (
-            f"{total} of {total} all-reduces were called without async_op=True, so backward stood still until each had"
-            " arrived: begin them with async_op=True, and keep the handles for wait()"
+            f"{len(weights)} of {total} all-reduces were given a parameter, which is the weights: its gradient, which"
+            " has to be averaged, is parameter.grad"
+        )
+    if blocking and early:
+        return (
+            f"{len(blocking)} of {total} all-reduces were called without async_op=True, so backward stood still until"
+            " each had arrived: begin them with async_op=True, and keep the handles for wait()"
         )
     if not early:
         return (
             f"{total} of {total} all-reduces began when backward had computed all gradients, so nothing was hidden:"
             " let a hook begin each one (register_post_accumulate_grad_hook)"
         )
+    if held_up:
+        return (
+            f"{len(held_up)} of {total} handles were waited for while backward had gradients still to compute, so it"
+            " stood still: keep the handles, and wait for them in OverlappedDDP.wait()"
+        )
+    sent = wrong_count(messages)
+    if sent:
+        return sent
+    if waited_later and len(waited) == total:
+        return (
+            f"{len(waited_later)} of {total} handles were waited for again in the next step: forget the handles of a"
+            " step when all have arrived"
+        )
     if changed:
         return (
             f"{len(changed)} of {total} gradients were changed while their all-reduce was under way: divide before it"
-            " begins, or after its handle's wait()"
+            " begins, or after the wait() of its own handle"
         )
     if len(waited) < total:
         return (
             f"{total - len(waited)} of {total} all-reduces were not waited for before the optimizer's step: call wait()"
             " of each handle"
         )
-    if waited_again:
-        return (
-            f"{len(waited_again)} of {total} handles were waited for again in the next step: forget the handles of a"
-            " step when all have arrived"
-        )
+    return None
+
+
+def wrong_count(messages: list[dict]) -> str | None:
+    """A finding about gradients that are not sent once in each step. Of copies nobody knows whose they are."""
+    if not all(message["gradients"] for message in messages):
+        return None
+    for step in range(1, STEPS + 1):
+        sent = flat(message["gradients"] for message in messages if message["step"] == step)
+        times = [sent.count(layer) for layer in range(LAYERS)]
+        if times == [1] * LAYERS:
+            continue
+        title = f"in step {step} the gradients of the {LAYERS} layers were sent {times} times, and not once each"
+        if min(times):
+            return f"{title}: hooks stay for all steps, so register one for each parameter in __init__, and no more"
+        if len(sent) < LAYERS:
+            return f"{title}: register a hook for each parameter"
+        return f"{title}: each hook is called with its own parameter, so send the gradient of that one"
     return None
 
 
@@ -173,15 +222,19 @@ def wrong_gradients(results: list[dict]) -> str | None:
         if near(after, [expected] * WORLD_SIZE):
             continue
         own = [result["own"] for result in results]
+        reason = "no sum has arrived when wait() returns"
+        if not any(message["gradients"] for message in results[0]["traffic"]):
+            reason = "the sums arrive in copies of them: hand parameter.grad itself to all_reduce"
         total = [WORLD_SIZE * mean for mean in expected]
         known = mistake(
             after,
             {
                 "they are the sums over the ranks: divide by the world size": [total] * WORLD_SIZE,
-                "they are each rank's own: no mean has arrived when wait() returns": own,
-                "they are each rank's own, divided by the world size: no sum has arrived when wait() returns": [
+                f"they are each rank's own: {reason}": own,
+                f"they are each rank's own, divided by the world size: {reason}": [
                     [number / WORLD_SIZE for number in of_rank] for of_rank in own
                 ],
+                "they are divided by the world size twice": [[mean / WORLD_SIZE for mean in expected]] * WORLD_SIZE,
             },
         )
         title = f"in step {step + 1} the gradients of the {LAYERS} layers are not the means over the ranks"

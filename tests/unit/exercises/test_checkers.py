@@ -28,6 +28,27 @@ def test_a_right_solution_passes(name, tmp_path):
     assert exercises.check(name, solution(name, tmp_path)) == []
 
 
+# A change to the right solution of an exercise, which stays right.
+UNUSUAL = {
+    "overlapped_ddp: futures": (
+        "dist.all_reduce(parameter.grad, async_op=True))",
+        "dist.all_reduce(parameter.grad, async_op=True).get_future().then(lambda future: future.value()))",
+    ),
+    "overlapped_ddp: weights averaged by all-reduces": (
+        "dist.broadcast(parameter.detach(), src=0)",
+        "dist.all_reduce(parameter.detach(), op=dist.ReduceOp.AVG)",
+    ),
+    "overlapped_ddp: waited for twice": ("handle.wait()", "handle.wait(), handle.wait()"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", UNUSUAL)
+def test_an_unusual_right_solution_passes(title, tmp_path):
+    name = title.partition(":")[0]
+    assert exercises.check(name, solution(name, tmp_path, *UNUSUAL[title])) == []
+
+
 EQUAL_PARTS = """from torch.optim import AdamW
 
 from common.small.zero import ZeRO1 as OfEqualParts

@@ -353,6 +353,80 @@ WRONG = {
         new="",
         idea="all_reduce returned None and no handle: without async_op=True it makes backward wait",
     ),
+    "overlapped_ddp: a hook waits": Wrong(
+        "overlapped_ddp",
+        old="self.handles.append(dist.all_reduce(parameter.grad, async_op=True))",
+        new="dist.all_reduce(parameter.grad, async_op=True).wait()",
+        idea="4 of 6 handles were waited for while backward had gradients still to compute",
+    ),
+    "overlapped_ddp: handles kept with their parameters": Wrong(
+        "overlapped_ddp",
+        old="""        parameter.grad /= dist.get_world_size()
+        self.handles.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+        self.handles.clear()
+""",
+        new="""        self.handles.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
+
+    def wait(self) -> None:
+        for parameter, handle in self.handles:
+            handle.wait()
+            parameter.grad /= dist.get_world_size()
+""",
+        idea="3 of 6 handles were waited for again in the next step: forget the handles",
+    ),
+    "overlapped_ddp: hooks in forward": Wrong(
+        "overlapped_ddp",
+        old="""            parameter.register_post_accumulate_grad_hook(self.start_all_reduce)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+""",
+        new="""
+    def forward(self, inputs: Tensor) -> Tensor:
+        for parameter in self.module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.start_all_reduce)
+""",
+        idea="in step 2 the gradients of the 3 layers were sent [2, 2, 2] times, and not once each: hooks stay",
+    ),
+    "overlapped_ddp: the loop's variable in a lambda": Wrong(
+        "overlapped_ddp",
+        old="register_post_accumulate_grad_hook(self.start_all_reduce)",
+        new="register_post_accumulate_grad_hook(lambda _: self.start_all_reduce(parameter))",
+        idea="in step 1 the gradients of the 3 layers were sent [0, 0, 3] times, and not once each: each hook is",
+    ),
+    "overlapped_ddp: a hook after the loop": Wrong(
+        "overlapped_ddp",
+        old="            parameter.register_post_accumulate_grad_hook(",
+        new="        parameter.register_post_accumulate_grad_hook(",
+        idea="in step 1 the gradients of the 3 layers were sent [0, 0, 1] times, and not once each: register a hook",
+    ),
+    "overlapped_ddp: the hook is called": Wrong(
+        "overlapped_ddp",
+        old="hook(self.start_all_reduce)",
+        new="hook(self.start_all_reduce(parameter))",
+        idea="start_all_reduce was called before any backward, when parameter.grad is None: hand the function itself",
+    ),
+    "overlapped_ddp: the weights are sent": Wrong(
+        "overlapped_ddp",
+        old="dist.all_reduce(parameter.grad,",
+        new="dist.all_reduce(parameter,",
+        idea="6 of 6 all-reduces were given a parameter, which is the weights",
+    ),
+    "overlapped_ddp: copies are sent": Wrong(
+        "overlapped_ddp",
+        old="dist.all_reduce(parameter.grad,",
+        new="dist.all_reduce(parameter.grad.clone(),",
+        idea="divided by the world size: the sums arrive in copies of them: hand parameter.grad itself to all_reduce",
+    ),
+    "overlapped_ddp: divided twice": Wrong(
+        "overlapped_ddp",
+        old="parameter.grad /= dist.get_world_size()",
+        new="parameter.grad /= dist.get_world_size() ** 2",
+        idea="they are divided by the world size twice",
+    ),
     "overlapped_ddp: a hook of the tensor": Wrong(
         "overlapped_ddp",
         old="parameter.register_post_accumulate_grad_hook(self.start_all_reduce)",
