@@ -1,13 +1,15 @@
 """The checker of `buckets`: which gradients share a message, and what each one is when the message has arrived."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, mistake, near, plain, side_by_side
+from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, scaled, shown, side_by_side
 from common.ladder.exercises.link import slow_link
 from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
 from common.small.ddp.bucketed import Bucket, _fill_buckets
@@ -17,27 +19,28 @@ READ = "common/small/ddp/README.md"
 SAME_AS = "BucketedDDP (common/small/ddp/bucketed.py) and torch's DistributedDataParallel"
 WORLD_SIZE = 2
 FACTORS = (1.0, 3.0)  # of the gradients, by rank
-SIZES = {"a": 4, "b": 2, "c": 3, "d": 1, "e": 5}  # numbers of 8 bytes in each parameter
+SHAPES = {"a": (2, 2), "b": (2,), "c": (3,), "d": (1,), "e": (5,)}  # of the parameters, with numbers of 8 bytes
 CAPACITIES = (40, 10_000, 1)  # bytes
 
 
 class Parameters(nn.Module):
-    """Parameters of different sizes, whose gradients differ in every number."""
+    """Parameters of different shapes, whose gradients differ in every number, and from the parameters too."""
 
     def __init__(self) -> None:
         super().__init__()
-        for name, size in SIZES.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(size, dtype=torch.float64)))
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.full(shape, 100.0).double()))
 
     def forward(self) -> torch.Tensor:
         """A loss in which the gradient of a number is its position among all numbers, times the rank's factor."""
-        numbers = torch.cat(list(self.parameters()))
+        numbers = torch.cat([parameter.flatten() for parameter in self.parameters()])
         positions = torch.arange(1.0, len(numbers) + 1).double()
         return FACTORS[dist.get_rank()] * (positions * numbers).sum()
 
 
-def gradients(module: nn.Module) -> list:
-    return [plain(parameter.grad) for parameter in module.parameters()]
+def gradients(module: nn.Module) -> list[list[float] | None]:
+    gradients = [parameter.grad for parameter in module.parameters()]
+    return [None if gradient is None else plain(gradient.flatten()) for gradient in gradients]
 
 
 def named(buckets: object, module: nn.Module) -> object:
@@ -52,7 +55,7 @@ def named(buckets: object, module: nn.Module) -> object:
 def filled_by_torch(module: nn.Module, capacity: int) -> list[list[str]]:
     parameters = [parameter.detach() for parameter in module.parameters()][::-1]
     numbers, _ = dist._compute_bucket_assignment_by_size(parameters, [capacity])
-    names = list(SIZES)[::-1]
+    names = list(SHAPES)[::-1]
     return [[names[number] for number in bucket] for bucket in numbers]
 
 
@@ -82,15 +85,25 @@ def run(path: str) -> dict:
     with slow_link() as link:
         fill_buckets = load_name(path, "fill_buckets")
         average_bucket = load_name(path, "average_bucket")
-        buckets = [named(fill_buckets(list(module.parameters()), capacity), module) for capacity in CAPACITIES]
-        result = {"buckets": buckets, "expected_buckets": expected_buckets}
+        buckets = []
+        lists = []
+        for capacity in CAPACITIES:
+            parameters = list(module.parameters())
+            filled = fill_buckets(parameters, capacity)
+            refuse_changed_list(parameters, module, "fill_buckets")
+            buckets.append(named(filled, module))
+            lists.append(number_of_lists(filled))
+        result = {"buckets": buckets, "lists": lists, "expected_buckets": expected_buckets}
         if not near(buckets, expected_buckets):
             return result
         module().backward()
         own = gradients(module)
-        average_bucket(list(module.parameters()))
+        bucket = list(module.parameters())
+        average_bucket(bucket)
+        refuse_changed_list(bucket, module, "average_bucket")
         return {
             **result,
+            "parameters": [plain(parameter.flatten()) for parameter in module.parameters()],
             "own": own,
             "after": gradients(module),
             "expected": expected,
@@ -99,45 +112,71 @@ def run(path: str) -> dict:
         }
 
 
+def number_of_lists(buckets: Any) -> int:
+    """How many of the buckets are lists of their own."""
+    return len({id(bucket) for bucket in buckets}) if isinstance(buckets, list) else 0
+
+
+def refuse_changed_list(parameters: list, module: nn.Module, function: str) -> None:
+    """Raise SolutionFailed if the solution has changed the list of all parameters that it was given."""
+    names_before = [list(SHAPES)]
+    names = named([parameters], module)
+    if names != names_before:
+        raise SolutionFailed(
+            f"{function} has changed the list that it was given, which belongs to the caller: work on a new one"
+            f"\n    before: {names_before}\n    after: {names}"
+        )
+
+
 def check(path: Path) -> list[str]:
     """Five parameters in buckets of three capacities; then one bucket of all of them, on two ranks."""
     try:
         results = on_ranks(WORLD_SIZE, run, path)
     except SolutionFailed as failure:
         return [str(failure)]
-    for number, capacity in enumerate(CAPACITIES):
-        found = wrong_buckets(results[0]["buckets"][number], results[0]["expected_buckets"][number], capacity)
+    for number in range(len(CAPACITIES)):
+        found = wrong_buckets(number, results[0])
         if found:
             return [found]
     found = wrong_gradients(results)
     return [found] if found else []
 
 
-def wrong_buckets(buckets: object, expected: list[list[str]], capacity: int) -> str | None:
+def wrong_buckets(number: int, result: dict) -> str | None:
+    """A finding about the buckets of one capacity."""
+    buckets = result["buckets"][number]
+    expected = result["expected_buckets"][number]
     if buckets == expected:
         return None
-    title = "the buckets are not those of DDP"
+    title = "the order is not DDP's: from the last parameter to the first, in each bucket and from one to the next"
     if not isinstance(buckets, list) or not all(isinstance(bucket, list) for bucket in buckets):
         title = "fill_buckets returns a list of buckets, each a list of parameters"
     else:
         inside = [name for bucket in buckets for name in bucket]
-        if [] in buckets:
+        if result["lists"][number] < len(buckets):
+            title = "the buckets are one list several times, which has changed in all: begin a new list for each"
+        elif [] in buckets:
             title = "there is an empty bucket"
-        elif set(inside) < set(SIZES):
-            missing = ", ".join(sorted(set(SIZES) - set(inside)))
+        elif not all(name in list(SHAPES) for name in inside):
+            title = "a bucket is a list of the parameters themselves, not of their gradients or of anything else"
+        elif set(inside) < set(SHAPES):
+            missing = ", ".join(sorted(set(SHAPES) - set(inside)))
             title = f"{missing} is in no bucket, so its gradient would never travel: the last bucket may be short"
         elif len(inside) > len(set(inside)):
             title = "a parameter is in two buckets"
-        elif inside == list(SIZES):
+        elif inside == list(SHAPES):
             title = (
                 "the buckets begin with the first layer, whose gradient backward computes last: then none is full"
                 " before backward ends. Fill them from the last parameter to the first"
             )
-        elif inside == list(SIZES)[::-1]:
-            title = "a bucket is closed at another place: close it when it holds at least the capacity, in bytes"
-    sizes = ", ".join(f"{name} {8 * size}" for name, size in SIZES.items())
+        elif inside == list(SHAPES)[::-1]:
+            title = (
+                "a bucket is closed at another place: close it when it holds at least the capacity, in bytes, and count"
+                " the bytes of the next one from 0"
+            )
+    sizes = ", ".join(f"{name} {8 * math.prod(shape)}" for name, shape in SHAPES.items())
     return (
-        f"capacity {capacity}: {title}\n    the parameters and their bytes: {sizes}"
+        f"capacity {CAPACITIES[number]}: {title}\n    the parameters and their bytes: {sizes}"
         f"\n    yours: {buckets}\n    DDP's: {expected}"
     )
 
@@ -150,25 +189,48 @@ def wrong_gradients(results: list[dict]) -> str | None:
     if results[0]["not_waited"]:
         title = "average_bucket has returned while its all-reduce was under way: wait for the handle"
     elif messages != [1] * WORLD_SIZE:
-        title = f"a bucket of {len(SIZES)} gradients is one message, so that its latency is paid once; the messages of"
+        title = f"a bucket of {len(SHAPES)} gradients is one message, so that its latency is paid once; the messages of"
         return side_by_side(f"{title} average_bucket:", messages, they_should_be=1)
+    elif any(None in of_rank for of_rank in after):
+        title = "average_bucket has left a parameter without a gradient"
     else:
         if near(after, [mean] * WORLD_SIZE):
             return None
-        total = [[WORLD_SIZE * number for number in of_one] for of_one in mean]
+        total = scaled(mean, WORLD_SIZE)
         known = mistake(
             after,
             {
                 "they are the sums over the ranks: divide by the world size": [total] * WORLD_SIZE,
                 "they are each rank's own: put the means from the message back to where the gradients are": own,
+                "they are made of the parameters: pack `parameter.grad`": [result["parameters"] for result in results],
             },
         )
-        in_place = [name for name, found, right in zip(SIZES, after[0], mean, strict=True) if near(found, right)]
-        if known is None and in_place:
+        divided_by = divisors(after, total)
+        in_place = [name for name, found, right in zip(SHAPES, after[0], mean, strict=True) if near(found, right)]
+        if known is None and divided_by:
             known = (
-                f"only {', '.join(in_place)} has its own part of the message: the next parameter's part begins where"
-                " the one before it ends"
+                f"the sums in a, b, c, d and e were divided by {shown(divided_by)}: divide the message once, by the"
+                " world size"
+            )
+        elif known is None and in_place:
+            known = (
+                f"only {', '.join(in_place)} has its own part of the message: put all parts back in the order in which"
+                " they were packed, each beginning where the one before it ends"
             )
         title = "the gradients in the bucket are not the means over the ranks"
         title = f"{title}; {known}" if known else title
     return side_by_side(f"{title}; the gradients of a, b, c, d and e:", after, they_should_be=mean)
+
+
+def divisors(after: list[list[list[float]]], total: list[list[float]]) -> list[float] | None:
+    """By what the sums in each parameter's gradient were divided, if it was one number on all ranks."""
+    found = []
+    for number, sums in enumerate(total):
+        gradients_of_ranks = flat([of_rank[number] for of_rank in after])
+        if 0 in gradients_of_ranks:
+            return None
+        quotients = [whole / part for whole, part in zip(sums * WORLD_SIZE, gradients_of_ranks, strict=True)]
+        if not near(quotients, quotients[:1] * len(quotients)):
+            return None
+        found.append(quotients[0])
+    return found

@@ -494,6 +494,103 @@ WRONG = {
         new="dist.all_reduce(message, async_op=True)",
         idea="has returned while its all-reduce was under way",
     ),
+    "buckets: not flattened": Wrong(
+        "buckets",
+        old="parameter.grad.flatten()",
+        new="parameter.grad",
+        idea="raised RuntimeError: Tensors must have same number of dimensions",
+    ),
+    "buckets: flat gradients": Wrong(
+        "buckets",
+        old="parameter.grad.copy_(part.view_as(parameter))",
+        new="parameter.grad = part",
+        idea="raised RuntimeError: attempting to assign a gradient of size '[4]' to a tensor of size '[2, 2]'",
+    ),
+    "buckets: gradients cleared": Wrong(
+        "buckets",
+        old="parameter.grad.copy_(part.view_as(parameter))",
+        new="parameter.grad = None",
+        idea="average_bucket has left a parameter without a gradient",
+    ),
+    "buckets: the caller's list turned round": Wrong(
+        "buckets",
+        old="    for parameter in reversed(parameters):",
+        new="""    parameters.reverse()
+    for parameter in parameters:""",
+        idea="fill_buckets has changed the list that it was given, which belongs to the caller",
+    ),
+    "buckets: the caller's list emptied": Wrong(
+        "buckets",
+        old="    for parameter in reversed(parameters):",
+        new="""    while parameters:
+        parameter = parameters.pop()""",
+        idea="fill_buckets has changed the list that it was given, which belongs to the caller",
+    ),
+    "buckets: the caller's bucket emptied": Wrong(
+        "buckets",
+        old="""    for parameter in bucket:
+        part""",
+        new="""    while bucket:
+        parameter = bucket.pop(0)
+        part""",
+        idea="average_bucket has changed the list that it was given, which belongs to the caller",
+    ),
+    "buckets: one list for all": Wrong(
+        "buckets",
+        old="            filling = []",
+        new="            filling.clear()",
+        idea="the buckets are one list several times, which has changed in all",
+    ),
+    "buckets: gradients in the buckets": Wrong(
+        "buckets",
+        old="filling.append(parameter)",
+        new="filling.append(parameter.grad)",
+        idea="a bucket is a list of the parameters themselves, not of their gradients",
+    ),
+    "buckets: the size never reset": Wrong(
+        "buckets",
+        old="            size = 0\n",
+        new="",
+        idea="and count the bytes of the next one from 0",
+    ),
+    "buckets: the last bucket first": Wrong(
+        "buckets",
+        old="    return buckets",
+        new="    return buckets[::-1]",
+        idea="the order is not DDP's: from the last parameter to the first, in each bucket and from one to the",
+    ),
+    "buckets: the parameters sent": Wrong(
+        "buckets",
+        old="parameter.grad.flatten()",
+        new="parameter.detach().flatten()",
+        idea="they are made of the parameters: pack `parameter.grad`",
+    ),
+    "buckets: divided once more for each parameter": Wrong(
+        "buckets",
+        old="""    message /= dist.get_world_size()
+    start = 0
+    for parameter in bucket:
+""",
+        new="""    start = 0
+    for parameter in bucket:
+        message /= dist.get_world_size()
+""",
+        idea="the sums in a, b, c, d and e were divided by [2, 4, 8, 16, 32]: divide the message once",
+    ),
+    "buckets: divided by the number of parameters": Wrong(
+        "buckets",
+        old="message /= dist.get_world_size()",
+        new="message /= len(bucket)",
+        idea="were divided by [5, 5, 5, 5, 5]: divide the message once, by the world size",
+    ),
+    "buckets: put back the other way around": Wrong(
+        "buckets",
+        old="""    for parameter in bucket:
+        part""",
+        new="""    for parameter in reversed(bucket):
+        part""",
+        idea="put all parts back in the order in which they were packed",
+    ),
     "ring_all_reduce: one half": Wrong(
         "ring_all_reduce",
         old="""    for step in range(world_size - 1):

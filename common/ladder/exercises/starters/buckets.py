@@ -10,7 +10,8 @@ about the order in which backward computes their gradients. It closes a bucket w
 `capacity` bytes or more; `parameter.nbytes` says how many a parameter has. What is left is the last bucket.
 
 `average_bucket` replaces the gradient of each parameter in a bucket by its mean over the ranks, by a single all-reduce
-of one flat tensor. `torch.cat`, `Tensor.flatten` and `Tensor.view_as` help.
+of one flat tensor. `torch.cat`, `Tensor.flatten` and `Tensor.view_as` help. Both functions leave the list that they
+get as it is.
 
     python -m common.ladder check buckets my_buckets.py
 """
