@@ -12,6 +12,8 @@ whose shapes depend on the numbers of large tensors cannot run this way.
 """
 
 import logging
+import mmap
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
 
 SMALL = 2**14  # bytes of a storage up to which tensors are computed
+REFUSED = "can't allocate memory"  # is in what torch raises where the system gives no memory
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python has a name for it from 3.13 on
 # What these do to a tensor is not its numbers: they send it, or say where it begins in a profile.
 _NOT_ARITHMETIC = ("c10d", "profiler")
 _READ_ONE_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
@@ -184,5 +188,28 @@ def _allocated(leaves: list, leaf: Any) -> Any:
     if leaf.argument is not None:
         argument = leaves[leaf.argument]
         return argument.as_strided(leaf.shape, leaf.stride, argument.storage_offset() + leaf.offset)
-    tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+    try:
+        tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+    except RuntimeError as error:
+        if REFUSED not in str(error):
+            raise
+        return _in_address_space(leaf)
     return tensor.zero_() if _is_small(tensor) else tensor
+
+
+def _in_address_space(layout: Layout) -> Tensor:
+    """A tensor in address space for which the system promises no memory.
+
+    A system refuses a tensor that is larger than its memory, although nobody will write to it. It gives the address
+    space to whoever says so. Such a storage cannot be resized.
+
+    Raises:
+        MemoryError: where there is not so much address space.
+    """
+    last = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True))
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    try:
+        room = mmap.mmap(-1, (last + 1) * layout.dtype.itemsize, flags=kind)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(REFUSED) from error
+    return torch.frombuffer(room, dtype=layout.dtype).as_strided(layout.shape, layout.stride)

@@ -30,7 +30,7 @@ GIB = 2**30
 SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
 LARGE = 256  # samples: enough for activations to decide about the peak
 STRAIGHT = 0.001  # of a peak: how far it may be from a straight line, as blocks of 512 bytes are whole
-TRIES = 10  # batches that are run, at most, to find the largest one for one size
+TRIES = 20  # batches that are run, at most, to find the largest one for one size: 4 ** 20 times the first one
 CLOSE = 1.05  # times a batch that fits: a larger one that might fit is not sought
 GROWTH = 16  # times the largest batch that was run: no line is trusted beyond it
 
@@ -181,7 +181,20 @@ def largest_batches(network: UserNetwork, setting: Setting, sizes: Sequence[int]
             found[size] = largest_batch(network, setting, size * GIB, known)
         except StepFailed as error:
             found[size] = str(error)
-    return {size: found[size] for size in sizes}
+    return _never_less(found)
+
+
+def _never_less(found: dict[int, int | str]) -> dict[int, int | str]:
+    """The same by ascending sizes: what a GPU holds, a larger one holds too."""
+    most = 0
+    ascending: dict[int, int | str] = {}
+    for size in sorted(found):
+        batch = found[size]
+        if isinstance(batch, int):
+            most = max(most, batch)
+            batch = most
+        ascending[size] = batch
+    return ascending
 
 
 def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dict[int, int]) -> int:
@@ -196,8 +209,9 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
         known: peaks of two large batches, and of others that were seen; what is seen here is added.
 
     Raises:
-        StepFailed: if a step with one of these batches fails.
+        StepFailed: if a step with one of these batches fails, or none is seen that does not fit.
     """
+    refused: int | None = None
     smallest = 2 * setting.devices  # a batch normalisation needs two samples
     bound = GROWTH * max(known)
     guess = _on_the_line(known, limit, setting.devices)
@@ -211,7 +225,10 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
             try:
                 known[guess] = need(network, setting, guess).most
             except TooLarge:
+                refused = guess
                 bound = guess // 2
+                if bound <= max(known):
+                    break
                 continue
         line = _on_the_line(known, limit, setting.devices)
         if known[guess] <= limit and not is_bounded and line <= CLOSE * guess:
@@ -223,7 +240,18 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
         else:
             bound = GROWTH * guess
             guess = line
-    return max((batch for batch in known if known[batch] <= limit), default=0)
+    return _largest_that_was_run(known, limit, refused)
+
+
+def _largest_that_was_run(known: dict[int, int], limit: int, refused: int | None) -> int:
+    """The largest known batch that fits. StepFailed is raised if none is too large: a larger one may fit."""
+    most = max((batch for batch in known if known[batch] <= limit), default=0)
+    if max(known.values()) > limit:
+        return most
+    why = f"none of {TRIES} batches was too large"
+    if refused is not None:
+        why = f"this machine refuses the tensors of batch {refused}"
+    raise StepFailed(f"at least {most}", why)
 
 
 def _between_far_neighbours(known: dict[int, int], guess: int, devices: int) -> int:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.your_network.hollow import DependsOnNumbers
+from benchmarks.your_network.hollow import REFUSED, DependsOnNumbers
 from benchmarks.your_network.spec import UserNetwork, call
 from common.errors import UserError
+
+OVERFLOWED = "Storage size calculation overflowed"  # is in what torch raises for a tensor of 2**63 bytes or more
 
 
 class StepFailed(Exception):
@@ -42,7 +44,7 @@ def explained(what: str) -> Iterator[None]:
     except (UserError, DependsOnNumbers, StepFailed):
         raise
     except Exception as error:
-        if "can't allocate memory" in str(error):
+        if isinstance(error, MemoryError) or REFUSED in str(error) or OVERFLOWED in str(error):
             raise TooLarge(what) from error
         reason = str(error).strip().partition("\n")[0]
         raise StepFailed(what, f"{type(error).__name__}: {reason}") from error

@@ -174,6 +174,46 @@ def test_a_peak_that_is_flat_and_then_grows_by_a_square_is_followed(monkeypatch)
         assert 0.7 * largest < batch <= largest
 
 
+def test_a_batch_that_this_machine_refuses_is_not_the_answer_about_a_gpu(monkeypatch):
+    def need(network, setting, batch):
+        if batch > 10_000:
+            raise TooLarge("a step")
+        return memory.Need(({"activations": 2**20 * batch},))
+
+    monkeypatch.setattr(memory, "need", need)
+    found = memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), [1, 8, 80])
+    assert found[1] == 2**10
+    assert found[8] == 2**13
+    assert found[80].startswith("at least 8192: ")
+
+
+def test_a_larger_gpu_never_holds_less(monkeypatch):
+    """Also where the search for one size ends too soon."""
+    found_by_search = {1: 100, 8: 900, 16: 800, 80: "no"}
+    monkeypatch.setattr(memory, "need", lambda *_: memory.Need(({"activations": 1},)))
+    monkeypatch.setattr(memory, "largest_batch", lambda _, __, limit, ___: found_by_search[limit // 2**30])
+    found = memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), list(found_by_search))
+    assert found == {1: 100, 8: 900, 16: 900, 80: "no"}
+
+
+def test_a_tensor_larger_than_the_machine_needs_no_memory():
+    """It has 2**42 elements, in 16 TiB."""
+    with hollow():
+        large = torch.zeros(2**21, 2**21)
+        product = large @ large
+    assert product.shape == large.shape
+    assert product.untyped_storage().nbytes() == 2**44
+
+
+def test_twice_the_memory_holds_twice_the_batch_of_a_small_network(tmp_path):
+    """Its largest batch has tensors that are larger than this machine's memory."""
+    path = tmp_path / "small.py"
+    path.write_text("from torch import nn\ndef build(): return nn.Linear(10, 3)\n")
+    setting = Setting(strategies.DATA_PARALLEL, 8)
+    found = memory.largest_batches(spec.load(f"{path}:build", (10,)), setting, [400, 800])
+    assert found[800] == pytest.approx(2 * found[400], rel=0.05)
+
+
 def test_a_peak_that_bends_is_run_and_not_taken_from_a_line():
     """The peak of 300 samples may be anything from 400 to 500 by what is known of 100, 200 and 400."""
     straight = {100: 300, 200: 400, 400: 600}
