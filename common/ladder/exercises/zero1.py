@@ -22,9 +22,9 @@ MINUTES = 30
 READ = "02_ddp_raw/MEMORY_AND_ZERO.md"
 SAME_AS = "ZeRO1 (common/small/zero/zero1.py), torch's ZeroRedundancyOptimizer, and DistributedDataParallel with AdamW"
 WORLD_SIZE = 2
-INPUTS = (1.0, 4.0)  # by rank
+INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))  # by rank
 STEPS = 2
-LAYERS = 4
+LAYERS = 5  # which the ranks cannot share out equally
 LAYER_SIZE = 3  # numbers, which is odd: equal parts on two ranks have one of zero at their end
 MOMENTS = 2 * LAYERS * LAYER_SIZE  # numbers in the whole state of AdamW
 # The moments of equal parts, with the zeros at their end. Whole parameters, dealt out in turn, have fewer.
@@ -35,16 +35,17 @@ HARD_TO_SEE = "AdamW divides by a gradient's size, so only a large eps, such as 
 
 
 def network() -> nn.Sequential:
-    """Layers of equal size, in which no two numbers have the same gradient."""
+    """Layers of equal size, which narrow to one number and widen again; no two numbers have the same gradient."""
     torch.manual_seed(0)
-    layers = [nn.Linear(*shape, bias=False) for shape in [(1, LAYER_SIZE), (LAYER_SIZE, 1)] * (LAYERS // 2)]
+    shapes = [(LAYER_SIZE, 1), (1, LAYER_SIZE)] * LAYERS
+    layers = [nn.Linear(*shape, bias=False) for shape in shapes[:LAYERS]]
     for layer in layers:
         nn.init.uniform_(layer.weight, 0.5, 1.5)
     return nn.Sequential(*layers).double()
 
 
 def backward(model: nn.Module) -> None:
-    model(torch.tensor([[INPUTS[dist.get_rank()]]]).double()).sum().backward()
+    model(torch.tensor([INPUTS[dist.get_rank()]]).double()).sum().backward()
 
 
 def weights_of(module: nn.Module) -> list:
@@ -115,6 +116,11 @@ class Steps:
     def after(self, optimizer: Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
 
+    def settings(self) -> list:
+        """Those of SETTINGS that the optimizers have."""
+        groups = flat(optimizer.param_groups for optimizer in self.optimizers.values())
+        return [{name: group.get(name) for name in SETTINGS} for group in groups]
+
     def state_size(self) -> int:
         """How many numbers the optimizers keep; the number of the step, which has no dimension, is not counted."""
         states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
@@ -141,7 +147,12 @@ def run(path: str) -> dict:
     module = network()
     first = weights_of(module)
     with observed_steps() as steps:
-        weights = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
+        try:
+            weights = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
+        except RuntimeError as error:
+            if "outputShape" in str(error):
+                error.add_note(f"{LAYER_SIZE} numbers have no {WORLD_SIZE} equal parts: fill them up with zeros first")
+            raise
     return {
         "first": first,
         "weights": weights,
@@ -150,12 +161,20 @@ def run(path: str) -> dict:
         "own": own,
         "mean": mean,
         "state": steps.state_size(),
+        "settings": steps.settings(),
+        "optimizers": len(steps.optimizers),
     }
 
 
 def why_it_hangs(places: Sequence[Place | None]) -> str | None:
     codes = [place.code if place else "" for place in places]
-    if any("broadcast(" in code for code in codes):
+    in_broadcast = ["broadcast(" in code for code in codes]
+    if any(in_broadcast) and not all(in_broadcast):
+        return (
+            "they are at different collectives: every rank calls one for each parameter, and not only for those that it"
+            " owns"
+        )
+    if any(in_broadcast):
         return (
             "a broadcast is not a send: the ranks that receive call it too. All ranks call it for each parameter, in"
             " the same order, and `src` says who owns it"
@@ -164,13 +183,29 @@ def why_it_hangs(places: Sequence[Place | None]) -> str | None:
 
 
 def check(path: Path) -> list[str]:
-    """Two steps of a network with four layers on two ranks."""
+    """Two steps of a network with five layers on two ranks."""
     try:
         results = on_ranks(WORLD_SIZE, run, path, why_it_hangs)
     except SolutionFailed as failure:
         return [str(failure)]
-    found = [wrong_state(results), wrong_numbers(results)]
-    return [finding for finding in found if finding]
+    found = wrong_optimizers(results) or wrong_state(results) or wrong_numbers(results)
+    return [found] if found else []
+
+
+def wrong_optimizers(results: list[dict]) -> str | None:
+    """A finding about the AdamWs with which the ranks step."""
+    optimizers = [result["optimizers"] for result in results]
+    if max(optimizers) > 1:
+        title = (
+            "each rank makes one AdamW, in __init__, and keeps it, because a new one has no moments; those with which"
+            " a rank has made steps:"
+        )
+        return side_by_side(title, optimizers, they_should_be=1)
+    settings = [result["settings"] for result in results]
+    if any(of_group != SETTINGS for of_group in flat(settings)):
+        title = "AdamW has other settings than ZeRO1 was given: hand all of them on (**settings); its settings:"
+        return side_by_side(title, settings, they_should_be=SETTINGS)
+    return None
 
 
 def wrong_state(results: list[dict]) -> str | None:
@@ -266,7 +301,7 @@ def wrong_weights(results: list[dict], step: int) -> str | None:
     elif known and all(on_some_rank):
         title = (
             "each rank has new numbers in its own part and old ones in the others': after the step the ranks have to"
-            " exchange their parts (broadcast by the owner, or all-gather)"
+            " exchange their parts (broadcast by the owner, or all-gather), in the parameters and not in copies"
         )
     elif known:
         title = (

@@ -39,6 +39,14 @@ UNUSUAL = {
         "dist.all_reduce(parameter.detach(), op=dist.ReduceOp.AVG)",
     ),
     "overlapped_ddp: waited for twice": ("handle.wait()", "handle.wait(), handle.wait()"),
+    "zero1: each gradient is reduced to its owner": (
+        """        for parameter in self.parameters:
+            dist.all_reduce(parameter.grad)
+""",
+        """        for number, parameter in enumerate(self.parameters):
+            dist.reduce(parameter.grad, dst=number % dist.get_world_size())
+""",
+    ),
 }
 
 

@@ -750,7 +750,7 @@ WRONG = {
         old="[dist.get_rank() :: dist.get_world_size()]",
         new="",
         idea="every rank keeps the optimizer's state of all parameters, as under DDP, so no memory is saved: give each"
-        " rank's AdamW this rank's part of the parameters only; numbers in the state:\n    rank 0: 24\n    rank 1: 24",
+        " rank's AdamW this rank's part of the parameters only; numbers in the state:\n    rank 0: 30\n    rank 1: 30",
     ),
     "zero1: a part that is too large": Wrong(
         "zero1",
@@ -829,6 +829,39 @@ WRONG = {
         old="        self.optimizer.step()",
         new="        if dist.get_rank() == 0:\n            self.optimizer.step()",
         idea="has to call step() of this rank's AdamW once, on every rank; its calls:\n    rank 0: 2\n    rank 1: 0",
+    ),
+    "zero1: blocks that leave out the last": Wrong(
+        "zero1",
+        old="self.parameters[dist.get_rank() :: dist.get_world_size()]",
+        new="self.parameters[2 * dist.get_rank() :][:2]",
+        idea="in step 1 some parameters have moved on no rank: either nobody owns them",
+    ),
+    "zero1: a new AdamW in each step": Wrong(
+        "zero1",
+        old="        self.optimizer.step()",
+        new="        torch.optim.AdamW(self.optimizer.param_groups[0]['params'], lr=0.1, eps=1.0).step()",
+        idea="each rank makes one AdamW, in __init__, and keeps it, because a new one has no moments; those with which"
+        " a rank has made steps:\n    rank 0: 2\n    rank 1: 2",
+    ),
+    "zero1: the settings forgotten": Wrong(
+        "zero1",
+        old="AdamW(own, **settings)",
+        new="AdamW(own, lr=settings['lr'])",
+        idea="AdamW has other settings than ZeRO1 was given: hand all of them on",
+    ),
+    "zero1: each rank averages what it owns": Wrong(
+        "zero1",
+        old="""        for parameter in self.parameters:
+            dist.all_reduce(""",
+        new="""        for parameter in self.optimizer.param_groups[0]["params"]:
+            dist.all_reduce(""",
+        idea="they are at different collectives: every rank calls one for each parameter",
+    ),
+    "zero1: unequal parts": Wrong(
+        "zero1",
+        old="            dist.all_reduce(parameter.grad)",
+        new="            dist.reduce_scatter_tensor(parameter.grad.flatten()[:1], parameter.grad.flatten())",
+        idea="\n    3 numbers have no 2 equal parts: fill them up with zeros first",
     ),
     "loss_scaler: the loss not scaled": Wrong(
         "loss_scaler",
