@@ -9,14 +9,14 @@ class Finding:
 
     Attributes:
         pitfall: the page of the lab that explains it, if there is one.
-        why: the explanation, where no page has it.
+        why: the explanation, where no page has it; without one and without a page nothing is known of the cause.
     """
 
     topic: str
     text: str
     pitfall: str | None
     advice: str
-    why: str = "The ranks need each other: one that stands still stops all."
+    why: str | None = None
 
 
 @dataclass(frozen=True)

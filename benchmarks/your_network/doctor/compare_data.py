@@ -4,9 +4,10 @@ from collections import Counter
 from itertools import pairwise
 
 from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
+from benchmarks.your_network.doctor.compare_contents import Contents, Overlap, rows_of_pass
 from benchmarks.your_network.doctor.record import Pass, Record
 
-ALIKE = 0.9  # of the samples, for two data sets to be taken for one
+COINCIDENCE = 0.05  # of the samples: up to here equal contents may be of two samples
 ORDERED = 16  # samples that an order needs to be told from another
 
 
@@ -20,28 +21,30 @@ def together(of_ranks: list[list[Pass]]) -> list[tuple[Pass, ...]]:
     return list(zip(*of_ranks, strict=False))
 
 
-def why_not(passes: tuple[Pass, ...]) -> str | None:
-    """Why the samples of these passes, one of each rank, cannot be compared."""
+def contents_of(passes: list[tuple[Pass, ...]]) -> list[Contents]:
+    """For each pass the contents of all passes over its DataLoader."""
+    by_loader: dict[tuple[int, ...], list[tuple[Pass, ...]]] = {}
+    for of_ranks in passes:
+        by_loader.setdefault(_loaders(of_ranks), []).append(of_ranks)
+    contents = {loaders: Contents(of_loader) for loaders, of_loader in by_loader.items()}
+    return [contents[_loaders(of_ranks)] for of_ranks in passes]
+
+
+def _loaders(of_ranks: tuple[Pass, ...]) -> tuple[int, ...]:
+    return tuple(one.loader for one in of_ranks)
+
+
+def why_not(passes: tuple[Pass, ...], contents: Contents) -> str | None:
+    """Why the numbers of the samples of these passes, one of each rank, cannot be compared."""
     if any(one.samples is None or one.size is None for one in passes):
         return "the samples have no numbers"
-    if len({one.size for one in passes}) > 1 or not _same_contents(passes):
-        return "each rank has a data set of its own"
+    if len({one.size for one in passes}) > 1:
+        return "the ranks have data sets of different sizes"
+    if contents.other and contents.read_again:
+        return "a number is another sample on another rank: each rank has a data set, or an order, of its own"
+    if contents.other:
+        return "a number has other contents on another rank: a data set of its own, or changes with each read"
     return None
-
-
-def _same_contents(passes: tuple[Pass, ...]) -> bool:
-    """Samples of one number are one sample: as a rule one of its tensors is equal, the label for example."""
-    first = passes[0].contents
-    for other in passes[1:]:
-        shared = first.keys() & other.contents.keys()
-        alike: Counter[int] = Counter()
-        for sample in shared:
-            pairs = zip(first[sample], other.contents[sample], strict=False)
-            alike.update(place for place, (mine, its) in enumerate(pairs) if mine == its)
-        has_tensors = any(first[sample] for sample in shared)
-        if has_tensors and max(alike.values(), default=0) < ALIKE * len(shared):
-            return False
-    return True
 
 
 def shards(records: list[Record]) -> Answer:
@@ -49,22 +52,72 @@ def shards(records: list[Record]) -> Answer:
     passes = together([training_passes(record) for record in records])
     if not passes:
         return Unseen(topic, "no pass over a DataLoader was seen in training on all ranks")
-    reasons = []
-    for epoch, of_ranks in enumerate(passes):
-        reason = why_not(of_ranks) or _why_not_shards(of_ranks)
-        if reason:
-            reasons.append(reason)
-            continue
-        # The last batch may be filled up with samples of the beginning.
-        bodies = [one.samples[: -one.last_batch] for one in of_ranks]
-        visits = Counter(sample for body in bodies for sample in set(body))
-        shared = [sample for sample, ranks in visits.items() if ranks > 1]
-        if shared:
-            return _not_shards(len(shared), len(visits), epoch, of_ranks)
-    if len(reasons) == len(passes):
-        return Unseen(topic, reasons[0])
-    read = [str(len(one.samples or [])) for one in passes[0]]
-    return Healthy(topic, f"no sample on two ranks; rank by rank {', '.join(read)} in the first epoch")
+    answers = []
+    for epoch, (of_ranks, contents) in enumerate(zip(passes, contents_of(passes), strict=True)):
+        answer = _shards_of_epoch(epoch, of_ranks, contents)
+        if isinstance(answer, Finding):
+            return answer
+        answers.append(answer)
+    return next((answer for answer in answers if isinstance(answer, Healthy)), answers[0])
+
+
+def _shards_of_epoch(epoch: int, passes: tuple[Pass, ...], contents: Contents) -> Answer:
+    topic = "training samples"
+    reason = why_not(passes, contents) or _why_not_shards(passes)
+    # The last batch may be filled up with samples of the beginning.
+    overlap = contents.overlap([rows_of_pass(one, -one.last_batch) for one in passes])
+    if contents.other and overlap and overlap.shared > COINCIDENCE * overlap.compared:
+        return Finding(
+            topic,
+            f"without the last batch, {overlap.shared} of {overlap.compared} whose contents were compared were read by "
+            f"several ranks in epoch {epoch}, under another number on each",
+            "different_orders",
+            "shuffle and split the data set with the same seed on all ranks, before a sampler deals it out",
+            "The data set has another order on each rank: ranks with different numbers then read the same samples.",
+        )
+    if reason:
+        return Unseen(topic, reason)
+    visits = Counter(sample for one in passes for sample in set(one.samples[: -one.last_batch]))
+    shared = [sample for sample, ranks in visits.items() if ranks > 1]
+    if shared and contents.known and not contents.same:
+        return Unseen(topic, "no tensor of a sample is the same at each read, and tells it from others")
+    if shared:
+        return _not_shards(len(shared), len(visits), epoch, passes)
+    reason = _ambiguous(contents, overlap)
+    if reason:
+        return Unseen(topic, reason)
+    sizes = ", ".join(str(len(one.samples)) for one in passes)
+    return Healthy(topic, f"{_apart(passes, contents, overlap)}; rank by rank {sizes} in epoch {epoch}")
+
+
+def _ambiguous(contents: Contents, overlap: Overlap | None) -> str | None:
+    if overlap and overlap.shared > COINCIDENCE * overlap.compared and not contents.same:
+        return (
+            f"no number of a sample is on two ranks, but {overlap.shared} of {overlap.compared} contents are: the data "
+            "set has samples twice, or each rank has ordered it by itself"
+        )
+    return None
+
+
+def _apart(passes: tuple[Pass, ...], contents: Contents, overlap: Overlap | None) -> str:
+    padding = ""
+    distinct = len({sample for one in passes for sample in one.samples})
+    repeated = sum(len(one.samples) for one in passes) - distinct
+    if repeated and all(one.complete for one in passes):
+        padding = f" but for a padded end, which repeats {repeated} of {distinct}"
+    if overlap and contents.compared and not overlap.shared:
+        return f"no sample on two ranks{padding} ({overlap.compared} contents compared)"
+    if not contents.known:
+        reason = "were not seen"
+    elif not contents.read_again:
+        reason = "were read once, and may change"
+    elif not contents.places:
+        reason = "change with each read"
+    elif overlap:
+        reason = f"are alike {overlap.shared} times"
+    else:
+        reason = "are alike on one rank"
+    return f"no number of a sample on two ranks{padding} (contents {reason})"
 
 
 def _why_not_shards(passes: tuple[Pass, ...]) -> str | None:
@@ -132,10 +185,12 @@ def evaluation(records: list[Record]) -> Answer:
         return Unseen(topic, "rank 0 or another one evaluates alone" if evaluated else "no evaluation was seen whole")
     healthy = None
     reasons = []
-    for number, of_pass in enumerate(passes):
-        reason = why_not(of_pass)
+    for number, (of_pass, contents) in enumerate(zip(passes, contents_of(passes), strict=True)):
+        reason = why_not(of_pass, contents)
         if not all(one.plain for one in of_pass):
             reason = "a library deals them out, and may drop what it repeats when metrics are gathered"
+        overlap = contents.overlap([rows_of_pass(one) for one in of_pass])
+        reason = reason or _ambiguous(contents, overlap)
         if reason:
             reasons.append(reason)
             continue
@@ -155,4 +210,6 @@ def evaluation(records: list[Record]) -> Answer:
                 "use a sampler that neither repeats nor drops samples, as common/accelerator/sampler.py has one",
             )
         healthy = f"{len(visits)} of {size}, each once"
+        if not (overlap and contents.compared and not overlap.shared):
+            healthy += ", by their numbers"
     return Healthy(topic, healthy) if healthy else Unseen(topic, reasons[0])

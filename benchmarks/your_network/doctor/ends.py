@@ -9,6 +9,7 @@ from benchmarks.your_network.doctor.record import Record
 # What a rank says whose partner has gone, or does something else.
 LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
 EXIT = "exit code"
+NEEDED = "The ranks need each other: one that stands still stops all."
 UNFINISHED = "finished reduction in the prior iteration"
 
 
@@ -51,7 +52,7 @@ def _crash(rank: Rank) -> str | None:
 def _crashed(rank: int, message: str, record: Record) -> Finding:
     text = f"rank {rank} crashed after {record.steps} optimizer steps: {message[:300]}"
     if UNFINISHED not in message:
-        return Finding("end of the script", text, None, "mend the error, and call the doctor again")
+        return Finding("end of the script", text, None, "mend the error, and call the doctor again", NEEDED)
     unused = [name for model in record.models for name in model.without_gradient]
     parameters = sum(model.parameters for model in record.models if model.forwards)
     names = ", ".join(unused[:3])
@@ -86,7 +87,7 @@ def _waiting(ranks: list[Rank], crashes: dict[int, str], patience: float) -> Fin
     if different:
         advice = "let all ranks call each collective, and rank 0 print"
         return Finding("end of the script", f"{text}; {different}", "collective_on_rank_0", advice)
-    return Finding("end of the script", text, None, "see what each of these lines waits for")
+    return Finding("end of the script", text, None, "see what each of these lines waits for", NEEDED)
 
 
 def _uneven_passes(records: list[Record]) -> str | None:

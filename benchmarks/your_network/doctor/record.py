@@ -57,7 +57,7 @@ class Pass:
         complete: it was read to its end.
         forwards: of a network in training, with its batches.
         in_parallel: those of them that were of a network under DistributedDataParallel.
-        contents: of the first samples, a fingerprint for each tensor of the sample.
+        contents: a row for each of the first samples, with a fingerprint for each of its tensors.
         draws: around the reading of a batch in this process.
     """
 
@@ -72,7 +72,7 @@ class Pass:
     complete: bool = False
     forwards: int = 0
     in_parallel: int = 0
-    contents: dict[int, list[int]] = field(default_factory=dict)
+    contents: list[list[int]] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
 
 
@@ -132,6 +132,7 @@ def plain(record: Record) -> dict[str, Any]:
     for one in values["passes"]:
         if one["samples"] is not None:
             one["samples"] = torch.tensor(one["samples"], dtype=torch.int64)
+        one["contents"] = torch.tensor(one["contents"], dtype=torch.int64)
     return values
 
 
@@ -142,4 +143,5 @@ def read(path: Path) -> Record:
     for one in values["passes"]:
         if one.samples is not None:
             one.samples = one.samples.tolist()
+        one.contents = one.contents.tolist()
     return Record(**values)

@@ -35,6 +35,7 @@ NEVER = (
     "random numbers in the workers of a DataLoader",
     "files that torch.save does not write",
 )
+UNKNOWN = "the doctor has seen that it is so, and not what causes it."
 WIDTH = 118
 TOPIC = 30
 
@@ -93,7 +94,7 @@ def verdict(found: list[Answer], processes: int) -> list[str]:
     if findings:
         worst = findings[0]
         more = f" ({len(findings) - 1} more above)" if len(findings) > 1 else ""
-        why = title(worst.pitfall) if worst.pitfall else worst.why
+        why = worst.why or (title(worst.pitfall) if worst.pitfall else UNKNOWN)
         see = f"; `python -m common.pitfalls {worst.pitfall}` shows it" if worst.pitfall else ""
         return [f"Not healthy: {worst.topic}: {worst.text}{more}.", f"Why: {why}", f"What to do: {worst.advice}{see}."]
     weights = next(answer for answer in found if answer.topic == "weights")

@@ -89,6 +89,14 @@ MISTAKES = {
     "set_epoch forgotten": ({SET_EPOCH: ""}, "order of the epochs", "set_epoch_forgotten"),
     "same dropout": ({SEED: "self.seed_everything(opts.seed)"}, "random numbers", "same_random_numbers"),
     "same augmentation": ({SEED: "torch.manual_seed(opts.seed + self.rank)"}, "random numbers", "same_random_numbers"),
+    "a data set ordered by each rank": (
+        {
+            "jitter=0.01)\n": "jitter=0.0)\n        self.train_set.points = self.train_set.points["
+            "torch.randperm(256, generator=torch.Generator().manual_seed(self.rank))]\n"
+        },
+        "training samples",
+        "different_orders",
+    ),
     "padded evaluation": (
         {"sampler=EveryNth(self.valid_set, self.rank, self.world)": "sampler=DistributedSampler(self.valid_set)"},
         "evaluation samples",
@@ -203,7 +211,7 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
 
 def epoch_of(samples: range, labels: range) -> Pass:
     """A pass over a data set of 64 samples in batches of 8."""
-    contents = {sample: [label] for sample, label in zip(samples, labels, strict=True)}
+    contents = [[label] for label in labels]
     read = list(samples)
     return Pass(0, 64, True, "RandomSampler", samples=read, batches=8, last_batch=8, forwards=8, contents=contents)
 
@@ -212,12 +220,67 @@ def test_equal_numbers_in_two_data_sets_are_no_finding():
     """Each rank may have read its own files, which it numbers from 0."""
     passes = [epoch_of(range(64), range(64)), epoch_of(range(64), range(100, 164))]
     own = [Record(rank, passes=[one]) for rank, one in enumerate(passes)]
-    assert compare_data.shards(own) == Unseen("training samples", "each rank has a data set of its own")
+    unseen = compare_data.shards(own)
+    assert isinstance(unseen, Unseen)
+    assert "a number has other contents on another rank: a data set of its own" in unseen.text
+    twice = [Record(rank, passes=[one, one]) for rank, one in enumerate(passes)]
+    assert "each rank has a data set, or an order, of its own" in compare_data.shards(twice).text
     same = [Record(rank, passes=[passes[0]]) for rank in range(2)]
     assert compare_data.shards(same).text == "each rank read the same 64 in the same order in epoch 0"
     turned = epoch_of(range(63, -1, -1), range(63, -1, -1))
     shuffled = [Record(rank, passes=[one]) for rank, one in enumerate((passes[0], turned))]
     assert compare_data.shards(shuffled).pitfall == "different_orders"
+
+
+def dealt(orders: list[list[int]], epochs: int, changing: bool = False, size: int = 64, last: int = 4) -> list[Record]:
+    """Records of two ranks that deal out numbers, which stand for other contents in each rank's order."""
+    generator = torch.Generator().manual_seed(3)
+    records = [Record(rank) for rank in range(2)]
+    reads = iter(range(size, 1000 * size))
+    for _ in range(epochs):
+        numbers = torch.randperm(size, generator=generator).tolist()
+        numbers += numbers[: size % 2]
+        for record_, order in zip(records, orders, strict=True):
+            read = numbers[record_.rank :: 2]
+            rows = [[next(reads) if changing else order[number], order[number] % 3] for number in read]
+            one = Pass(0, size, True, "DistributedSampler", samples=read, batches=9, last_batch=last, contents=rows)
+            one.forwards = 9
+            one.complete = True
+            record_.passes.append(one)
+    return records
+
+
+IN_ORDER = list(range(65))
+SHUFFLED = torch.randperm(64, generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def test_no_sample_on_two_ranks_is_said_where_contents_were_compared():
+    healthy = compare_data.shards(dealt([IN_ORDER, IN_ORDER], epochs=2))
+    assert healthy.text == "no sample on two ranks (56 contents compared); rank by rank 32, 32 in epoch 0"
+    once = compare_data.shards(dealt([IN_ORDER, IN_ORDER], epochs=1))
+    assert once.text.startswith("no number of a sample on two ranks (contents were read once, and may change);")
+    augmented = compare_data.shards(dealt([IN_ORDER, IN_ORDER], epochs=2, changing=True))
+    assert augmented.text.startswith("no number of a sample on two ranks (contents are alike on one rank);")
+    doubles = [number // 2 for number in range(64)]
+    assert isinstance(compare_data.shards(dealt([doubles, doubles], epochs=2)), Healthy)
+
+
+def test_a_data_set_in_another_order_on_each_rank_is_found_by_its_contents():
+    finding = compare_data.shards(dealt([IN_ORDER, SHUFFLED], epochs=2))
+    assert isinstance(finding, Finding)
+    assert finding.text.endswith("were read by several ranks in epoch 0, under another number on each")
+    once = compare_data.shards(dealt([IN_ORDER, SHUFFLED], epochs=1))
+    assert isinstance(once, Unseen)
+    assert "or each rank has ordered it by itself" in once.text
+    augmented = compare_data.shards(dealt([IN_ORDER, SHUFFLED], epochs=2, changing=True))
+    assert "a number is another sample on another rank" in augmented.text
+
+
+def test_a_padded_epoch_is_told_with_what_it_repeats():
+    healthy = compare_data.shards(dealt([IN_ORDER, IN_ORDER], epochs=2, size=45, last=3))
+    assert isinstance(healthy, Healthy)
+    padded = "no sample on two ranks but for a padded end, which repeats 1 of 45 (40 contents compared)"
+    assert healthy.text == f"{padded}; rank by rank 23, 23 in epoch 0"
 
 
 def ask(*arguments: object) -> subprocess.CompletedProcess:
