@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks.your_network import spec
+from benchmarks.your_network import spec, training
 from benchmarks.your_network.spec import UserNetwork
 from common.errors import fail
 from common.files import write_atomically
@@ -28,8 +28,17 @@ def network(options: argparse.Namespace) -> UserNetwork:
 
     Raises:
         UserError: where there is no such network.
+        StepFailed: where its batches have not as many samples as they are asked for.
     """
-    return spec.load(options.spec, options.input, options.optimizer)
+    found = spec.load(options.spec, options.input, options.optimizer)
+    if found.has_own_batch:
+        training.check_batches(found)
+    return found
+
+
+def print_assumption(network: UserNetwork) -> None:
+    if network.assumed:
+        print(f"{network.assumed}.")
 
 
 def positive(text: str) -> int:

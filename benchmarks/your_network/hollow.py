@@ -14,10 +14,10 @@ whose shapes depend on the numbers of large tensors cannot run this way.
 import logging
 import mmap
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ _UNFILLED = (
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 )
+
+Answer = TypeVar("Answer")
 
 
 class DependsOnNumbers(RuntimeError):
@@ -58,6 +60,15 @@ def hollow() -> Iterator[None]:
             yield
     finally:
         log.disabled = was_disabled
+
+
+def hollow_if_possible(question: Callable[[], Answer]) -> Answer:
+    """The answer of a function that is run without computing, or, where it depends on numbers, with computing."""
+    try:
+        with hollow():
+            return question()
+    except DependsOnNumbers:
+        return question()
 
 
 class Layout(NamedTuple):

@@ -120,6 +120,7 @@ def answer(options: argparse.Namespace) -> None:
     check_memory(simulated, cores is None)
     check_time(network, work, list(simulated), options.rounds, 60 * options.minutes)
     print(heading(network, work, devices, options.rounds))
+    flags.print_assumption(network)
     timing = Timing(work, list(simulated), options.rounds, 60 * options.minutes)
     cannot |= timing.cannot
     with tqdm(range(options.rounds), leave=False, disable=None) as turns:

@@ -59,7 +59,9 @@ def answer(options: argparse.Namespace) -> None:
     with tqdm(total=total, leave=False, disable=None) as bar:
         setting = (options.precision, options.checkpointing, sorted(set(options.gib)))
         found = list(rows(network, options.batch, counts, *setting, bar))
-    print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
+    print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}")
+    flags.print_assumption(network)
+    print()
     print(table(found))
     flags.conclude(options, verdict(found, sorted(set(options.gib))), {"memory": found})
 

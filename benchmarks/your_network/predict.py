@@ -14,12 +14,11 @@ Of a network that is mostly tables it may be the largest part. The model leaves 
 """
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,7 +31,7 @@ from benchmarks.predict.step import GRADIENT_BYTES, Network, weak_efficiency
 from benchmarks.predict.table import milliseconds
 from benchmarks.your_network import flags, memory, strategies, training
 from benchmarks.your_network.flags import positive
-from benchmarks.your_network.hollow import DependsOnNumbers, hollow
+from benchmarks.your_network.hollow import DependsOnNumbers, hollow_if_possible
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.training import StepFailed
@@ -45,7 +44,6 @@ LARGEST_BATCH = 2**20  # of one GPU, for which it is asked whether it pays
 WORTH_SAYING = 0.01  # of a step: the time of an update from which on it is said
 FASTEST_NETWORK = "8x400g"
 SLOWEST_NETWORK = "25g"
-Found = TypeVar("Found")
 HELP = "how fast a step would be on 1 to 512 GPUs"
 
 
@@ -92,6 +90,7 @@ def answer(options: argparse.Namespace) -> None:
     found = rows(setup, assumptions)
     held = None if options.measured_ms else holding(users, network, hardware, options.batch)
     print(heading(network, gpu, hardware))
+    flags.print_assumption(users)
     if grows:
         print(f"What a sample multiplies depends on the batch: it is counted in one of {options.batch}.")
         print("For other batches, as in the columns on the right, it is not counted anew.")
@@ -147,15 +146,7 @@ def counted(network: UserNetwork, batch: int = EXAMPLES) -> Network:
     Raises:
         StepFailed: if the network, its batch or its loss does not work.
     """
-    return _hollow_if_possible(partial(_counted, network, max(batch, EXAMPLES)))
-
-
-def _hollow_if_possible(question: Callable[[], Found]) -> Found:
-    try:
-        with hollow():
-            return question()
-    except DependsOnNumbers:
-        return question()
+    return hollow_if_possible(partial(_counted, network, max(batch, EXAMPLES)))
 
 
 def _counted(network: UserNetwork, samples: int) -> Network:
@@ -181,7 +172,7 @@ def without_formula(network: UserNetwork) -> list[str]:
         batch = training.make_batch(network, EXAMPLES)
         return operators_without_formula(partial(training.loss_of, network, model, batch))
 
-    return _hollow_if_possible(found)
+    return hollow_if_possible(found)
 
 
 def is_proportional(network: UserNetwork, counts: Network) -> bool:
@@ -193,12 +184,12 @@ def is_proportional(network: UserNetwork, counts: Network) -> bool:
         layers = count_layers(model, partial(training.loss_of, network, model, batch), 2 * EXAMPLES)
         return sum(layer.multiply_adds for layer in layers)
 
-    return _hollow_if_possible(of_a_sample) == counts.multiply_adds
+    return hollow_if_possible(of_a_sample) == counts.multiply_adds
 
 
 def has_recurrent_layers(network: UserNetwork) -> bool:
     """True where the network has an RNN, GRU or LSTM of torch."""
-    model = _hollow_if_possible(partial(training.build, network))
+    model = hollow_if_possible(partial(training.build, network))
     return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 

@@ -37,6 +37,8 @@ class UserNetwork:
         batch: `batch(n)` makes the inputs and targets of n samples.
         loss: of outputs and targets, a scalar.
         optimizer: of the parameters.
+        has_own_batch: whether `batch` is somebody's own.
+        assumed: what had to be assumed, in a sentence, or "".
     """
 
     title: str
@@ -44,6 +46,8 @@ class UserNetwork:
     batch: Callable[[int], tuple[Any, Any]]
     loss: Callable[[Any, Any], Tensor]
     optimizer: Callable[..., torch.optim.Optimizer]
+    has_own_batch: bool = False
+    assumed: str = ""
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -111,12 +115,17 @@ def _of_file(path: Path, function: str, shape: tuple[int, ...] | None, optimizer
     batch = getattr(module, "batch", None)
     if batch and shape:
         fail(f"--input: {path} has a function 'batch', which says what a sample is")
+    assumed = ""
+    if not batch and not shape:
+        assumed = f"{path.name} has no batch(n), so images of {'x'.join(map(str, IMAGE))} were assumed"
     return UserNetwork(
         title=f"{path.stem}:{function}",
         build=build,
         batch=batch or _batch_of_shape(shape or IMAGE, build),
         loss=getattr(module, "loss", classification_loss),
         optimizer=getattr(module, "optimizer", optimizer),
+        has_own_batch=batch is not None,
+        assumed=assumed,
     )
 
 
@@ -157,6 +166,11 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
     if isinstance(outputs, Tensor):
         return F.cross_entropy(outputs, targets)
     main = main_output(outputs)
+    if not isinstance(main, Tensor):
+        kind = type(main).__name__
+        raise TypeError(
+            f"the cross-entropy takes a tensor, and the network returns a {kind}: write loss(outputs, targets)"
+        )
     of_main = F.cross_entropy(main, targets)
     logits = outputs.values() if isinstance(outputs, dict) else outputs
     others = [output for output in logits if isinstance(output, Tensor) and output is not main]

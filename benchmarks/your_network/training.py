@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
 
-from benchmarks.your_network.hollow import REFUSED, DependsOnNumbers
+from benchmarks.your_network.hollow import REFUSED, DependsOnNumbers, hollow_if_possible
 from benchmarks.your_network.spec import UserNetwork, call
 from common.errors import UserError
 
@@ -76,11 +77,51 @@ def make_batch(network: UserNetwork, size: int, device: str | torch.device = "cp
     """The inputs and targets of `size` samples, on the device.
 
     Raises:
-        StepFailed: if they cannot be made.
+        StepFailed: if they cannot be made, or are not of so many samples.
     """
-    with explained(f"a batch of {size} cannot be made"):
-        inputs, targets = network.batch(size)
+    what = f"a batch of {size} cannot be made"
+    if network.assumed:
+        what = f"{what} ({network.assumed})"
+    with explained(what):
+        made = network.batch(size)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            found = len(made) if isinstance(made, tuple | list) else f"a {type(made).__name__}"
+            raise StepFailed(what, f"batch({size}) must return two things, inputs and targets, not {found}")
+        inputs, targets = made
+        for shape in _shapes(inputs, size):
+            if shape[0] % size:
+                came = f"batch({size}) made an input of shape {tuple(shape)}"
+                raise StepFailed(what, f"{came}, whose first dimension should be the sample, so {size}")
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), (inputs, targets))
+
+
+def _shapes(inputs: Any, size: int) -> list[torch.Size]:
+    """The shapes of the tensors among the inputs that have dimensions."""
+    leaves = list(tree_iter(inputs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not tensors:
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
+        raise StepFailed(
+            f"a batch of {size} cannot be made", f"the inputs of batch({size}) must be tensors, not {kinds}"
+        )
+    return [tensor.shape for tensor in tensors if tensor.dim()]
+
+
+def check_batches(network: UserNetwork) -> None:
+    """Raises StepFailed where the first dimension of an input does not grow with the samples.
+
+    It may be a multiple of their number, as where the words of all texts lie one behind the other.
+    """
+
+    def shapes(size: int) -> list[torch.Size]:
+        inputs, _ = hollow_if_possible(partial(make_batch, network, size))
+        return _shapes(inputs, size)
+
+    for of_two, of_three in zip(shapes(2), shapes(3), strict=True):
+        if 3 * of_two[0] != 2 * of_three[0]:
+            came = f"batch(2) made inputs of shape {tuple(of_two)}, and batch(3) of {tuple(of_three)}"
+            reason = f"{came}: the first dimension should be the sample, so 2 and 3"
+            raise StepFailed(f"{network.title} cannot be asked about", reason)
 
 
 def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtype: torch.dtype | None = None) -> Tensor:

@@ -324,6 +324,7 @@ def test_a_shape_that_depends_on_numbers_is_noticed_and_computed(tmp_path):
         ("FILE:fails", "cannot be built: ValueError: no weights"),
         ("FILE:wrong", "the forward of mine:wrong failed: RuntimeError"),
         ("FILE:sparse", "mine:sparse cannot be asked about: the gradient of 0 is sparse"),
+        ("FILE:keys", "the network returns a dict: write loss(outputs, targets)"),
         ("FILE:rows", "the loss must be a scalar tensor, not a tensor of shape (2,)"),
     ],
 )
@@ -335,15 +336,80 @@ def test_what_cannot_be_asked_about_is_one_line(text, message, tmp_path, capsys)
         "def fails(): raise ValueError('no weights')\n"
         "def wrong(): return nn.Linear(5, 5)\n"
         "def rows(): return nn.Linear(4, 5)\n"
+        "class Keys(nn.Linear):\n"
+        "    def forward(self, x): return {'scores': super().forward(x)}\n"
+        "def keys(): return Keys(4, 5)\n"
         "def sparse(): return nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 5))\n"
         "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
         "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
     )
+    if text == "FILE:keys":
+        path.write_text(path.read_text().partition("def loss")[0])
     with pytest.raises(UserError):
         program.main(["memory", text.replace("FILE", str(path)), "--batch", "2", "--devices", "1"])
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+BATCHES = """
+import numpy as np
+import torch
+from torch import nn
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.RNN(10, 3)
+    def forward(self, sounds): return self.layer(sounds)[0][-1]
+def build(): return Last() if "7, n" in BATCH else nn.Linear(10, 3)
+def classes(n): return torch.zeros(n, dtype=torch.long)
+BATCH = "EXPRESSION"
+def batch(n): return EXPRESSION
+"""
+
+
+@pytest.mark.parametrize("question", ["memory", "predict", "measure"])
+@pytest.mark.parametrize(
+    "expression, message",
+    [
+        ("torch.zeros(4, 10), classes(4)", "batch(3) made an input of shape (4, 10)"),
+        ("torch.zeros(7, n, 10), classes(n)", "batch(2) made an input of shape (7, 2, 10)"),
+        ("torch.zeros(6, n, 10), classes(n)", "batch(2) made inputs of shape (6, 2, 10), and batch(3) of (6, 3, 10)"),
+        ("torch.zeros(n, 10)", "batch(2) must return two things, inputs and targets, not a Tensor"),
+        ("(torch.zeros(n, 10),)", "batch(2) must return two things, inputs and targets, not 1"),
+        ("(np.zeros((n, 10)), np.zeros(n))", "the inputs of batch(2) must be tensors, not ndarray"),
+    ],
+)
+def test_a_batch_that_is_none_of_so_many_samples_is_one_line(question, expression, message, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(BATCHES.replace("EXPRESSION", expression))
+    with pytest.raises(UserError):
+        program.main([question, f"{path}:build", "--batch", "64"])
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert "Traceback" not in error
+
+
+def test_a_batch_of_too_few_samples_is_one_line(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(BATCHES.replace("EXPRESSION", "torch.zeros(50, 10)[:n], classes(n)[:50]"))
+    with pytest.raises(UserError):
+        program.main(["memory", f"{path}:build", "--batch", "64"])
+    assert "batch(64) made an input of shape (50, 10), whose first dimension should be" in capsys.readouterr().err
+
+
+def test_samples_that_were_assumed_are_named(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text("from torch import nn\ndef build(): return nn.Linear(10, 3)\n")
+    with pytest.raises(UserError):
+        program.main(["memory", f"{path}:build", "--batch", "2", "--devices", "1"])
+    error = capsys.readouterr().err
+    assert "mine.py has no batch(n), so images of 3x224x224 were assumed" in error
+    assert len(error.splitlines()) == 1
+    path.write_text("from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), nn.Linear(150528, 3))\n")
+    program.main(["predict", f"{path}:build"])
+    assert "mine.py has no batch(n), so images of 3x224x224 were assumed" in capsys.readouterr().out
 
 
 def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, monkeypatch):
