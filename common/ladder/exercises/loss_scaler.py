@@ -12,8 +12,8 @@ from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.ladder.exercises.compare import agreed, mistake, near, plain, side_by_side
-from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, shown, side_by_side
+from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
 
 MINUTES = 25
 READ = "03_accelerate/MIXED_PRECISION.md"
@@ -24,18 +24,13 @@ SCALE = 1024.0
 # A parameter is multiplied by its factor twice, so its gradient is the factor's square.
 SMALL = 2.0**-13  # the gradient is 1.5e-8, which is 0 in fp16
 LARGE = 16.0  # the gradient is 256, which times 1024, 512 or 256 is inf in fp16
-FIRST = (SMALL, SMALL)  # of the first parameter, by rank
-# Of the second parameter, by rank, in each step. An overflow is on one rank, and follows one step or two without.
-SECOND = (
-    (SMALL, SMALL),
-    (SMALL, LARGE),
-    (SMALL, SMALL),
-    (SMALL, SMALL),
-    (math.nan, SMALL),
-    (SMALL, SMALL),
-    (SMALL, SMALL),
-    (SMALL, SMALL),
-)
+STEPS = 8
+# The parameters of each rank's part, of two numbers each. The first of them is a group of the optimizer, and the others
+# are another one.
+PARAMETERS = (2, 3)
+# The rank and the factor of an overflow, by step. It is in the second parameter of that rank, which is of the second
+# group, and on rank 1 neither the first nor the last. An overflow follows one step or two without.
+OVERFLOWS = {1: (1, LARGE), 4: (0, math.nan)}
 LEARNING_RATE = 2.0**24  # which moves a weight with a small gradient by a quarter
 MOMENTUM = 0.5  # by which a step with zeros for gradients still moves the weights
 FOR_ALL = (
@@ -44,10 +39,17 @@ FOR_ALL = (
 )
 
 
-def loss_of(parameter: nn.Parameter, rank: int, step: int) -> torch.Tensor:
+def loss_of(parameters: Sequence[nn.Parameter], rank: int, step: int) -> torch.Tensor:
     """A loss that is computed in fp16 up to its last sum, as under autocast."""
-    factors = torch.tensor([FIRST[rank], SECOND[step][rank]]).half()
-    return 1 + (parameter.half() * factors * factors).float().sum()
+    factors = torch.full((len(parameters), 2), SMALL).half()
+    if step in OVERFLOWS and OVERFLOWS[step][0] == rank:
+        factors[1, 1] = OVERFLOWS[step][1]
+    return 1 + (torch.stack(list(parameters)).half() * factors * factors).float().sum()
+
+
+def optimizer_of(parts: Sequence[list[nn.Parameter]]) -> SGD:
+    groups: list[dict] = [{"params": [part[0] for part in parts]}, {"params": flat(part[1:] for part in parts)}]
+    return SGD(groups, lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
 def trained(scaler: Any, ranks: Sequence[int]) -> list[dict]:
@@ -56,18 +58,19 @@ def trained(scaler: Any, ranks: Sequence[int]) -> list[dict]:
     Args:
         ranks: those whose parts are trained here, by one optimizer.
     """
-    parameters = [nn.Parameter(torch.ones(2)) for _ in ranks]
-    optimizer = SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
+    parts = [[nn.Parameter(torch.ones(2)) for _ in range(PARAMETERS[rank])] for rank in ranks]
+    optimizer = optimizer_of(parts)
     stepped_with: list[list] = []
 
     def note_gradients(*_: Any) -> None:
-        stepped_with.append([plain(parameter.grad) for parameter in parameters])
+        stepped_with.append([[plain(parameter.grad) for parameter in part] for part in parts])
 
     optimizer.register_step_pre_hook(note_gradients)
     steps = []
-    for step in range(len(SECOND)):
-        losses = [loss_of(parameter, rank, step) for parameter, rank in zip(parameters, ranks, strict=True)]
+    for step in range(STEPS):
+        losses = [loss_of(part, rank, step) for part, rank in zip(parts, ranks, strict=True)]
         loss = torch.stack(losses).sum()
+        before = plain(loss)
         scaled = scaler.scale(loss)
         if not isinstance(scaled, torch.Tensor):
             raise SolutionFailed(f"scale(loss) returned {plain(scaled)}: return the loss times the scale")
@@ -77,10 +80,11 @@ def trained(scaler: Any, ranks: Sequence[int]) -> list[dict]:
         optimizer.zero_grad()
         steps.append(
             {
-                "loss": plain(loss),
+                "loss": before,
+                "loss_after": plain(loss),
                 "scaled": plain(scaled),
                 "stepped_with": list(stepped_with),
-                "weights": plain(parameters),
+                "weights": plain(parts),
                 "scale": plain(scaler.get_scale()),
             }
         )
@@ -110,11 +114,11 @@ def run(path: str) -> dict:
 def check(path: Path) -> list[str]:
     """Eight steps on two ranks, of which one overflows on rank 1 and another one on rank 0."""
     try:
-        results = on_ranks(WORLD_SIZE, run, path)
+        results = on_ranks(WORLD_SIZE, run, path, why_it_hangs)
     except SolutionFailed as failure:
         return [str(failure)]
     scale = SCALE
-    for number in range(len(SECOND)):
+    for number in range(STEPS):
         steps = [result["steps"][number] for result in results]
         gradients = [result["expected"][number][0] for result in results]
         weights = [result["expected"][number][1] for result in results]
@@ -130,12 +134,23 @@ def check(path: Path) -> list[str]:
     return []
 
 
+def why_it_hangs(places: Sequence[Place | None]) -> str:
+    return (
+        "in each step all ranks call the same collectives, although their parts have unequal numbers of parameters,"
+        f" {shown(list(PARAMETERS))}: one all-reduce, after the loop over them"
+    )
+
+
 def wrong_loss(steps: list[dict], scale: float) -> str | None:
     """A finding about the number with which backward began."""
     scaled = [step["scaled"] for step in steps]
     losses = [step["loss"] for step in steps]
+    after = [step["loss_after"] for step in steps]
     if near(scaled, [scale * loss for loss in losses]):
-        return None
+        if near(after, losses):
+            return None
+        title = "scale(loss) has changed the loss itself, which a training loop goes on to log: return a new tensor"
+        return side_by_side(f"{title}; the loss after it:", after, the_losses=losses)
     title = "scale(loss) did not return the loss times the scale"
     if near(scaled, losses):
         title = f"{title}, but the loss: in fp16 a gradient of 1.5e-8 is then 0, and its weight never moves"
@@ -148,24 +163,25 @@ def wrong_skip(steps: list[dict], number: int) -> str | None:
     if not stepped:
         return None
     made = [step["stepped_with"][0][0] if step["stepped_with"] else None for step in steps]
-    [overflowed] = [rank for rank, factor in enumerate(SECOND[number]) if factor != SMALL]
+    overflowed, factor = OVERFLOWS[number]
     others = [rank for rank in range(WORLD_SIZE) if rank != overflowed]
     if stepped == others:
         title = (
             f"rank {overflowed} skipped the step, because a gradient of its part overflowed, and rank {others[0]} made"
-            f" it: one half of the network has moved, and the other has not. {FOR_ALL.capitalize()}"
+            f" it: one part of the network has moved, and the other has not. {FOR_ALL.capitalize()}"
         )
-    elif all(map(math.isfinite, made[overflowed])):
+    elif all(map(math.isfinite, flat(made[overflowed]))):
         title = (
             "optimizer.step() was called with other numbers in place of inf or nan, and the optimizer's momentum moves"
             " the weights even for zeros: leave out the call"
         )
-    elif math.isnan(made[overflowed][1]):
+    elif math.isnan(factor):
         title = f"rank {overflowed} made the step with a gradient that is nan: inf is not the only sign of an overflow"
     else:
         title = (
             f"rank {overflowed} made the step, although a gradient of its part had overflowed: look at all gradients"
-            " (the loss itself may be finite), and call optimizer.step() only if they are finite on all ranks"
+            " (the loss itself may be finite), let an overflow on one rank count for all, and call optimizer.step()"
+            " only if there is none"
         )
     return side_by_side(f"{title}; the gradients with which each rank made the step (None: skipped):", made)
 
@@ -191,10 +207,9 @@ def wrong_step(steps: list[dict], gradients: list, scale: float) -> str | None:
             "they are divided by the scale twice": times(gradients, 1 / scale),
             "they are multiplied by the scale twice: divide them by it": times(gradients, scale**2),
             "they are divided by twice the scale": times(gradients, 1 / 2),
-            "they are the sums over the ranks: a rank's gradients are those of its own part, so leave them there": [
-                [sum(numbers) for numbers in zip(*gradients, strict=True)]
-            ]
-            * WORLD_SIZE,
+            "those of the second group in optimizer.param_groups are still multiplied by the scale": [
+                [of_part[0], *times(of_part[1:], scale)] for of_part in gradients
+            ],
         },
     )
     title = "the gradients with which each rank made the step are not the true ones"
@@ -228,6 +243,8 @@ def wrong_scale(steps: list[dict], expected: float, before: float) -> str | None
     return side_by_side(f"{title}; the scale after update():", scales, before=before, it_should_be=expected)
 
 
-def times(numbers: list, factor: float) -> list:
-    """Lists of numbers, each multiplied."""
-    return [[factor * number for number in of_rank] for of_rank in numbers]
+def times(numbers: Any, factor: float) -> Any:
+    """A number, or each one in lists of them, multiplied."""
+    if isinstance(numbers, list):
+        return [times(each, factor) for each in numbers]
+    return factor * numbers

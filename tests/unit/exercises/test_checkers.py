@@ -39,6 +39,10 @@ UNUSUAL = {
         "dist.all_reduce(parameter.detach(), op=dist.ReduceOp.AVG)",
     ),
     "overlapped_ddp: waited for twice": ("handle.wait()", "handle.wait(), handle.wait()"),
+    "loss_scaler: the greatest of the flags": (
+        "dist.all_reduce(overflows)",
+        "dist.all_reduce(overflows, op=dist.ReduceOp.MAX)",
+    ),
     "zero1: each gradient is reduced to its owner": (
         """        for parameter in self.parameters:
             dist.all_reduce(parameter.grad)

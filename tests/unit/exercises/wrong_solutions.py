@@ -881,7 +881,7 @@ WRONG = {
         old="        dist.all_reduce(overflows)\n",
         new="",
         idea="in step 2 rank 1 skipped the step, because a gradient of its part overflowed, and rank 0 made it: one"
-        " half of the network has moved, and the other has not. No rank sees the others' gradients",
+        " part of the network has moved, and the other has not. No rank sees the others' gradients",
     ),
     "loss_scaler: only those that overflow ask": Wrong(
         "loss_scaler",
@@ -956,6 +956,30 @@ WRONG = {
         old="self.was_skipped = overflows.item() > 0",
         new="self.was_skipped = self.was_skipped or overflows.item() > 0",
         idea="in step 3 a rank skipped the step, although no gradient of any rank is inf or nan",
+    ),
+    "loss_scaler: the last parameter decides": Wrong(
+        "loss_scaler",
+        old="overflows += not parameter.grad.isfinite().all()",
+        new="overflows = 1 - parameter.grad.isfinite().all().float()",
+        idea="in step 2 rank 1 made the step, although a gradient of its part had overflowed: look at all gradients",
+    ),
+    "loss_scaler: the first group only": Wrong(
+        "loss_scaler",
+        old="in optimizer.param_groups:",
+        new="in optimizer.param_groups[:1]:",
+        idea="those of the second group in optimizer.param_groups are still multiplied by the scale",
+    ),
+    "loss_scaler: an all-reduce for each parameter": Wrong(
+        "loss_scaler",
+        old="        dist.all_reduce(overflows)\n",
+        new="                dist.all_reduce(overflows)\n",
+        idea="unequal numbers of parameters, [2, 3]: one all-reduce, after the loop over them",
+    ),
+    "loss_scaler: the loss itself is multiplied": Wrong(
+        "loss_scaler",
+        old="return loss * self.factor",
+        new="loss *= self.factor\n        return loss",
+        idea="in step 1 scale(loss) has changed the loss itself, which a training loop goes on to log",
     ),
     "prepare: the network not wrapped": Wrong(
         "prepare",
