@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.ladder.exercises.compare import near, plain, side_by_side
+from common.ladder.exercises.compare import near, plain, scaled, shown, side_by_side
 from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
 
 MINUTES = 40
@@ -38,55 +38,99 @@ COLLECTIVES = (
 )
 
 
+class Handle:
+    """What isend or irecv returns to a solution: the handle of torch, and whether it was waited for.
+
+    It keeps torch's handle, with which the message would go: then the same happens each time that it is forgotten.
+    """
+
+    def __init__(self, call: str, work: Any) -> None:
+        self.call = call
+        self.work = work
+        self.was_waited_for = False
+
+    def wait(self, *timeout: Any) -> bool:
+        self.was_waited_for = True
+        return self.work.wait(*timeout)
+
+
 class Traffic:
     """The calls of a solution on one rank.
 
     Attributes:
         collectives: those that were called, by name.
-        sent: for each message the rank that gets it, and how many numbers are in it.
-        received: for each receive the rank from which a message is expected, and for how many numbers there is room.
+        sent: how many numbers are in each message to the right neighbour.
+        received: for how many numbers there is room in each receive from the left neighbour.
+        handles: of all messages that were begun and not waited for at once.
     """
 
     def __init__(self) -> None:
         self.collectives: list[str] = []
-        self.sent: list[tuple[int, int]] = []
-        self.received: list[tuple[int, int]] = []
+        self.sent: list[int] = []
+        self.received: list[int] = []
+        self.handles: list[Handle] = []
+        self.rank = dist.get_rank()
 
-    def note_send(self, peer: int, numbers: int) -> None:
-        self.sent.append((peer, numbers))
-        of_this_pair = [to for to, _ in self.sent if to == peer]
-        refuse_other_size(dist.get_rank(), peer, len(of_this_pair), sent=numbers)
+    def note_send(self, peer: int, tensor: Tensor) -> None:
+        right = (self.rank + 1) % WORLD_SIZE
+        if peer != right:
+            raise SolutionFailed(
+                f"rank {self.rank} sends to rank {peer}: in a ring each rank sends to its right neighbour only,"
+                f" (rank + 1) % world size, here rank {right}"
+            )
+        self.sent.append(tensor.numel())
+        refuse_other_size(self.rank, right, len(self.sent), sent=tensor)
 
-    def note_receive(self, peer: int, numbers: int) -> None:
-        self.received.append((peer, numbers))
-        of_this_pair = [of for of, _ in self.received if of == peer]
-        refuse_other_size(peer, dist.get_rank(), len(of_this_pair), room=numbers)
+    def note_receive(self, peer: int, tensor: Tensor) -> None:
+        left = (self.rank - 1) % WORLD_SIZE
+        if peer != left:
+            raise SolutionFailed(
+                f"rank {self.rank} receives from rank {peer}: in a ring each rank receives from its left neighbour"
+                f" only, (rank - 1) % world size, here rank {left}"
+            )
+        self.received.append(tensor.numel())
+        refuse_other_size(left, self.rank, len(self.received), room=tensor)
+
+    def refuse_forgotten_handles(self) -> None:
+        forgotten = [handle.call for handle in self.handles if not handle.was_waited_for]
+        if forgotten:
+            raise SolutionFailed(
+                f"rank {self.rank} has not called wait() on these handles: {shown(forgotten)}. Before it returns, what"
+                " isend sends may not have gone, and what irecv receives may not have come"
+            )
 
 
 def refuse_other_size(
-    sender: int, receiver: int, message: int, sent: int | None = None, room: int | None = None
+    sender: int, receiver: int, message: int, sent: Tensor | None = None, room: Tensor | None = None
 ) -> None:
-    """Raise SolutionFailed if a message is of another size than the room for it. Both ranks call this.
+    """Raise SolutionFailed if a message is of another size or dtype than the room for it. Both ranks call this.
 
-    Each leaves its number in the store of the process group. Whoever comes second compares, and does not send or
+    Each leaves its own in the store of the process group. Whoever comes second compares, and does not send or
     receive: gloo would end the process of a rank whose room is too small, and leave a part of a larger one as it was.
 
     Args:
         message: its number among those from `sender` to `receiver`.
     """
     store = dist.PrefixStore(f"{sender} to {receiver}, {message}", dist.distributed_c10d._get_default_store())
-    sizes = {"sent": sent, "room": room}
-    for side, size in sizes.items():
-        if size is not None:
-            store.set(side, str(size))
-        elif store.check([side]):
-            sizes[side] = int(store.get(side))
-    if None not in sizes.values() and sizes["sent"] != sizes["room"]:
+    for side, tensor in {"sent": sent, "room": room}.items():
+        if tensor is not None:
+            store.set(side, f"{tensor.numel()} {tensor.dtype}")
+    if not store.check(["sent", "room"]):
+        return
+    numbers, dtype = store.get("sent").decode().split()
+    room_numbers, room_dtype = store.get("room").decode().split()
+    which = f"(message {message} from rank {sender} to rank {receiver})"
+    if numbers != room_numbers:
         raise SolutionFailed(
-            f"rank {sender} sends {sizes['sent']} numbers to rank {receiver}, which has room for {sizes['room']}"
-            f" (message {message} from rank {sender} to rank {receiver}). Both have to mean the same chunk, and chunks"
-            " need not be equally large: cut the tensor alike on all ranks, and receive into as much room as the chunk"
-            " has that arrives, which is the one that the left neighbour sends in this step"
+            f"rank {sender} sends {numbers} numbers to rank {receiver}, which has room for {room_numbers} {which}. Both"
+            " have to mean the same chunk, and chunks need not be equally large: cut the tensor alike on all ranks,"
+            " and receive into as much room as the chunk has that arrives, which is the one that the left neighbour"
+            " sends in this step"
+        )
+    if dtype != room_dtype:
+        raise SolutionFailed(
+            f"rank {sender} sends {dtype} to rank {receiver}, which has room for {room_dtype} {which}. Receive into the"
+            " chunk's own dtype, which torch.empty_like(chunk) takes over"
         )
 
 
@@ -106,7 +150,7 @@ def observed() -> Iterator[Traffic]:
 
     inside = threading.local()  # has a name while this thread is in a call that is noted already: send calls isend
 
-    def noted_message(name: str, peer_names: Sequence[str], note: Callable[[int, int], None]) -> Any:
+    def noted_message(name: str, peer_names: Sequence[str], note: Callable[[int, Tensor], None]) -> Any:
         original = getattr(dist, name)
         signature = inspect.signature(original)
 
@@ -116,12 +160,16 @@ def observed() -> Iterator[Traffic]:
             arguments = signature.bind(*args, **kwargs).arguments
             peers = [arguments[peer] for peer in peer_names if arguments.get(peer) is not None]
             if peers:  # else a message from any rank will do
-                note(peers[0], arguments["tensor"].numel())
+                note(peers[0], arguments["tensor"])
             inside.name = name
             try:
-                return original(*args, **kwargs)
+                work = original(*args, **kwargs)
             finally:
                 del inside.name
+            if name in ("send", "recv"):
+                return work
+            traffic.handles.append(Handle(name, work))
+            return traffic.handles[-1]
 
         return call
 
@@ -151,6 +199,7 @@ def run(path: str, size: int) -> dict:
         ring_all_reduce = load_name(path, "ring_all_reduce")
         tensor = numbers_of(rank, size)
         ring_all_reduce(tensor)
+    traffic.refuse_forgotten_handles()
     return {
         "own": plain(numbers_of(rank, size)),
         "after": plain(tensor),
@@ -167,7 +216,7 @@ def check(path: Path) -> list[str]:
             results = on_ranks(WORLD_SIZE, functools.partial(run, size=size), path, why_it_hangs)
         except SolutionFailed as failure:
             return [str(failure)]
-        found = wrong_neighbour(results) or wrong_sums(results) or wrong_amount(results)
+        found = wrong_sums(results) or wrong_amount(results)
         if found:
             return [f"{size} numbers on {WORLD_SIZE} ranks: {found}"]
     return []
@@ -182,7 +231,7 @@ def why_it_hangs(places: Sequence[Place | None]) -> str | None:
         )
     if all("recv(" in code for code in codes):
         return "every rank waits in recv for a neighbour that has not sent yet: begin to send before you receive"
-    return None
+    return "each message has to be sent by one rank and received by its right neighbour, equally often on all ranks"
 
 
 def wrong_sums(results: list[dict]) -> str | None:
@@ -197,15 +246,24 @@ def wrong_sums(results: list[dict]) -> str | None:
     own = [result["own"] for result in results]
     counts = [counted(number) for of_rank in after for number in of_rank]
     finished = [sum(map(near, of_rank, expected)) for of_rank in after]
+    steps = 2 * (WORLD_SIZE - 1)
+    steps_made = [len(result["sent"]) for result in results]
     title = "the numbers are not the sums over the ranks"
     if near(after, own):
         title = "each rank still has its own numbers: what arrives has to be written into `tensor`"
+    elif near(after, [scaled(expected, 1 / WORLD_SIZE)] * WORLD_SIZE):
+        title = "these are the means over the ranks, and the sums were asked for: do not divide"
+    elif steps_made not in ([steps] * WORLD_SIZE, [steps / 2] * WORLD_SIZE):
+        title = (
+            f"each half of the ring has W - 1 steps, so that a rank sends {steps} chunks in all; these ranks have sent"
+            f" {shown(steps_made)}"
+        )
     elif any(max(count) > 1 for count in counts):
         title = (
             "some numbers are in a sum more than once: in the second half of the ring a chunk that arrives is finished,"
             " so copy it and do not add it (and never add what recv returns: that is the number of the sender)"
         )
-    elif all(0 < number < len(expected) for number in finished):
+    elif finished == [len(expected) // WORLD_SIZE] * WORLD_SIZE:
         title = (
             "each rank has one finished chunk, so the first half, the reduce-scatter, is right; now send the finished"
             " chunks around, the all-gather, and write what arrives into `tensor`, not into a new tensor"
@@ -227,29 +285,16 @@ def counted(number: float) -> list[int]:
     return [int(digit) for digit in str(round(number))]
 
 
-def wrong_neighbour(results: list[dict]) -> str | None:
-    """A finding about to whom each rank has sent."""
-    for rank, result in enumerate(results):
-        right = (rank + 1) % WORLD_SIZE
-        others = {peer for peer, _ in result["sent"]} - {right}
-        if others:
-            return (
-                f"rank {rank} sent to rank {', '.join(map(str, sorted(others)))}: in a ring each rank sends to its"
-                f" right neighbour only, (rank + 1) % world size, here rank {right}"
-            )
-    return None
-
-
 def wrong_amount(results: list[dict]) -> str | None:
     """A finding about how many numbers each rank has sent."""
     size = len(results[0]["expected"])
-    sent = [sum(numbers for _, numbers in result["sent"]) for result in results]
+    sent = [sum(result["sent"]) for result in results]
     # Each rank sends W - 1 chunks in each half, and no chunk has more than a W-th of the numbers, rounded up.
     most = 2 * (WORLD_SIZE - 1) * math.ceil(size / WORLD_SIZE)
     if max(sent) > most:
         title = (
             f"the sums are right, but more was sent than in a ring with chunks: cut the {size} numbers into"
-            f" {WORLD_SIZE} chunks, and send one chunk in each step; the numbers sent:"
+            f" {WORLD_SIZE} chunks, and send one chunk in each of the {2 * (WORLD_SIZE - 1)} steps; the numbers sent:"
         )
         return side_by_side(title, sent, at_most=most)
     return None

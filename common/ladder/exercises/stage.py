@@ -218,7 +218,8 @@ def _ended(lost: str) -> str:
     sentence = f"a process has ended, and not by an exception: {end}"
     if end.endswith("exit code -6"):
         sentence += (
-            "\n    gloo ends a rank that receives more numbers than it has room for: the ranks' tensors differ in size"
+            "\n    gloo ends a rank that receives more bytes than it has room for: the ranks' tensors differ in size or"
+            " dtype"
         )
     return sentence
 

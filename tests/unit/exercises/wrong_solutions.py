@@ -631,7 +631,7 @@ WRONG = {
     left = (rank - 1) % world_size""",
         new="""    left = (rank + 1) % world_size
     right = (rank - 1) % world_size""",
-        idea="rank 0 sent to rank 2: in a ring each rank sends to its right neighbour",
+        idea="rank 0 sends to rank 2: in a ring each rank sends to its right neighbour",
     ),
     "ring_all_reduce: room for the chunk that is sent": Wrong(
         "ring_all_reduce",
@@ -664,6 +664,73 @@ WRONG = {
     return
     chunks = tensor""",
         idea="the sums are right, but more was sent than in a ring with chunks",
+    ),
+    "ring_all_reduce: from the right neighbour": Wrong(
+        "ring_all_reduce",
+        old="    left = (rank - 1) % world_size",
+        new="    left = right",
+        idea="rank 0 receives from rank 1: in a ring each rank receives from its left neighbour only",
+    ),
+    "ring_all_reduce: from rank -1": Wrong(
+        "ring_all_reduce",
+        old="    left = (rank - 1) % world_size",
+        new="    left = rank - 1",
+        idea="rank 0 receives from rank -1: in a ring each rank receives from its left neighbour only",
+    ),
+    "ring_all_reduce: handles of sends forgotten": Wrong(
+        "ring_all_reduce",
+        old="        handle.wait()\n",
+        new="",
+        idea="has not called wait() on these handles: [isend, isend, isend, isend]",
+    ),
+    "ring_all_reduce: handles of receives forgotten": Wrong(
+        "ring_all_reduce",
+        old="        dist.recv(arrived, left)\n",
+        new="        dist.irecv(arrived, left)\n",
+        idea="has not called wait() on these handles: [irecv, irecv]",
+    ),
+    "ring_all_reduce: a step too few": Wrong(
+        "ring_all_reduce",
+        old="for step in range(world_size - 1):\n        handle = dist.isend(chunks[(rank + 1",
+        new="for step in range(world_size - 2):\n        handle = dist.isend(chunks[(rank + 1",
+        idea="each half of the ring has W - 1 steps, so that a rank sends 4 chunks in all; these ranks have sent [3, 3",
+    ),
+    "ring_all_reduce: a step too many in each half": Wrong(
+        "ring_all_reduce",
+        old="for step in range(world_size - 1):",
+        new="for step in range(world_size):",
+        idea="cut the 6 numbers into 3 chunks, and send one chunk in each of the 4 steps",
+    ),
+    "ring_all_reduce: means": Wrong(
+        "ring_all_reduce",
+        old="""        dist.recv(chunks[(rank - step) % world_size], left)
+        handle.wait()
+""",
+        new="""        dist.recv(chunks[(rank - step) % world_size], left)
+        handle.wait()
+    tensor /= world_size
+""",
+        idea="these are the means over the ranks, and the sums were asked for",
+    ),
+    "ring_all_reduce: room of another dtype": Wrong(
+        "ring_all_reduce",
+        old="torch.empty_like(mine)",
+        new="torch.empty(len(mine))",
+        idea=", which has room for torch.float32 (message 1 from rank",
+    ),
+    "ring_all_reduce: received before it is sent": Wrong(
+        "ring_all_reduce",
+        old="""        handle = dist.isend(chunks[(rank - step) % world_size], right)
+        mine = chunks[(rank - step - 1) % world_size]
+        arrived = torch.empty_like(mine)
+        dist.recv(arrived, left)
+""",
+        new="""        mine = chunks[(rank - step - 1) % world_size]
+        arrived = torch.empty_like(mine)
+        dist.recv(arrived, left)
+        handle = dist.isend(chunks[(rank - step) % world_size], right)
+""",
+        idea="every rank waits in recv for a neighbour that has not sent yet: begin to send before you receive",
     ),
     "sampler: the epoch forgotten": Wrong(
         "sampler",
