@@ -181,13 +181,14 @@ def does_ddp_pay() -> str:
     small, large = recorded("results")["throughput"]
     nodes = course.speed_up_of_two_nodes(SLOW_LINK, 64)["median"]
     text = (
-        "**Does DDP pay?** It pays where a second device saves more time than averaging the gradients takes. [Recorded "
+        "**Does DDP pay?** DistributedDataParallel (DDP) trains with one process for each device, and the processes "
+        "average their gradients. It pays where a second device saves more time than averaging takes. [Recorded "
         f"on two CPU cores][pays], two devices of one core each are {paired(small, '02_ddp_raw'):.1f} times as fast as "
         f"one with 64 images in a step, and {paired(large, '02_ddp_raw'):.1f} times with 256: the more there is to "
         "compute, the less averaging weighs. (One process with both cores is about as fast, "
-        f"{all_cores(small):.2f} and {all_cores(large):.2f} times. CPUs offer that choice too, and GPUs do not.) Over "
-        f"a slow link DDP does not pay: with {SLOW_LINK} between them, two machines with 64 images each (here two "
-        f"halves of one machine) reach {nodes:.2f} times the speed of one."
+        f"{all_cores(small):.2f} and {all_cores(large):.2f} times; GPUs do not offer that choice.) Over a slow link "
+        f"DDP does not pay: with {SLOW_LINK} between them, two machines with 64 images each (here two halves of one "
+        f"machine) reach {nodes:.2f} times the speed of one."
     )
     return textwrap.fill(text, 80, break_on_hyphens=False)
 
