@@ -27,7 +27,7 @@ from benchmarks.predict.assumptions import LAUNCH, USUAL, Assumption, Setup, all
 from benchmarks.predict.count import EXAMPLES, count_layers, count_network, operators_without_formula
 from benchmarks.predict.page import Start, page
 from benchmarks.predict.presets import Gpu, Hardware
-from benchmarks.predict.step import GRADIENT_BYTES, Network, weak_efficiency
+from benchmarks.predict.step import GRADIENT_BYTES, Network, speed_up
 from benchmarks.predict.table import milliseconds
 from benchmarks.your_network import flags, memory, strategies, training
 from benchmarks.your_network.flags import positive
@@ -264,13 +264,30 @@ def rows(setup: Setup, assumptions: tuple[Assumption, ...]) -> list[dict]:
             "fastest": kind.step(gpus),
             "slowest": harsh.step(gpus),
             "samples_per_second": gpus * setup.batch / seconds,
-            "efficiency": setup.step(1) / seconds,
+            "efficiency": _worth(setup, gpus) / gpus,
+            "is_launch_bound": _is_launch_bound(setup),
             "divided_seconds": None,
+            "divided_is_launch_bound": None,
         }
         if gpus <= setup.batch:
-            row["divided_seconds"] = replace(setup, batch=setup.batch / gpus).step(gpus)
+            divided = replace(setup, batch=setup.batch / gpus)
+            row["divided_seconds"] = divided.step(gpus)
+            row["divided_is_launch_bound"] = _is_launch_bound(divided)
         found.append(row)
     return found
+
+
+def _worth(setup: Setup, gpus: int) -> float:
+    """How many times faster so many GPUs are than one that takes all their samples in one step.
+
+    One GPU with one GPU's share would be no measure: a launch-bound step takes more samples in the same time, so fewer
+    GPUs with more samples each would do as well.
+    """
+    return speed_up(setup.training, gpus * setup.batch, gpus, setup.cluster)
+
+
+def _is_launch_bound(setup: Setup) -> bool:
+    return setup.training.launches >= setup.training.kernels(setup.batch)
 
 
 def heading(network: Network, gpu: Gpu, hardware: Hardware) -> str:
@@ -297,18 +314,26 @@ def table(found: list[dict], batch: int) -> str:
         samples = row["gpus"] * batch
         rate = f"{_short(row['samples_per_second'])}"
         rates = f"({_short(samples / row['slowest'])}–{_short(samples / row['fastest'])})"
-        time = milliseconds(row["seconds"])
+        time = _marked(row["seconds"], row["is_launch_bound"])
         times = f"({milliseconds(row['fastest'])}–{milliseconds(row['slowest'])})"
         line = f"{row['gpus']:>5}{rate:>9}{rates:>16}{time:>8}{times:>13}{row['efficiency']:>8.0%}"
         if row["divided_seconds"] is not None:
-            line += f"{milliseconds(row['divided_seconds']):>12}{alone / row['divided_seconds']:>8.1f}×"
+            divided = _marked(row["divided_seconds"], row["divided_is_launch_bound"])
+            line += f"{divided:>12}{alone / row['divided_seconds']:>8.1f}×"
         lines.append(line)
     lines += [
         "",
-        "worth: the efficiency, throughput as a share of so many times that of one GPU.",
+        "worth: the speed-up over one GPU that takes the samples of all, for each GPU.",
         "faster: the speed-up over one GPU. Range: what unpublished inputs leave.",
     ]
+    if any(row["is_launch_bound"] or row["divided_is_launch_bound"] for row in found):
+        lines.append("*: launch-bound. Starting the operators takes longer than running them, so fewer")
+        lines.append("samples take no less time, and fewer GPUs with more samples each do as well.")
     return "\n".join(lines)
+
+
+def _marked(seconds: float, is_launch_bound: bool) -> str:
+    return f"*{milliseconds(seconds)}" if is_launch_bound else milliseconds(seconds)
 
 
 def _short(count: float) -> str:
@@ -355,7 +380,7 @@ def _why(setup: Setup, alone: dict, together: dict) -> str:
         f"a step computes for {milliseconds(alone['seconds'])} ms. On {together['gpus']} GPUs the all-reduces of "
         f"{gradients:,.1f} MiB and the slowest GPU add {milliseconds(added)} ms."
     )
-    if setup.training.launches >= setup.training.kernels(setup.batch):
+    if _is_launch_bound(setup):
         line += " Starting the operators takes longer than running them: a larger batch is free."
     return line
 
@@ -367,7 +392,8 @@ def _change(setup: Setup, gpus: int) -> str:
         line = f"fewer than {least} samples on each" if least > 1 else "not the batch: they pay with 1 sample on each"
         if setup.cluster.network == presets.NETWORK[SLOWEST_NETWORK]:
             return f"{line}."
-        return f"{line}. With --network {SLOWEST_NETWORK} they are worth {_worth(setup, gpus, SLOWEST_NETWORK):.0f}."
+        worth = _worth(_with_network(setup, SLOWEST_NETWORK), gpus)
+        return f"{line}. With --network {SLOWEST_NETWORK} they are worth {worth:.0f}."
     more = 2 * gpus
     batch = _pays_from_batch(setup, more, 2 * setup.batch)
     if batch is None:
@@ -375,20 +401,19 @@ def _change(setup: Setup, gpus: int) -> str:
     else:
         line = f"a larger batch: from {batch} samples on each on, {more} GPUs are worth {PAYS:.0%}"
     if more > setup.cluster.gpus_per_node and setup.cluster.network != presets.NETWORK[FASTEST_NETWORK]:
-        line += f". With --network {FASTEST_NETWORK} they are worth {_worth(setup, more, FASTEST_NETWORK):.1f}"
+        worth = _worth(_with_network(setup, FASTEST_NETWORK), more)
+        line += f". With --network {FASTEST_NETWORK} they are worth {worth:.1f}"
     return f"{line}."
 
 
-def _worth(setup: Setup, gpus: int, network: str) -> float:
-    """The number of GPUs that so many would replace if their nodes had this network."""
-    cluster = replace(setup.cluster, network=presets.NETWORK[network])
-    return gpus * weak_efficiency(setup.training, setup.batch, gpus, cluster)
+def _with_network(setup: Setup, network: str) -> Setup:
+    return replace(setup, cluster=replace(setup.cluster, network=presets.NETWORK[network]))
 
 
 def _pays_from_batch(setup: Setup, gpus: int, batch: float) -> int | None:
     """The first batch of each GPU with which so many of them are worth PAYS: `batch`, twice as many, and so on."""
     while batch <= LARGEST_BATCH:
-        if weak_efficiency(setup.training, batch, gpus, setup.cluster) >= PAYS:
+        if _worth(replace(setup, batch=batch), gpus) >= PAYS * gpus:
             return int(batch)
         batch *= 2
     return None

@@ -1,6 +1,7 @@
 """The prediction for a network of somebody else's: its counts, and that it is `benchmarks.predict`'s own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from torchvision import models
@@ -155,6 +156,45 @@ def test_what_would_change_it_helps_more_gpus_or_fewer(batch, network, change):
         larger, assumptions = predict.prediction(networks()["BERT-large"], A100, hardware, batch)
         paid = next(row for row in predict.rows(larger, assumptions) if row["gpus"] == 2 * most)
         assert paid["efficiency"] >= predict.PAYS
+
+
+def test_gpus_pay_only_where_fewer_with_more_samples_each_are_slower():
+    """A step of BasicNet is launch-bound: one GPU takes 64 samples in the time of 32."""
+    basic_net = networks()["BasicNet"]
+    setup, assumptions = predict.prediction(basic_net, A100, Hardware(), 32)
+    found = predict.rows(setup, assumptions)
+    two = found[1]
+    assert setup.step(1) == replace(setup, batch=64).step(1) <= two["seconds"]
+    assert two["efficiency"] <= 0.5
+    take, why, change = predict.verdict(setup, found, is_measured=True)
+    assert take.startswith("Stay on one GPU (level 00): two are worth 1.0 with 32 samples on each.")
+    assert "a larger batch is free" in why
+    least = int(change.partition("from ")[2].partition(" ")[0])
+    assert replace(setup, batch=least).training.kernels(least) > setup.training.launches
+
+
+@pytest.mark.parametrize("name", ["BasicNet", "ResNet-50", "BERT-large"])
+def test_no_batch_is_advised_with_which_fewer_gpus_would_do(name):
+    setup, assumptions = predict.prediction(networks()[name], A100, Hardware(), 2**19)
+    change = predict.verdict(setup, predict.rows(setup, assumptions), is_measured=True)[-1]
+    assert "fewer than " in change
+    least = int(change.partition("fewer than ")[2].partition(" ")[0])
+    with_it = replace(setup, batch=least)
+    for gpus in predict.COUNTS:
+        on_fewer = replace(setup, batch=512 * least / gpus).step(gpus)
+        assert on_fewer >= predict.PAYS * 512 / gpus * with_it.step(512)
+
+
+def test_rows_that_starting_operators_decides_are_marked_and_explained():
+    setup, assumptions = predict.prediction(networks()["ResNet-50"], A100, Hardware(), 64)
+    lines = predict.table(predict.rows(setup, assumptions), 64).splitlines()
+    for gpus, line in zip(predict.COUNTS, lines[2:12], strict=True):
+        is_bound = gpus <= 64 and setup.training.kernels(64 / gpus) <= setup.training.launches
+        assert ("*" in line) == is_bound
+    assert "*" in lines[8]  # 64 GPUs
+    assert any(line.startswith("*: launch-bound.") for line in lines)
+    large, assumptions = predict.prediction(networks()["ResNet-50"], A100, Hardware(), 2**15)
+    assert "*" not in predict.table(predict.rows(large, assumptions), 2**15)
 
 
 def test_the_answer_has_every_number_of_gpus_a_page_and_a_verdict(texts_file, tmp_path, capsys):
