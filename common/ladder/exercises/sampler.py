@@ -13,7 +13,7 @@ from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
 MINUTES = 15
 READ = "02_ddp_raw/README.md"
 SAME_AS = "DistributedEvalSampler (common/accelerator/sampler.py) and, where shares are equal, DistributedSampler"
-SEED = 42
+SEED = 43  # with which no rank's share is by chance the even numbers, or half of the numbers in a row
 CASES = ((8, 2), (10, 3), (2, 3))  # samples and ranks: equal shares, a remainder of one, fewer samples than ranks
 EPOCHS = 2
 
@@ -38,7 +38,7 @@ def number_or_its_type(entry: object) -> int | str:
     return entry if isinstance(entry, int) else f"a {type(entry).__name__}"
 
 
-def iterated(sampler: Any) -> list:
+def listed(sampler: Any) -> list[int | str]:
     """What a sampler yields in an epoch.
 
     Raises:
@@ -51,7 +51,7 @@ def iterated(sampler: Any) -> list:
             f"__iter__ returned a {type(iterator).__name__}, of which there is no next one: return iter(...) of it,"
             " or yield its entries"
         )
-    numbers = list(iterator)
+    numbers = [number_or_its_type(entry) for entry in iterator]
     if not torch.equal(torch.get_rng_state(), random_numbers):
         raise SolutionFailed(
             "the sampler has drawn from torch's global generator, or seeded it. The network's dropout draws from it"
@@ -65,20 +65,28 @@ def run(path: str) -> list[dict]:
     solution = load_name(path, "ExactSampler")
     found = []
     for size, world_size in CASES:
-        shares = []
-        lengths = []
+        # No sample is equal to its number, so a sampler that yields the samples themselves is seen.
+        dataset = [f"sample {number}" for number in range(size)]
+        result: dict[str, list] = {"shares": [], "again": [], "without_set_epoch": [], "lengths": []}
         for rank in range(world_size):
             torch.manual_seed(rank)  # ranks draw different random numbers
-            # No sample is equal to its number, so a sampler that yields the samples themselves is seen.
-            sampler = solution([f"sample {number}" for number in range(size)], rank, world_size, SEED)
-            epochs = []
+            sampler = solution(dataset, rank, world_size, SEED)
+            shares = []
+            again = []
             for epoch in range(EPOCHS):
                 sampler.set_epoch(epoch)
-                epochs.append([number_or_its_type(each) for each in iterated(sampler)])
-            shares.append(epochs)
-            lengths.append(plain(len(sampler)))
-        expected = [expected_epochs(size, world_size, rank) for rank in range(world_size)]
-        found.append({"shares": shares, "lengths": lengths, "expected": expected})
+                shares.append(listed(sampler))
+                again.append(listed(sampler))
+            result["shares"].append(shares)
+            result["again"].append(again)
+            try:
+                result["without_set_epoch"].append(listed(solution(dataset, rank, world_size, SEED)))
+            except AttributeError as error:
+                error.add_note("This was before set_epoch was called, in epoch 0.")
+                raise
+            result["lengths"].append(plain(len(sampler)))
+        result["expected"] = [expected_epochs(size, world_size, rank) for rank in range(world_size)]
+        found.append(result)
     return found
 
 
@@ -103,6 +111,17 @@ def finding(size: int, result: dict) -> str | None:
         if shares != expected:
             title = f"epoch {epoch}: {wrong_shares(size, epoch, result)}"
             return side_by_side(title, shares, they_should_be=expected)
+        again = [of_rank[epoch] for of_rank in result["again"]]
+        if again != shares:
+            title = (
+                f"epoch {epoch}: list(sampler) gives something else the second time: __iter__ leaves the epoch as it"
+                " is, and each call of it seeds a new generator with seed + epoch and returns a new iterator"
+            )
+            return side_by_side(title, again, the_first_time=shares)
+    first_epoch = [of_rank[0] for of_rank in result["expected"]]
+    if result["without_set_epoch"] != first_epoch:
+        title = "before set_epoch is called for the first time, the epoch is 0"
+        return side_by_side(title, result["without_set_epoch"], they_should_be=first_epoch)
     true_lengths = [len(of_rank[0]) for of_rank in result["expected"]]
     if result["lengths"] != true_lengths:
         title = "len() is not the number of samples that the rank gets; loaders and progress bars believe it"
@@ -128,11 +147,20 @@ def wrong_shares(size: int, epoch: int, result: dict) -> str:
     if twice:
         return f"samples {twice} are dealt out more than once: do not fill up the shares"
     if missing:
-        return f"samples {missing} are dealt out to nobody: a remainder belongs to the first ranks"
+        expected = [of_rank[epoch] for of_rank in result["expected"]]
+        order = [expected[position % len(expected)][position // len(expected)] for position in range(size)]
+        positions = [order.index(sample) for sample in missing]
+        return (
+            f"samples {missing}, at the positions {positions} of the order, are dealt out to nobody: rank 0 begins at"
+            " position 0, and a remainder belongs to the first ranks"
+        )
     if epoch > 0 and shares == [of_rank[0] for of_rank in result["shares"]]:
         return "the order is that of the epoch before: seed the generator with seed + epoch"
     if all(share == sorted(share) for share in shares):
         return "each sample is dealt out once, but the order is not shuffled"
+    epochs = list(zip(*result["shares"], strict=True))
+    if epochs[0] != epochs[1] and all(set(first) == set(second) for first, second in result["shares"]):
+        return "each rank has the same samples in every epoch: shuffle all samples, and then deal out their order"
     if [sorted(share) for share in shares] == [sorted(of_rank[epoch]) for of_rank in result["expected"]]:
         return "each rank has its samples, in another order"
     return (

@@ -794,6 +794,77 @@ WRONG = {
         new="return list(",
         idea="__iter__ returned a list, of which there is no next one: return iter(...) of it",
     ),
+    "sampler: a generator in set_epoch only": Wrong(
+        "sampler",
+        old="""        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator).tolist()
+""",
+        new="""        self.generator = torch.Generator().manual_seed(self.seed + epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(len(self.dataset), generator=self.generator).tolist()
+""",
+        idea="\n    This was before set_epoch was called, in epoch 0.",
+    ),
+    "sampler: seeded in set_epoch only": Wrong(
+        "sampler",
+        old="""        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator).tolist()
+""",
+        new="""        self.generator = torch.Generator()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.generator.manual_seed(self.seed + epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(len(self.dataset), generator=self.generator).tolist()
+""",
+        idea="epoch 0: list(sampler) gives something else the second time: __iter__ leaves the epoch as it is",
+    ),
+    "sampler: counts the epochs itself": Wrong(
+        "sampler",
+        old="        return iter(order",
+        new="        self.epoch += 1\n        return iter(order",
+        idea="epoch 0: list(sampler) gives something else the second time",
+    ),
+    "sampler: one iterator for all": Wrong(
+        "sampler",
+        old="        return iter(order[self.rank :: self.world_size])",
+        new="""        if not hasattr(self, "order"):
+            self.order = iter(order[self.rank :: self.world_size])
+        return self.order""",
+        idea="epoch 0: list(sampler) gives something else the second time",
+    ),
+    "sampler: the first epoch is 1": Wrong(
+        "sampler",
+        old="self.epoch = 0",
+        new="self.epoch = 1",
+        idea="before set_epoch is called for the first time, the epoch is 0",
+    ),
+    "sampler: each rank shuffles its own samples": Wrong(
+        "sampler",
+        old="        order = torch.randperm(len(self.dataset), generator=generator).tolist()\n",
+        new="""        order = list(range(len(self.dataset)))
+        own = order[self.rank :: self.world_size]
+        order[self.rank :: self.world_size] = [own[i] for i in torch.randperm(len(own), generator=generator)]
+""",
+        idea="epoch 0: each rank has the same samples in every epoch: shuffle all samples",
+    ),
+    "sampler: ranks counted from 1": Wrong(
+        "sampler",
+        old="order[self.rank :: self.world_size]",
+        new="order[self.rank + 1 :: self.world_size]",
+        idea=", at the positions [0] of the order, are dealt out to nobody: rank 0 begins at position 0",
+    ),
     "zero1: parts not exchanged": Wrong(
         "zero1",
         old="            dist.broadcast(parameter.detach(), src=number % dist.get_world_size())",

@@ -4,6 +4,7 @@ Write a sampler that gives each rank its share of a shuffled dataset. The order 
 `torch.randperm(len(dataset), generator=generator)`, with a new generator that is seeded with `seed + epoch`. Of W
 ranks, rank r gets the positions r, r + W, r + 2 W and so on of that order. Every sample is dealt out to exactly one
 rank: no sample is repeated to make the shares equally long, and none is dropped. There may be fewer samples than ranks.
+The epoch is 0 until `set_epoch` chooses another one, and every `list(sampler)` in an epoch gives the same.
 
     sampler = ExactSampler(dataset, rank, world_size, seed)
     sampler.set_epoch(1)
