@@ -2,7 +2,7 @@
 
     python -m benchmarks.predict.count
 
-writes networks.json anew. Nothing is computed: the networks are on torch's meta device. This needs torchvision.
+writes networks.json anew. Nothing is computed (see `hollow`). This needs torchvision.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
+from benchmarks.harness.fused_attention import FusedAttention
+from benchmarks.harness.hollow import hollow
 from benchmarks.predict.networks import PATH
 from benchmarks.predict.step import Layer, Network
 from common.model import BasicNet
@@ -30,33 +32,46 @@ BERT_TOKENS = 128  # of a sequence
 EXAMPLES = 2  # a batch normalisation needs more than one
 # Operators of torch that multiply as much as products of matrices do, and for which FlopCounterMode has no formula.
 WITHOUT_FORMULA = {
-    "_cdist_forward",
-    "_fft_c2c",
-    "_fft_c2r",
-    "_fft_r2c",
-    "_grouped_mm",
-    "_int_mm",
-    "_linalg_eigh",
-    "_linalg_slogdet",
-    "_linalg_solve_ex",
-    "_linalg_svd",
-    "_sparse_addmm",
-    "_trilinear",
-    "addmv",
-    "addr",
-    "conv_tbc",
-    "dot",
-    "linalg_cholesky_ex",
-    "linalg_eig",
-    "linalg_inv_ex",
-    "linalg_lu_factor_ex",
-    "linalg_matrix_exp",
-    "linalg_qr",
-    "linalg_solve_triangular",
-    "mkldnn_rnn_layer",
-    "mv",
-    "triangular_solve",
-    "vdot",
+    "aten._cdist_forward",
+    "aten._fft_c2c",
+    "aten._fft_c2r",
+    "aten._fft_r2c",
+    "aten._grouped_mm",
+    "aten._int_mm",
+    "aten._linalg_eigh",
+    "aten._linalg_slogdet",
+    "aten._linalg_solve_ex",
+    "aten._linalg_svd",
+    "aten._sparse_addmm",
+    "aten._trilinear",
+    "aten.addmv",
+    "aten.addr",
+    "aten.conv_tbc",
+    "aten.dot",
+    "aten.linalg_cholesky_ex",
+    "aten.linalg_eig",
+    "aten.linalg_inv_ex",
+    "aten.linalg_lu_factor_ex",
+    "aten.linalg_matrix_exp",
+    "aten.linalg_qr",
+    "aten.linalg_solve_triangular",
+    "aten.mkldnn_rnn_layer",
+    "aten.mv",
+    "aten.triangular_solve",
+    "aten.vdot",
+}
+# Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as
+# the step that AdamW counts for each parameter), or say where they begin in a profile.
+NO_KERNEL = {
+    "aten._local_scalar_dense",
+    "aten._unsafe_view",
+    "aten.empty",
+    "aten.empty_like",
+    "aten.empty_strided",
+    "aten.new_empty",
+    "aten.new_empty_strided",
+    "profiler._record_function_enter_new",
+    "profiler._record_function_exit",
 }
 # The namespaces of operators that torch itself calls. The formulas of others' operators are not known.
 OF_TORCH = {"_c10d_functional", "aten", "c10d", "inductor", "prim", "prims", "profiler"}
@@ -147,7 +162,7 @@ def count_all() -> dict[str, Network]:
 def count(name: str) -> Network:
     """A network by its layers and operators. KeyError is raised if SOURCES does not have it."""
     source = SOURCES[name]
-    with torch.device("meta"):
+    with hollow():
         module = source.build()
         optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
 
@@ -254,9 +269,8 @@ class _WithoutFormula(TorchDispatchMode):
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        name = function.overloadpacket.__name__
-        if function.namespace not in OF_TORCH or (function.namespace == "aten" and name in WITHOUT_FORMULA):
-            self.names.add(f"{function.namespace}.{name}")
+        if function.namespace not in OF_TORCH or _name(function) in WITHOUT_FORMULA:
+            self.names.add(_name(function))
         return function(*arguments, **(keywords or {}))
 
 
@@ -295,7 +309,7 @@ class StepCount(NamedTuple):
 
 
 class _Count(TorchDispatchMode):
-    """Counts operators that compute: a view of a tensor starts no kernel."""
+    """Counts operators that compute: a view of a tensor starts no kernel, and what NO_KERNEL names none either."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +318,7 @@ class _Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
-        if not function.is_view:
+        if not function.is_view and _name(function) not in NO_KERNEL:
             self.operators += 1
             for leaf in tree_iter((arguments, keywords, result)):
                 if isinstance(leaf, Tensor):
@@ -312,8 +326,15 @@ class _Count(TorchDispatchMode):
         return result
 
 
+def _name(function: torch._ops.OpOverload) -> str:
+    return f"{function.namespace}.{function.overloadpacket.__name__}"
+
+
 def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> StepCount:
-    """What forward, backward and a step of the optimizer run: each operator starts about one kernel on a GPU."""
+    """What forward, backward and a step of the optimizer run: each operator starts about one kernel on a GPU.
+
+    Attention is one operator, as on a GPU, except on the meta device, for which torch has none that is fused.
+    """
     # The first step also makes the optimizer's state.
     _training_step(optimizer, loss)
     with _Count() as count:
@@ -323,7 +344,7 @@ def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> 
 
 def _training_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
     optimizer.zero_grad()
-    with sdpa_kernel(SDPBackend.MATH), time_steps_apart():
+    with FusedAttention(), time_steps_apart():
         loss().backward()
     # Older releases of torch make AdamW's count of steps on the default device, and read it. On "meta" it has no value.
     with torch.device("cpu"):

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from benchmarks.harness.hollow import DependsOnNumbers, hollow_if_possible
 from benchmarks.predict import presets
 from benchmarks.predict.assumptions import LAUNCH, USUAL, Assumption, Setup, all_harsh, all_kind, of_compute
 from benchmarks.predict.count import EXAMPLES, count_layers, count_network, operators_without_formula
@@ -31,7 +32,6 @@ from benchmarks.predict.step import GRADIENT_BYTES, Network, speed_up
 from benchmarks.predict.table import milliseconds
 from benchmarks.your_network import flags, memory, strategies, training
 from benchmarks.your_network.flags import positive
-from benchmarks.your_network.hollow import DependsOnNumbers, hollow_if_possible
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.training import StepFailed

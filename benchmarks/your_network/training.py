@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from benchmarks.your_network.hollow import REFUSED, DependsOnNumbers, hollow_if_possible
+from benchmarks.harness.hollow import REFUSED, DependsOnNumbers, hollow_if_possible
 from benchmarks.your_network.spec import UserNetwork, call
 from common.errors import UserError
 

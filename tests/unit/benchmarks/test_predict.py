@@ -203,7 +203,7 @@ def test_buckets_follow_their_rule():
 def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower():
     basic_net = presets.training(networks()["BasicNet"], presets.GPUS["a100"])
     assert basic_net.kernels(1) < 0.1 * basic_net.launches
-    assert basic_net.compute(1) == basic_net.compute(64) == pytest.approx(64 * 10e-6)
+    assert basic_net.compute(1) == basic_net.compute(64) == pytest.approx(42 * 10e-6)
     assert basic_net.compute(100_000) == pytest.approx(100_000 * basic_net.sample_seconds)
     cluster = presets.cluster("nvlink-a100", "8x200g", 8)
     assert speed_up(basic_net, 64, 8, cluster) < 1 < speed_up(basic_net, 4096, 8, cluster)

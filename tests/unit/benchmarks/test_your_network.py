@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torchvision import models
 
+from benchmarks.harness.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory, spec, strategies
-from benchmarks.your_network.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.training import StepFailed, TooLarge
 from common.errors import UserError
@@ -434,6 +434,38 @@ def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, m
     assert [row["strategy"] for row in answer["memory"]] == [strategy.name for strategy in strategies.ON_SEVERAL]
     assert printed.splitlines()[-3:] == answer["verdict"]
     assert max(map(len, printed.splitlines()[:-3])) <= 82
+
+
+ATTENTION = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs = nn.Linear(32, 96)
+        self.score = nn.Linear(32, 3)
+    def forward(self, x):
+        heads = self.inputs(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*heads, dropout_p=DROPOUT)
+        return self.score(y.transpose(1, 2).flatten(2).mean(dim=1))
+def build(): return Attention()
+def batch(n): return torch.randn(n, 200, 32), torch.zeros(n, dtype=torch.long)
+"""
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_attention_keeps_no_scores_also_where_it_drops_some(checkpointing, tmp_path):
+    """A GPU's fused attention draws its dropout anew in backward. The CPU's has no dropout."""
+    path = tmp_path / "attention.py"
+    needs = []
+    for dropout in ("0.0", "0.1"):
+        path.write_text(ATTENTION.replace("DROPOUT", dropout))
+        network = spec.load(f"{path}:build")
+        needs.append(memory.need(network, Setting(strategies.ONE_DEVICE, 1, checkpointing=checkpointing), 8).most)
+    assert needs[0] == needs[1]
+    scores = 4 * 8 * 4 * 200 * 200
+    assert needs[0] < scores
 
 
 PAIRS = """

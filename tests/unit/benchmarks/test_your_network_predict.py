@@ -26,6 +26,54 @@ def test_the_counts_of_two_inputs_and_attention_are_those_counted_by_hand(texts)
     assert network.multiply_adds == 2 * (linear + attention) + 32 * 3
 
 
+def test_the_operators_of_a_step_are_those_that_start_a_kernel(tmp_path):
+    path = tmp_path / "linear.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def build(): return nn.Linear(8, 3)\n"
+        "def batch(n): return torch.zeros(n, 5, 8), torch.zeros(n, 5, dtype=torch.long)\n"
+        "def loss(scores, classes): return nn.functional.cross_entropy(scores.flatten(0, 1), classes.flatten())\n"
+    )
+    # Forward: addmm, log_softmax, nll_loss. Backward: the gradient of 1, of nll_loss, of log_softmax, of the weight,
+    # and of the bias. AdamW: its 9 operators for all parameters. It also reads the step of each parameter.
+    assert predict.counted(spec.load(f"{path}:build")).operators == 3 + 5 + 9
+
+
+DECODER = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+class Attention(nn.Module):
+    def forward(self, heads):
+        return F.scaled_dot_product_attention(*heads, None, DROPOUT, is_causal=True)
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs = nn.Linear(32, 96, bias=False)
+        self.attention = Attention()
+        self.score = nn.Linear(32, 3, bias=False)
+    def forward(self, x):
+        heads = self.inputs(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return self.score(self.attention(heads).transpose(1, 2).flatten(2))
+def build(): return Decoder()
+def batch(n): return torch.randn(n, 50, 32), torch.zeros(n, 50, dtype=torch.long)
+def loss(scores, classes): return F.cross_entropy(scores.flatten(0, 1), classes.flatten())
+"""
+
+
+@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
+def test_attention_is_one_operator_in_forward_and_one_in_backward(dropout, tmp_path):
+    path = tmp_path / "decoder.py"
+    path.write_text(DECODER.replace("DROPOUT", dropout))
+    network = predict.counted(spec.load(f"{path}:build"))
+    # Forward: two products, attention, log_softmax, nll_loss. Backward: the gradient of 1, of nll_loss, of log_softmax,
+    # of two weights and one input, of attention, and queries, keys and values in one tensor, which is copied for the
+    # product. AdamW: 9.
+    assert network.operators == 5 + 9 + 9
+    assert network.multiply_adds == 50 * 32 * (96 + 3) + 2 * 50 * 50 * 32
+
+
 def test_a_shared_parameter_counts_once_and_a_frozen_one_not_at_all(tmp_path):
     path = tmp_path / "tied.py"
     path.write_text(
