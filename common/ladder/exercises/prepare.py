@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from common.ladder.exercises.compare import agreed, flat, near, plain, side_by_side
@@ -26,6 +26,8 @@ WORLD_SIZE = 2
 SAMPLES = 12
 BATCH_SIZE = 4  # of all ranks
 STEPS = SAMPLES // BATCH_SIZE
+# Of the loader that shuffles: so many that a rank does not by chance have the same ones as without shuffling.
+SHUFFLED_SAMPLES = 24
 LEARNING_RATE = 0.1
 FIRST_WEIGHTS = (1.0, 2.0)  # by rank, where nobody makes them equal
 
@@ -33,11 +35,12 @@ FIRST_WEIGHTS = (1.0, 2.0)  # by rank, where nobody makes them equal
 class Numbers(Dataset):
     """The numbers from 0 on, and which of them were read."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.read: list[int] = []
 
     def __len__(self) -> int:
-        return SAMPLES
+        return self.size
 
     def __getitem__(self, index: int) -> int:
         self.read.append(index)
@@ -58,14 +61,22 @@ def network(rank: int) -> nn.Linear:
     return model
 
 
-def objects_of(rank: int) -> list[Any]:
-    """What a script hands to `prepare`."""
+class Objects(NamedTuple):
+    """What a script hands to `prepare`, and gets back, in this order."""
+
+    loader: Any
+    model: Any
+    optimizer: Any
+    shuffled: Any
+
+
+def objects_of(rank: int) -> Objects:
     torch.manual_seed(rank)
     model = network(rank)
     optimizer = SGD(model.parameters(), lr=LEARNING_RATE)
-    loader = DataLoader(Numbers(), BATCH_SIZE, collate_fn=as_batch)
-    shuffled = DataLoader(Numbers(), BATCH_SIZE, collate_fn=as_batch, shuffle=True)
-    return [model, optimizer, loader, shuffled]
+    loader = DataLoader(Numbers(SAMPLES), BATCH_SIZE, collate_fn=as_batch)
+    shuffled = DataLoader(Numbers(SHUFFLED_SAMPLES), BATCH_SIZE, collate_fn=as_batch, shuffle=True)
+    return Objects(loader, model, optimizer, shuffled)
 
 
 def weights_of(model: nn.Module) -> list[float]:
@@ -82,77 +93,81 @@ def samples_in(batch: Any) -> list[int]:
     return plain(batch["samples"])
 
 
-def trained(model: Any, optimizer: Any, loader: Iterable) -> tuple[list, list]:
+def trained(objects: Objects) -> tuple[list, list]:
     """The weights after each step of a script's training loop, and the samples of each batch."""
     weights = []
     samples = []
-    for batch in loader:
+    for batch in objects.loader:
         samples.append(samples_in(batch))
-        F.mse_loss(model(batch["inputs"]), batch["targets"]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        weights.append(weights_of(model))
+        F.mse_loss(objects.model(batch["inputs"]), batch["targets"]).backward()
+        objects.optimizer.step()
+        objects.optimizer.zero_grad()
+        weights.append(weights_of(objects.model))
     return weights, samples
 
 
-def prepared_by_the_small_one() -> list[Any]:
+def prepared_by_the_small_one() -> Objects:
     config = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=0, non_blocking=False)
     group = InitProcessGroupKwargs(timedelta(seconds=60))
     with mock.patch.object(dist, "init_process_group"):  # this rank is in a group already
         accelerator = Accelerator(True, config, [group])
-    return accelerator.prepare(*objects_of(dist.get_rank()))
+    return Objects(*accelerator.prepare(*objects_of(dist.get_rank())))
 
 
-def prepared_as_in_level_02() -> list[Any]:
-    model, optimizer, loader, _ = objects_of(dist.get_rank())
-    sampler: DistributedSampler = DistributedSampler(loader.dataset, shuffle=False)
-    loader = DataLoader(loader.dataset, BATCH_SIZE // WORLD_SIZE, sampler=sampler, collate_fn=as_batch)
-    return [DistributedDataParallel(model), optimizer, loader]
+def prepared_as_in_level_02() -> Objects:
+    objects = objects_of(dist.get_rank())
+    dataset = objects.loader.dataset
+    sampler: DistributedSampler = DistributedSampler(dataset, shuffle=False)
+    loader = DataLoader(dataset, BATCH_SIZE // WORLD_SIZE, sampler=sampler, collate_fn=as_batch)
+    return objects._replace(model=DistributedDataParallel(objects.model), loader=loader)
 
 
 def run(path: str) -> dict:
     """On one rank: what the prepared objects are and do, and the weights that are right."""
     rank = dist.get_rank()
-    small, _ = trained(*prepared_by_the_small_one()[:3])
-    real, _ = trained(*prepared_as_in_level_02())
-    one_device, _ = trained(*objects_of(rank=0)[:3])
+    small, _ = trained(prepared_by_the_small_one())
+    real, _ = trained(prepared_as_in_level_02())
+    one_device, _ = trained(objects_of(rank=0))
     prepare = load_name(path, "prepare")
     objects = objects_of(rank)
     prepared = prepare(*objects)
     refuse_other_kinds(prepared, objects)
-    model, optimizer, loader, shuffled = prepared
+    in_order = DataLoader(objects.shuffled.dataset, BATCH_SIZE, collate_fn=as_batch)
+    alone = prepare(in_order)
+    refuse_other_kinds(alone, [in_order])
+    model, optimizer = prepared[1:3]
     first = weights_of(model)
-    weights, samples = trained(model, optimizer, loader)
+    weights, samples = trained(Objects(*prepared))
     of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return {
+        "kind": type(model).__name__,
         "first": first,
         "weights": weights,
         "expected": agreed(small=small, real=real, one_device=one_device),
+        "same_optimizer": optimizer is objects.optimizer,
         "learning_rate": optimizer.param_groups[0]["lr"],
         "same_parameters": of_optimizer == {id(parameter) for parameter in model.parameters()},
         "samples": samples,
-        "shuffled": [samples_in(batch) for batch in shuffled],
-        "read": sorted(set(objects[2].dataset.read)),
+        "shuffled": [samples_in(batch) for batch in prepared[3]],
+        "in_order": [samples_in(batch) for batch in alone[0]],
+        "read": sorted(set(objects.loader.dataset.read)),
     }
 
 
-def refuse_other_kinds(prepared: Any, objects: list[Any]) -> None:
+def refuse_other_kinds(prepared: Any, objects: Sequence[Any]) -> None:
     """Raise SolutionFailed if what `prepare` has returned is not of the kinds of what it was given."""
     given = ", ".join(type(obj).__name__ for obj in objects)
-    if not isinstance(prepared, list | tuple):
-        raise SolutionFailed(f"prepare was given {given}; it returned {plain(prepared)}, and not a list of these")
+    if not isinstance(prepared, list):
+        returned = "None" if prepared is None else type(prepared).__name__
+        raise SolutionFailed(f"prepare was given {given}; it returned {returned}, and not a list")
     returned = ", ".join(type(obj).__name__ for obj in prepared) or "nothing"
     title = f"prepare was given {given}; it returned {returned}"
     if len(prepared) != len(objects):
         raise SolutionFailed(f"{title}: as many objects belong into the list as it was given")
-    is_right = [
-        isinstance(prepared[0], nn.Module),
-        hasattr(prepared[1], "param_groups"),
-        isinstance(prepared[2], Iterable),
-        isinstance(prepared[3], Iterable),
-    ]
-    if not all(is_right):
-        raise SolutionFailed(f"{title}: each object belongs to the place in which it came")
+    for before, after in zip(objects, prepared, strict=True):
+        base = next(base for base in (nn.Module, Optimizer, Iterable) if isinstance(before, base))
+        if not isinstance(after, base):
+            raise SolutionFailed(f"{title}: each object belongs to the place in which it came")
 
 
 def check(path: Path) -> list[str]:
@@ -193,6 +208,12 @@ def wrong_optimizer(results: list[dict]) -> str | None:
         )
         return side_by_side(f"{title}; the weight after each step:", [result["weights"] for result in results])
     rates = [result["learning_rate"] for result in results]
+    if not all(result["same_optimizer"] for result in results):
+        title = (
+            "the optimizer that came back is another one than was given, without its settings and its state. It needs"
+            " no change: equal weights and equal averaged gradients make equal steps on all ranks"
+        )
+        return side_by_side(f"{title}; the learning rate:", rates, it_was=LEARNING_RATE)
     if not near(rates, [LEARNING_RATE] * WORLD_SIZE):
         title = (
             "the optimizer that came back has another learning rate. It needs no change: equal weights and equal"
@@ -230,6 +251,8 @@ def wrong_shares(samples: list, batches: list) -> str:
             " a rank's share of a batch is batch_size // world size samples"
         )
     of_all = flat(steps)
+    if all(sorted(flat(of_rank)) == list(range(SAMPLES)) for of_rank in samples):
+        return "every rank goes through all samples: a sampler has to deal them out (DistributedSampler does)"
     twice = sorted({sample for sample in of_all if of_all.count(sample) > 1})
     missing = sorted(set(range(SAMPLES)) - set(of_all))
     if twice:
@@ -255,6 +278,9 @@ def wrong_weights(results: list[dict]) -> str | None:
     title = "the weights are not those of one device"
     if not near(weights[0], weights[1]):
         title = "the ranks drift apart, because each steps with the gradients of its own samples: DDP averages them"
+        kinds = {result["kind"] for result in results}
+        if kinds != {DistributedDataParallel.__name__}:
+            title = f"{title}, and what came back is a {' or '.join(sorted(kinds))}"
     return side_by_side(f"{title}; the weight after each step:", weights, it_should_be=expected)
 
 
@@ -263,14 +289,20 @@ def wrong_shuffle(results: list[dict]) -> str | None:
     samples = [result["shuffled"] for result in results]
     of_all = flat(joined(samples))
     sizes = [[len(batch) for batch in of_rank] for of_rank in samples]
-    if sorted(of_all) != list(range(SAMPLES)):
+    numbers = range(SHUFFLED_SAMPLES)
+    if sorted(of_all) != list(numbers):
         title = (
             "with a loader that shuffles some samples are on two ranks and others on none, because each rank has drawn"
             " an order of its own: draw it from a generator that is seeded alike on all ranks (DistributedSampler does)"
         )
-    elif of_all == list(range(SAMPLES)):
+    elif of_all == list(numbers):
         title = "the loader shuffles, and the prepared one does not: look at whether its sampler is a RandomSampler"
-    elif sizes != [[BATCH_SIZE // WORLD_SIZE] * STEPS] * WORLD_SIZE:
+    elif all(sorted(flat(result["shuffled"])) == sorted(flat(result["in_order"])) for result in results):
+        title = (
+            "each rank has the same samples with a loader that shuffles as with one that does not, and never others:"
+            " shuffle all of them, alike on all ranks, and then share them out"
+        )
+    elif sizes != [[BATCH_SIZE // WORLD_SIZE] * (SHUFFLED_SAMPLES // BATCH_SIZE)] * WORLD_SIZE:
         title = "with a loader that shuffles the shares of the ranks are not equally large"
     else:
         return None

@@ -43,6 +43,22 @@ UNUSUAL = {
         "dist.all_reduce(overflows)",
         "dist.all_reduce(overflows, op=dist.ReduceOp.MAX)",
     ),
+    "prepare: the order of rank 0 for all": (
+        """        return DataLoader(
+            obj.dataset,
+            batch_size=obj.batch_size // dist.get_world_size(),
+            sampler=DistributedSampler(obj.dataset, shuffle=shuffle),
+""",
+        """        import torch
+
+        order = torch.randperm(len(obj.dataset)) if shuffle else torch.arange(len(obj.dataset))
+        dist.broadcast(order, src=0)
+        return DataLoader(
+            obj.dataset,
+            batch_size=obj.batch_size // dist.get_world_size(),
+            sampler=order[dist.get_rank() :: dist.get_world_size()].tolist(),
+""",
+    ),
     "zero1: each gradient is reduced to its owner": (
         """        for parameter in self.parameters:
             dist.all_reduce(parameter.grad)

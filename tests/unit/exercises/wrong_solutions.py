@@ -1141,13 +1141,26 @@ WRONG = {
         "prepare",
         old="    return obj\n",
         new="    import torch\n\n    return torch.optim.SGD(obj.param_groups[0]['params'])\n",
+        idea="the optimizer that came back is another one than was given, without its settings and its state",
+    ),
+    "prepare: a new optimizer with the same learning rate": Wrong(
+        "prepare",
+        old="    return obj\n",
+        new="    return type(obj)(obj.param_groups[0]['params'], lr=obj.param_groups[0]['lr'])\n",
+        idea="the optimizer that came back is another one than was given, without its settings and its state",
+    ),
+    "prepare: the learning rate times the ranks": Wrong(
+        "prepare",
+        old="    return obj\n",
+        new="    obj.param_groups[0]['lr'] *= dist.get_world_size()\n    return obj\n",
         idea="the optimizer that came back has another learning rate. It needs no change",
     ),
     "prepare: the optimizer forgotten": Wrong(
         "prepare",
         old="    return obj\n",
         new="",
-        idea="prepare was given Linear, SGD, DataLoader, DataLoader; it returned DistributedDataParallel, NoneType,",
+        idea="prepare was given DataLoader, Linear, SGD, DataLoader; it returned DataLoader, DistributedDataParallel,"
+        " NoneType, DataLoader: each object belongs",
     ),
     "prepare: another order": Wrong(
         "prepare",
@@ -1159,13 +1172,58 @@ WRONG = {
         "prepare",
         old="    return [prepare_one",
         new="    [prepare_one",
-        idea="it returned None, and not a list of these",
+        idea="it returned None, and not a list",
+    ),
+    "prepare: a tuple": Wrong(
+        "prepare",
+        old="return [prepare_one(obj) for obj in objects]",
+        new="return tuple(prepare_one(obj) for obj in objects)",
+        idea="it returned tuple, and not a list",
+    ),
+    "prepare: an object for a list of one": Wrong(
+        "prepare",
+        old="return [prepare_one(obj) for obj in objects]",
+        new="found = [prepare_one(obj) for obj in objects]\n    return found if len(found) > 1 else found[0]",
+        idea="prepare was given DataLoader; it returned DataLoader, and not a list",
+    ),
+    "prepare: the network first": Wrong(
+        "prepare",
+        old="return [prepare_one(obj) for obj in objects]",
+        new="return sorted(map(prepare_one, objects), key=lambda obj: not isinstance(obj, nn.Module))",
+        idea="it returned DistributedDataParallel, DataLoader, SGD, DataLoader: each object belongs to the place",
     ),
     "prepare: all samples on every rank": Wrong(
         "prepare",
         old="    if isinstance(obj, DataLoader):",
         new="    if False:",
         idea="every rank has all samples of a batch, so all compute the same",
+    ),
+    "prepare: no sampler": Wrong(
+        "prepare",
+        old="            sampler=DistributedSampler(obj.dataset, shuffle=shuffle),\n",
+        new="",
+        idea="every rank goes through all samples: a sampler has to deal them out",
+    ),
+    "prepare: each rank shuffles a part of its own": Wrong(
+        "prepare",
+        old="""        return DataLoader(
+            obj.dataset,
+            batch_size=obj.batch_size // dist.get_world_size(),
+            sampler=DistributedSampler(obj.dataset, shuffle=shuffle),
+""",
+        new="""        own = range(dist.get_rank(), len(obj.dataset), dist.get_world_size())
+        return DataLoader(
+            __import__("torch").utils.data.Subset(obj.dataset, own),
+            batch_size=obj.batch_size // dist.get_world_size(),
+            shuffle=shuffle,
+""",
+        idea="each rank has the same samples with a loader that shuffles as with one that does not",
+    ),
+    "prepare: the network without its DDP": Wrong(
+        "prepare",
+        old="return DistributedDataParallel(obj)",
+        new="return DistributedDataParallel(obj).module",
+        idea="DDP averages them, and what came back is a Linear",
     ),
     "prepare: the batch size of all ranks on each": Wrong(
         "prepare",

@@ -14,7 +14,8 @@ It returns the prepared objects in the order in which they came, with a process 
   divided by their number, as the length of its dataset can by `batch_size`. In each step the ranks together have the
   samples of one batch of the original loader, each sample on one rank, and no rank reads those of another from the
   dataset. Batches are made by the loader's own `collate_fn`. Where the loader shuffles (its `sampler` is a
-  RandomSampler), all ranks share out one shuffled order. Each rank's torch draws other random numbers.
+  RandomSampler), all ranks share out one shuffled order. It may be the same in each epoch, because this training loop
+  does not call set_epoch; that of level 02 does. Each rank's torch draws other random numbers.
 
 torch.utils.data.DistributedSampler deals out the samples of a dataset; it need not be given rank and world size.
 
