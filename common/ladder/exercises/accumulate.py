@@ -1,5 +1,6 @@
 """The checker of `accumulate`: what went through the network and over the link, and which weights came out."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, mistake, near, plain, side_by_side
+from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, side_by_side
+from common.ladder.exercises.link import slow_link
 from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
 from common.small.ddp.overlapped import OverlappedDDP
 
@@ -21,6 +23,8 @@ MICRO_BATCHES = 3
 MICRO_BATCH_SIZE = 2
 STEPS = 2
 LEARNING_RATE = 0.1
+
+all_reduce = dist.all_reduce  # torch's own, whatever a solution's calls are replaced by
 
 
 def network() -> nn.Linear:
@@ -66,7 +70,7 @@ class Observed:
     def count_and_average(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self.sent += 1
         message = bucket.buffer() / dist.get_world_size()
-        work = dist.all_reduce(message, async_op=True)
+        work = all_reduce(message, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
     def note_forward(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> None:
@@ -99,12 +103,11 @@ def trained(model: Any) -> list[float]:
     return weights
 
 
-def on_one_device(factor: float = 1.0, keeps_old_gradients: bool = False, last_only: bool = False) -> list[float]:
+def on_one_device(factors: Sequence[float] = (1, 1, 1), keeps_old_gradients: bool = False) -> list[float]:
     """The weight after each step with all samples in one batch, as it should be or with one of the mistakes.
 
     Args:
-        factor: of the gradient.
-        last_only: the gradients of the last micro-batch alone are used.
+        factors: of each micro-batch's gradient.
     """
     weight = 1.0
     gradient = 0.0
@@ -116,9 +119,8 @@ def on_one_device(factor: float = 1.0, keeps_old_gradients: bool = False, last_o
             per_micro_batch.append([torch.cat(parts) for parts in zip(*of_ranks, strict=True)])
         if not keeps_old_gradients:
             gradient = 0.0
-        for number, (inputs, targets) in enumerate(per_micro_batch, start=1):
-            if not last_only or number == MICRO_BATCHES:
-                gradient += factor * (2 * (weight * inputs - targets) * inputs).mean().item() / MICRO_BATCHES
+        for factor, (inputs, targets) in zip(factors, per_micro_batch, strict=True):
+            gradient += factor * (2 * (weight * inputs - targets) * inputs).mean().item() / MICRO_BATCHES
         weight -= LEARNING_RATE * gradient
         weights.append(weight)
     return weights
@@ -131,22 +133,34 @@ def run(path: str) -> dict:
         small=trained(OverlappedDDP(network())),
         one_device=on_one_device(),
     )
-    train_step = load_name(path, "train_step")
     observed = Observed()
     weights = []
     sent = []
+    sent_by_hand = []
     optimizer_steps = []
-    for step in range(STEPS):
-        train_step(observed.model, observed.optimizer, micro_batches_of(dist.get_rank(), step))
-        weights.append(plain(observed.model.module.weight)[0][0])
-        sent.append(observed.sent)
-        optimizer_steps.append(observed.steps)
-        observed.sent = 0
-        observed.steps = 0
+    with slow_link() as link:
+        train_step = load_name(path, "train_step")
+        for step in range(STEPS):
+            micro_batches = micro_batches_of(dist.get_rank(), step)
+            before = list(map(id, micro_batches))
+            train_step(observed.model, observed.optimizer, micro_batches)
+            if list(map(id, micro_batches)) != before:
+                raise SolutionFailed(
+                    "train_step has changed the list of micro-batches, which its caller still needs: it had"
+                    f" {MICRO_BATCHES} of them, and has {len(micro_batches)}"
+                )
+            weights.append(plain(observed.model.module.weight)[0][0])
+            sent.append(observed.sent)
+            sent_by_hand.append(len(link.messages))
+            optimizer_steps.append(observed.steps)
+            observed.sent = 0
+            observed.steps = 0
+            link.messages.clear()
     return {
         "weights": weights,
         "expected": expected,
         "sent": sent,
+        "sent_by_hand": sent_by_hand,
         "optimizer_steps": optimizer_steps,
         "most_graphs": observed.most_graphs,
         "samples_in_forward": observed.samples_in_forward,
@@ -205,6 +219,12 @@ def wrong_steps(results: list[dict]) -> str | None:
 def wrong_traffic(results: list[dict]) -> str | None:
     """A finding about how often gradients were sent."""
     sent = [result["sent"] for result in results]
+    sent_by_hand = [result["sent_by_hand"] for result in results]
+    if any(flat(sent_by_hand)) and not any(flat(sent)):
+        if sent_by_hand == [[1] * STEPS] * WORLD_SIZE:
+            return None
+        title = "gradients were not sent once in each step by dist.all_reduce: send them once, after the last backward"
+        return side_by_side(f"{title}; messages in each step:", sent_by_hand, they_should_be=[1] * STEPS)
     last = MICRO_BATCHES - 1  # of the first step
     last_backward_sends = results[0]["synchronised_backwards"][last]
     last_forward_sends = results[0]["synchronised_forwards"][last]
@@ -226,8 +246,8 @@ def wrong_traffic(results: list[dict]) -> str | None:
         )
     else:
         title = (
-            "gradients were sent more than once in a step: all micro-batches but the last one belong into no_sync(),"
-            " forward and backward"
+            "gradients were sent more than once in a step: all micro-batches but the last one belong into"
+            " `with model.no_sync():`, forward and backward"
         )
     return side_by_side(f"{title}; messages in each step:", sent, they_should_be=[1] * STEPS)
 
@@ -240,17 +260,21 @@ def wrong_weights(results: list[dict]) -> str | None:
         return None
     candidates = {
         "the gradients of the micro-batches were added and not averaged: divide each loss by the number of"
-        " micro-batches": on_one_device(factor=MICRO_BATCHES),
+        " micro-batches": on_one_device(factors=(3, 3, 3)),
+        "only the last micro-batch's loss was divided by the number of micro-batches: divide each one":
+        on_one_device(factors=(3, 3, 1)),
         "the old gradients were still there in the next step: call optimizer.zero_grad() once in each step":
         on_one_device(keeps_old_gradients=True),
         "neither were the losses divided by the number of micro-batches, nor the old gradients cleared by"
-        " zero_grad()": on_one_device(factor=MICRO_BATCHES, keeps_old_gradients=True),
+        " zero_grad()": on_one_device(factors=(3, 3, 3), keeps_old_gradients=True),
         "only the last micro-batch has counted: zero_grad() belongs after the step, not between micro-batches":
-        on_one_device(last_only=True, factor=1),
+        on_one_device(factors=(0, 0, 1)),
         "only the last micro-batch has counted, and its loss was not divided: zero_grad() belongs after the step":
-        on_one_device(last_only=True, factor=MICRO_BATCHES),
+        on_one_device(factors=(0, 0, 3)),
         "the gradients are too small by the world size: DDP divides by it already":
-        on_one_device(factor=1 / WORLD_SIZE),
+        on_one_device(factors=[1 / WORLD_SIZE] * MICRO_BATCHES),
+        "the gradients are the sums over the ranks: divide them by the world size":
+        on_one_device(factors=[WORLD_SIZE] * MICRO_BATCHES),
     }  # fmt: skip
     known = mistake(weights, {sentence: [numbers] * WORLD_SIZE for sentence, numbers in candidates.items()})
     if known is None and near(weights, [[1.0] * STEPS] * WORLD_SIZE):

@@ -39,6 +39,48 @@ UNUSUAL = {
         "dist.all_reduce(parameter.detach(), op=dist.ReduceOp.AVG)",
     ),
     "overlapped_ddp: waited for twice": ("handle.wait()", "handle.wait(), handle.wait()"),
+    "average_gradients: in the background": (
+        "dist.all_reduce(parameter.grad)",
+        "dist.all_reduce(parameter.grad, async_op=True).wait()",
+    ),
+    "buckets: the parts of the message become the gradients": (
+        "parameter.grad.copy_(part.view_as(parameter))",
+        "parameter.grad = part.view_as(parameter)",
+    ),
+    "ring_all_reduce: receives in the background": ("dist.recv(arrived, left)", "dist.irecv(arrived, left).wait()"),
+    "sampler: a generator function": ("return iter(order", "yield from (order"),
+    "accumulate: clears the gradients first": (
+        """    for number, (inputs, targets) in enumerate(micro_batches, start=1):
+        last = number == len(micro_batches)
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        """    optimizer.zero_grad()
+    for number, (inputs, targets) in enumerate(micro_batches, start=1):
+        last = number == len(micro_batches)
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+    optimizer.step()
+""",
+    ),
+    "accumulate: sends by hand": (
+        """        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+""",
+        """        with model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+    import torch.distributed as dist
+
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+""",
+    ),
     "loss_scaler: the greatest of the flags": (
         "dist.all_reduce(overflows)",
         "dist.all_reduce(overflows, op=dist.ReduceOp.MAX)",

@@ -128,7 +128,7 @@ WRONG = {
         "accumulate",
         old="nullcontext() if last else model.no_sync()",
         new="nullcontext()",
-        idea="all micro-batches but the last one belong into no_sync(), forward and backward",
+        idea="all micro-batches but the last one belong into `with model.no_sync():`, forward and backward",
     ),
     "accumulate: never sent": Wrong(
         "accumulate",
@@ -221,6 +221,59 @@ WRONG = {
         old="    optimizer.step()\n    optimizer.zero_grad()\n",
         new="    optimizer.zero_grad()\n    optimizer.step()\n",
         idea="the weight has not moved: call optimizer.step() after the last backward, before zero_grad()",
+    ),
+    "accumulate: no_sync without with": Wrong(
+        "accumulate",
+        old="        with contextlib.nullcontext() if last else model.no_sync():\n",
+        new="        model.no_sync()\n        if True:\n",
+        idea="all micro-batches but the last one belong into `with model.no_sync():`, forward and backward",
+    ),
+    "accumulate: the caller's list": Wrong(
+        "accumulate",
+        old="    for number, (inputs, targets) in enumerate(micro_batches, start=1):\n",
+        new="""    for number, (inputs, targets) in enumerate(list(micro_batches), start=1):
+        if number == 3:
+            micro_batches.pop()
+""",
+        idea="train_step has changed the list of micro-batches, which its caller still needs: it had 3 of them,",
+    ),
+    "accumulate: the last loss divided": Wrong(
+        "accumulate",
+        old="(loss / len(micro_batches))",
+        new="(loss / (3 if last else 1))",
+        idea="only the last micro-batch's loss was divided by the number of micro-batches: divide each one",
+    ),
+    "accumulate: sent by hand, and not divided": Wrong(
+        "accumulate",
+        old="""        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+""",
+        new="""        with model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+    import torch.distributed as dist
+
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+""",
+        idea="the gradients are the sums over the ranks: divide them by the world size",
+    ),
+    "accumulate: sent by hand each time": Wrong(
+        "accumulate",
+        old="""        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+""",
+        new="""        import torch.distributed as dist
+
+        with model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+""",
+        idea="gradients were not sent once in each step by dist.all_reduce: send them once, after the last backward",
     ),
     "exact_evaluation: padded": Wrong(
         "exact_evaluation",
