@@ -10,6 +10,7 @@ from benchmarks.your_network.doctor.record import Draw, Model, Record
 
 TOLERANCE = 1e-6  # of the largest number of a tensor; ranks that average have equal bits on CPUs
 GENERATORS = ("torch", "cuda", "numpy", "python")
+UNEQUAL_RATES = "Equal gradients and unequal learning rates make unequal steps."
 TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
 
 
@@ -17,24 +18,28 @@ class Distance(NamedTuple):
     """How far two sets of tensors are from each other."""
 
     tensors: int
-    differ: int
+    names: list[str]
     farthest: float
+
+    @property
+    def differ(self) -> int:
+        return len(self.names)
 
     def __str__(self) -> str:
         return f"differ in {self.differ} of {self.tensors} tensors by up to {self.farthest:.1e}"
 
 
 def distance(first: dict[str, Tensor], other: dict[str, Tensor]) -> Distance:
-    differ = 0
+    names = []
     farthest = 0.0
     for name, values in first.items():
         if name not in other or other[name].shape != values.shape or not values.numel():
             continue
         apart = (values - other[name]).abs().max().item()
         if apart > TOLERANCE * values.abs().max().item():
-            differ += 1
+            names.append(name)
             farthest = max(farthest, apart)
-    return Distance(len(first), differ, farthest)
+    return Distance(len(first), names, farthest)
 
 
 def trained(records: list[Record]) -> list[list[Model]]:
@@ -73,38 +78,78 @@ def weights(records: list[Record]) -> Answer:
         # Where only every so manieth step averages the weights, they come together again.
         if apart and all(step in apart for step in steps if step > min(apart)):
             step = min(apart)
-            rank, found = apart[step]
-            return _replicas_apart(f"rank 0 and {rank} {found} after step {step}", models, records)
+            return _replicas_apart(step, *apart[step], models, records)
     if not compared:
         return Unseen(topic, "no optimizer step was seen on all ranks")
     return Healthy(topic, f"equal on all ranks, compared after {compared} optimizer steps")
 
 
-def _replicas_apart(text: str, models: list[Model], records: list[Record]) -> Finding:
+def _replicas_apart(step: int, rank: int, found: Distance, models: list[Model], records: list[Record]) -> Finding:
+    """The finding, with a cause where one was observed."""
+    topic = "weights"
+    text = f"rank 0 and {rank} {found} after step {step}"
     changed = max((model.changed for model in models), key=len)
-    bypassed = max(models, key=lambda model: model.bypassed)
     if changed:
         return Finding(
-            "weights",
+            topic,
             f"{text}: {len(changed)} parameters are not those that DistributedDataParallel wrapped",
             "moved_after_wrapping",
             "move, convert and unfreeze the network first, and wrap it last",
         )
+    bypassed = max(models, key=lambda model: model.bypassed)
     if bypassed.bypassed:
         past = f"{bypassed.bypassed} of {bypassed.forwards} forwards in training went past DistributedDataParallel"
-        return Finding(
-            "weights", f"{text}: {past}", "forward_through_module", "call the wrapper in training, not its `.module`"
-        )
+        advice = "call the wrapper in training, not its `.module`"
+        return Finding(topic, f"{text}: {past}", "forward_through_module", advice)
     if not any(model.wrapped for model in models):
         return Finding(
-            "weights",
+            topic,
             f"{text}: no DistributedDataParallel holds the network",
             "forward_through_module",
             "wrap the network in DistributedDataParallel, and train the wrapper",
+            "DistributedDataParallel averages the gradients of the network that it holds, and it holds none.",
         )
-    if _rates_apart(records):
-        return Finding("weights", text, "schedule_on_rank_0", "let all ranks step the scheduler")
-    return Finding("weights", text, "forward_through_module", "see that all ranks average the same gradients")
+    first = distance(models[0].weights.get(0, {}), models[rank].weights.get(0, {}))
+    if first.differ:
+        return Finding(
+            topic,
+            f"rank 0 and {rank} {first} before the first step, though DistributedDataParallel holds the network",
+            None,
+            "load and initialise weights before wrapping, or on all ranks alike",
+            "The replicas began with different weights, and equal gradients keep them apart.",
+        )
+    rates_apart = _rates_apart(records)
+    if rates_apart and rates_apart[0] < step:
+        text += f"; the learning rates differ since step {rates_apart[0] + 1}"
+        return Finding(topic, text, None, "see the learning rates", UNEQUAL_RATES)
+    if records[0].held != records[rank].held:
+        text += f"; optimizers hold {records[0].held} parameters on rank 0 and {records[rank].held} on rank {rank}"
+        advice = "give the optimizers of all ranks the same parameters"
+        return Finding(topic, text, None, advice, "The ranks do not update the same parameters.")
+    names = ", ".join(found.names[:3])
+    return Finding(topic, text, None, f"compare gradients and updates of these on the ranks, from step 1 on: {names}")
+
+
+def gradients(records: list[Record]) -> Answer:
+    topic = "averages of gradients"
+    networks = [models for models in trained(records) if all(model.wrapped for model in models)]
+    if not networks or not records[0].steps:
+        return Unseen(topic, "no network was trained under DistributedDataParallel on all ranks")
+    for models in networks:
+        multiplied = min(model.multiplied for model in models)
+        if multiplied:
+            return Finding(
+                topic,
+                f"in the first steps {multiplied} gradients that DistributedDataParallel had averaged went into an "
+                f"all_reduce of the script, and came back {len(records)} times as large",
+                None,
+                "leave out the script's all_reduce",
+                "DistributedDataParallel averages in backward: a sum over the ranks after it multiplies the average.",
+            )
+    reduced = sum(models[0].reduced for models in networks)
+    if reduced:
+        return Healthy(topic, f"in the first steps {reduced} went into an all_reduce of the script: none is multiplied")
+    return Healthy(topic, "in the first steps none went into an all_reduce of the script")
 
 
 def learning_rates(records: list[Record]) -> Answer:
@@ -113,15 +158,22 @@ def learning_rates(records: list[Record]) -> Answer:
     if not steps:
         return Unseen(topic, "no optimizer step was seen on all ranks")
     apart = _rates_apart(records)
-    if apart:
-        at = [f"rank {record.rank} has {_numbers(record.rates[apart[0]])}" for record in records]
-        return Finding(
-            topic,
-            f"differ at {len(apart)} of {steps} steps; at step {apart[0] + 1} {', '.join(at)}",
-            "schedule_on_rank_0",
-            "let all ranks step the scheduler",
-        )
-    return Healthy(topic, f"equal on all ranks at {steps} steps")
+    if not apart:
+        return Healthy(topic, f"equal on all ranks at {steps} steps")
+    first = apart[0]
+    at = [f"rank {record.rank} has {_numbers(record.rates[first])}" for record in records]
+    text = f"differ at {len(apart)} of {steps} steps; at step {first + 1} {', '.join(at)}"
+    scheduled = [record.scheduled[first] for record in records]
+    if len(set(scheduled)) > 1:
+        calls = [f"{count} on rank {rank}" for rank, count in enumerate(scheduled)]
+        text += f"; the calls of a scheduler's step were {', '.join(calls)}"
+        only_on_rank_0 = not any(scheduled[1:])
+        why = None if only_on_rank_0 else "The schedulers stepped more often on some ranks than on others."
+        return Finding(topic, text, "schedule_on_rank_0", "let all ranks step the scheduler", why)
+    advice = "see what sets the learning rate on each rank"
+    if first == 0:
+        advice = "give the optimizers of all ranks the same learning rate"
+    return Finding(topic, text, None, advice, UNEQUAL_RATES)
 
 
 def _rates_apart(records: list[Record]) -> list[int]:

@@ -24,7 +24,9 @@ class Model:
         has_module: a part of it is itself called `module`.
         changed: parameters that are not those that were wrapped, or have another device or type.
         without_gradient: parameters to be trained that had no gradient at the first step.
-        weights: a part of each parameter after some numbers of steps.
+        reduced: gradients that the script itself all-reduced in the first steps, after those of DDP.
+        multiplied: those of them that were then as many times as large as there are ranks.
+        weights: a part of each parameter after some numbers of steps; after 0, as DDP first trains with it.
         statistics: those of BatchNorm in evaluations, by the number of steps before them.
         draws: around forwards in training.
     """
@@ -38,6 +40,8 @@ class Model:
     has_module: bool = False
     changed: list[str] = field(default_factory=list)
     without_gradient: list[str] = field(default_factory=list)
+    reduced: int = 0
+    multiplied: int = 0
     weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     statistics: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     draws: list[Draw] = field(default_factory=list)
@@ -95,7 +99,10 @@ class Record:
         place: where it was stopped: the line of the script, and the functions that were called from there.
         backend: of the process group, if there was one.
         rates: the learning rates at each optimizer step.
+        scheduler_steps: the calls of `step` of learning rate schedulers.
+        scheduled: those of them before each optimizer step.
         windows: the forwards before each optimizer step.
+        held: the number of parameters in optimizers.
         forgotten: parameters that have gradients and are in no optimizer.
         orphans: the number of parameters that are in an optimizer, but in no network, and without gradients.
         collectives: calls on all ranks, each with the line of the script.
@@ -110,7 +117,10 @@ class Record:
     backend: str | None = None
     steps: int = 0
     rates: list[list[float]] = field(default_factory=list)
+    scheduler_steps: int = 0
+    scheduled: list[int] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)
+    held: int = 0
     forgotten: list[str] = field(default_factory=list)
     orphans: int = 0
     models: list[Model] = field(default_factory=list)

@@ -39,19 +39,24 @@ CALLS = 100_000
 DEPTH = 3  # at which a state dict lies in what is saved
 
 
-def watch_collectives(watcher: Watcher) -> None:
+def watch_collectives(watcher: Watcher, before_all_reduce: Callable[[Tensor], None]) -> None:
     for name in COLLECTIVES:
-        setattr(dist, name, _noted_collective(watcher, name, getattr(dist, name)))
+        setattr(dist, name, _noted_collective(watcher, name, getattr(dist, name), before_all_reduce))
 
 
-def _noted_collective(watcher: Watcher, name: str, call: Callable) -> Callable:
+def _noted_collective(
+    watcher: Watcher, name: str, call: Callable, before_all_reduce: Callable[[Tensor], None]
+) -> Callable:
     parameters = inspect.signature(call)
     calls = watcher.record.collectives
 
     @watcher.observer
     def note_collective(args: tuple, kwargs: dict) -> None:
-        group = parameters.bind(*args, **kwargs).arguments.get("group")
+        arguments = parameters.bind(*args, **kwargs).arguments
+        group = arguments.get("group")
         on_all_ranks = group is None or group is dist.group.WORLD
+        if name == "all_reduce" and on_all_ranks:
+            before_all_reduce(arguments["tensor"])
         if on_all_ranks and dist.is_initialized() and len(calls) < CALLS:
             line, *_ = watcher.place(sys._getframe()) or ["?"]
             calls.append((name, line))

@@ -6,9 +6,11 @@ it are a part of it.
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,6 +25,7 @@ from benchmarks.your_network.doctor.watch_data import DataWatch
 from benchmarks.your_network.doctor.watcher import Watcher
 
 VALUES = 512  # of a parameter, spread over it
+REDUCED = 2  # steps in which the script's own all-reduces are looked at
 OFTEN = 16  # up to this step weights are noted after each, then after every power of two
 MODELS = 8
 DRAWS = 64
@@ -44,6 +47,7 @@ class ModelWatch:
         self._steps_within = 0
         self._forwards_of_step = 0
         self._generators_before: Generators | None = None
+        self._reduced: list[tuple[Model, nn.Parameter, Tensor]] = []
 
     def install(self) -> None:
         observer = self._watcher.observer
@@ -60,6 +64,46 @@ class ModelWatch:
             wrapped(ddp)
 
         DistributedDataParallel.__init__ = noted  # type: ignore
+        for module in (nn.utils, nn.utils.clip_grad):
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                setattr(module, name, self._noted_clipping(getattr(module, name)))
+
+    def _noted_clipping(self, clip: Callable) -> Callable:
+        compare = self._watcher.observer(self._compare_reduced)
+
+        @functools.wraps(clip)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            compare()
+            return clip(*args, **kwargs)
+
+        return noted
+
+    def note_all_reduce(self, tensor: Tensor) -> None:
+        """An all-reduce of the script, which may be of a gradient that DDP has averaged."""
+        if self._record.steps >= REDUCED:
+            return
+        for module, model in self._models.items():
+            if module not in self._wrapped:
+                continue
+            for parameter in module.parameters():
+                gradient = parameter.grad
+                if gradient is None or gradient.shape != tensor.shape or gradient.layout != torch.strided:
+                    continue
+                if gradient.data_ptr() == tensor.data_ptr():
+                    self._reduced.append((model, parameter, _part(gradient)))
+
+    def _compare_reduced(self) -> None:
+        """The gradients that the script has reduced itself, before anything scales them: at clipping, or at the step.
+
+        Where the ranks had different gradients, or the sum is divided again, they are not multiplied.
+        """
+        for model, parameter, before in self._reduced:
+            if parameter.grad is None or not before.any():
+                continue
+            model.reduced += 1
+            many_times = before * dist.get_world_size()
+            model.multiplied += torch.allclose(_part(parameter.grad), many_times, rtol=1e-3, atol=0.0)
+        self._reduced.clear()
 
     def note_last_weights(self) -> None:
         """The weights of networks that were not called after their first step."""
@@ -84,7 +128,8 @@ class ModelWatch:
         model = self._model(module)
         if model is None:
             return
-        self._note_weights(module, model)
+        if self._record.steps:
+            self._note_weights(module, model)
         if not (module.training and self._watcher.gradients):
             return
         self._forwards_of_step += 1
@@ -92,6 +137,8 @@ class ModelWatch:
         holds_wrapper = any(isinstance(part, DistributedDataParallel) for part in module.modules())
         model.wrapped = module in self._wrapped or holds_wrapper
         self._data.note_forward(model.wrapped)
+        if model.wrapped:
+            self._note_weights(module, model)
         if module in self._wrapped:
             model.bypassed += not through_wrapper
             before = self._wrapped[module]
@@ -136,6 +183,7 @@ class ModelWatch:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._steps_within += 1
+        self._compare_reduced()
         if self._record.steps:
             return
         for module, model in self._models.items():
@@ -154,6 +202,7 @@ class ModelWatch:
             self._compare_with_optimizers()
         if record.steps <= RATES:
             record.rates.append([float(group["lr"]) for group in optimizer.param_groups])
+            record.scheduled.append(record.scheduler_steps)
             record.windows.append(self._forwards_of_step)
         self._forwards_of_step = 0
         if record.steps == self._watcher.last_step:
@@ -173,6 +222,7 @@ class ModelWatch:
                 if model.forwards and parameter.grad is not None and id(parameter) not in held:
                     forgotten.append(name)
         orphans = [p for key, p in held.items() if key not in known and p.grad is None]
+        self._record.held = len(held)
         self._record.forgotten = forgotten
         self._record.orphans = len(orphans)
 

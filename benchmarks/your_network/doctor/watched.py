@@ -24,6 +24,7 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     )
     from benchmarks.your_network.doctor.watch_data import DataWatch
     from benchmarks.your_network.doctor.watch_models import ModelWatch
+    from benchmarks.your_network.doctor.watch_schedulers import SchedulerWatch
     from benchmarks.your_network.doctor.watcher import Watcher
 
     watcher = Watcher(folder, rank, script, last_step)
@@ -31,7 +32,8 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     models = ModelWatch(watcher, data)
     data.install()
     models.install()
-    watch_collectives(watcher)
+    SchedulerWatch(watcher.record).install()
+    watch_collectives(watcher, models.note_all_reduce)
     watch_end_of_group(watcher, models.note_last_weights)
     watch_saves(watcher)
     refuse_own_processes(watcher.record)

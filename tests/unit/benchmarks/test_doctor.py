@@ -115,6 +115,64 @@ MISTAKES = {
     "prefixed keys": ({"self.model.module.state_dict()": "self.model.state_dict()"}, "saved keys", "prefixed_keys"),
 }
 QUICK, *SLOW = MISTAKES
+BACKWARD = "            loss.backward()\n"
+SUM = "            for p in self.net.parameters():\n                torch.distributed.all_reduce(p.grad)\n"
+# Mistakes that no page of the lab has. After the topic: what is said of it, and why.
+SEEN = {
+    "weights loaded on one rank": (
+        {
+            WRAP: f"{WRAP}\n        torch.manual_seed(5 + self.rank)\n        if self.is_chief:\n"
+            "            self.net.load_state_dict(Net().state_dict())"
+        },
+        "weights",
+        "by up to 1.3e+00 before the first step, though DistributedDataParallel holds the network",
+        "The replicas began with different weights",
+    ),
+    "fewer parameters in one optimizer": (
+        {"optim.Adam(self.model.parameters()": "optim.Adam(list(self.model.parameters())[: 6 - 2 * self.rank]"},
+        "weights",
+        "after step 1; optimizers hold 6 parameters on rank 0 and 4 on rank 1",
+        "The ranks do not update the same parameters.",
+    ),
+    "updates that nobody knows of": (
+        {STEP: f"{STEP}            self.net.head.bias.data += self.rank\n"},
+        "weights",
+        "rank 0 and 1 differ in 1 of 6 tensors by up to 1.0e+00 after step 1",
+        "the doctor has seen that it is so, and not what causes it",
+    ),
+    "a learning rate for each rank": (
+        {"lr=opts.lr)": "lr=opts.lr * (1 + self.rank))"},
+        "learning rates",
+        "differ at 16 of 16 steps; at step 1 rank 0 has 0.003, rank 1 has 0.006",
+        "Equal gradients and unequal learning rates make unequal steps.",
+    ),
+    "a schedule that is faster on one rank": (
+        {SCHEDULE: "            for _ in range(1 + self.rank):\n                self.sched.step()\n"},
+        "learning rates",
+        "rank 1 has 0.00265; the calls of a scheduler's step were 1 on rank 0, 2 on rank 1",
+        "The schedulers stepped more often on some ranks than on others.",
+    ),
+    "gradients summed after DDP": (
+        {BACKWARD: BACKWARD + SUM},
+        "averages of gradients",
+        "12 gradients that DistributedDataParallel had averaged went into an all_reduce of the script, and came back 2",
+        "DistributedDataParallel averages in backward",
+    ),
+}
+# What looks like a mistake, and is none.
+HARMLESS = {
+    "gradients summed after DDP, and divided": (
+        {BACKWARD: BACKWARD + SUM + "                p.grad /= self.world\n"},
+        "in the first steps 12 went into an all_reduce of the script: none is multiplied",
+    ),
+    "gradients summed in place of DDP": (
+        {
+            "            loss = self.criterion(": "            with self.model.no_sync(): loss = self.criterion(",
+            BACKWARD: BACKWARD + SUM + "                p.grad /= self.world\n",
+        },
+        "in the first steps 12 went into an all_reduce of the script: none is multiplied",
+    ),
+}
 # These end badly, or never.
 ENDS = {
     "collective on rank 0": (
@@ -184,6 +242,7 @@ def test_a_healthy_script_raises_no_alarm(tmp_path):
     seen = {answer.topic: answer.text for answer in answers}
     assert seen["weights"] == "equal on all ranks, compared after 16 optimizer steps"
     assert seen["evaluation samples"] == "101 of 101, each once"
+    assert seen["averages of gradients"] == "in the first steps none went into an all_reduce of the script"
     assert report.verdict(answers, 2)[0].startswith("Healthy")
 
 
@@ -195,6 +254,26 @@ def test_a_planted_mistake_is_the_first_finding(name, tmp_path):
     assert (first.topic, first.pitfall) == (topic, pitfall), findings(answers)
     assert any(letter.isdigit() for letter in first.text)
     assert first.pitfall is None or first.pitfall in NAMES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEEN)
+def test_no_cause_is_named_that_was_not_seen(name, tmp_path):
+    changes, topic, text, why = SEEN[name]
+    answers = examined(planted(changes, tmp_path), tmp_path)
+    first, *_ = findings(answers)
+    assert first.topic == topic, findings(answers)
+    assert text in first.text
+    assert why in report.verdict(answers, 2)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
+    changes, text = HARMLESS[name]
+    answers = examined(planted(changes, tmp_path), tmp_path)
+    assert findings(answers) == []
+    assert text in {answer.text for answer in answers}
 
 
 def test_weights_that_are_averaged_now_and_then_are_no_finding():
