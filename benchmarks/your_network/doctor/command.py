@@ -37,7 +37,7 @@ def answer_doctor(options: argparse.Namespace) -> None:
         verdict = report.verdict_of_refusal(refused)
     elif report.alone(records) and not isinstance(found[0], Finding):
         found = []
-        verdict = report.verdict_alone(len(ranks))
+        verdict = report.verdict_alone(records)
     else:
         print()
         print(*report.lines(found, records), sep="\n")
@@ -46,7 +46,7 @@ def answer_doctor(options: argparse.Namespace) -> None:
     print(*verdict, sep="\n")
     if options.json:
         _write(options, records[0].steps, found, verdict)
-    if refused is not None:
+    if refused is not None or not any(record.backend or record.steps for record in records):
         raise SystemExit(2)
     if any(isinstance(answer, Finding) for answer in found):
         raise SystemExit(1)

@@ -15,6 +15,8 @@ def collectives(records: list[Record]) -> Answer:
     different = different_collective(records)
     if different:
         return Finding(topic, different, "collective_on_rank_0", "let all ranks call it, and rank 0 print")
+    if not all(record.ended == "whole" for record in records) and different_collective(records, lines=True):
+        return Unseen(topic, f"the run broke off with the ranks at different ones of {number}")
     return Healthy(topic, f"{number}, the same on all ranks")
 
 

@@ -1,5 +1,8 @@
 """Checks of the end: a rank that crashed, or ranks that wait for each other."""
 
+import re
+import textwrap
+
 from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
 from benchmarks.your_network.doctor.compare_calls import different_collective
 from benchmarks.your_network.doctor.compare_data import together, training_passes
@@ -9,7 +12,9 @@ from benchmarks.your_network.doctor.record import Record
 # What a rank says whose partner has gone, or does something else.
 LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
 EXIT = "exit code"
+MESSAGE = 120  # characters
 NEEDED = "The ranks need each other: one that stands still stops all."
+SOURCE = re.compile(r"\[/[^\]]*\] ?")  # the line of a library in front of its message
 UNFINISHED = "finished reduction in the prior iteration"
 
 
@@ -70,7 +75,9 @@ def _waiting(ranks: list[Rank], crashes: dict[int, str], patience: float) -> Fin
     places = []
     for record in records:
         if record.rank in crashes:
-            places.append(f"rank {record.rank} was left alone ({crashes[record.rank][:120]})")
+            sentence, *_ = SOURCE.sub("", crashes[record.rank]).split(". ")
+            message = textwrap.shorten(sentence, MESSAGE, placeholder=" …")
+            places.append(f"rank {record.rank} was left alone ({message})")
         elif record.place:
             line, *called = record.place
             places.append(f"rank {record.rank} is in {line} ({called[0] if called else 'Python'})")
@@ -83,11 +90,32 @@ def _waiting(ranks: list[Rank], crashes: dict[int, str], patience: float) -> Fin
     if uneven:
         advice = "give all ranks equally many batches, or use Join"
         return Finding("end of the script", f"{text}; {uneven}", "uneven_inputs", advice)
+    left = _left_training(records)
+    if left:
+        advice = "let all ranks leave the loop at one step: reduce over the ranks what decides it"
+        why = "A rank left the training earlier than another one, which waits for it."
+        return Finding("end of the script", f"{text}; {left}", None, advice, why)
     different = different_collective(records, lines=True)
     if different:
         advice = "let all ranks call each collective, and rank 0 print"
         return Finding("end of the script", f"{text}; {different}", "collective_on_rank_0", advice)
     return Finding("end of the script", text, None, "see what each of these lines waits for", NEEDED)
+
+
+def _left_training(records: list[Record]) -> str | None:
+    """The forwards of a rank that has come to the end of its script, where another one wanted to train on."""
+    forwards = [sum(model.forwards for model in record.models) for record in records]
+    ended = [record.rank for record in records if record.ended == "whole"]
+    if not ended:
+        return None
+    first = min(ended, key=lambda rank: forwards[rank])
+    longest = forwards.index(max(forwards))
+    if forwards[first] == forwards[longest]:
+        return None
+    return (
+        f"rank {first} left the training after {forwards[first]} forwards, "
+        f"and rank {longest} had begun forward {forwards[longest]}"
+    )
 
 
 def _uneven_passes(records: list[Record]) -> str | None:

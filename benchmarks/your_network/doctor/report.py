@@ -110,7 +110,14 @@ def verdict(found: list[Answer], processes: int) -> list[str]:
     ]
 
 
-def verdict_alone(processes: int) -> list[str]:
+def verdict_alone(records: list[Record]) -> list[str]:
+    processes = len(records)
+    if not any(record.steps for record in records):
+        return [
+            "Not examined: the script trained nothing: no optimizer step and no process group were seen.",
+            "Why: the doctor compares what ranks do while they train.",
+            "What to do: give the doctor the script that trains, and the arguments with which it does.",
+        ]
     return [
         f"One process: the script made no process group, so that {processes} processes ran {processes} trainings.",
         "Why: that is right for a script of level 00 or 01, and there is nothing to compare.",

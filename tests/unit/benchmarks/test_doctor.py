@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from benchmarks.your_network import __main__ as program
-from benchmarks.your_network.doctor import compare_data, compare_models, launch, record, report, watched
+from benchmarks.your_network.doctor import compare_calls, compare_data, compare_models, launch, record, report, watched
 from benchmarks.your_network.doctor.answers import Finding, Healthy, Unseen
 from benchmarks.your_network.doctor.launch import Rank
 from benchmarks.your_network.doctor.record import Model, Pass, Record
@@ -189,6 +189,11 @@ ENDS = {
         {"self.head = nn.Linear(width, 2)": "self.head = nn.Linear(width, 2); self.spare = nn.Linear(width, 2)"},
         "unused_parameter",
         "2 of 8 parameters, which the forward does not use (spare.weight, spare.bias)",
+    ),
+    "a rank that leaves its loop": (
+        {"            self.sampler.set_epoch(epoch)\n": "            if self.rank and epoch:\n                break\n"},
+        None,
+        "rank 1 has ended; rank 1 left the training after 8 forwards, and rank 0 had begun forward 9",
     ),
     "deadlock": (
         {REDUCE: "            torch.distributed.recv(running, 1 - self.rank)\n"},
@@ -389,6 +394,9 @@ def test_a_bad_end_is_explained(name, tmp_path):
     first = written["findings"][0]
     assert (first["topic"], first["pitfall"]) == ("end of the script", pitfall), first
     assert text in first["text"]
+    assert "gloo/" not in first["text"]
+    topics = {answer["topic"] for answer in written["healthy"]}
+    assert pitfall != "collective_on_rank_0" or "collectives" not in topics
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
@@ -476,6 +484,25 @@ def test_a_script_that_starts_its_own_processes_is_not_started_twice(tmp_path):
     script.write_text("import torch.multiprocessing as mp\n\nmp.spawn(print, nprocs=2)\n")
     answer = ask(script)
     assert "Not started: the script starts its own processes" in answer.stdout
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_nothing_is_told_so(tmp_path):
+    script = tmp_path / "network.py"
+    script.write_text("import torch\n\nnet = torch.nn.Linear(2, 2)\n")
+    answer = ask(script)
+    assert answer.returncode == 2
+    assert "Not examined: the script trained nothing" in answer.stdout
+    assert "2 trainings" not in answer.stdout
+
+
+def test_collectives_of_a_run_that_broke_off_are_not_called_the_same():
+    calls = [("all_reduce", "patient.py:9"), ("barrier", "patient.py:12")]
+    broken = [Record(0, ended="crash", collectives=calls), Record(1, ended="whole", collectives=calls[:1])]
+    answer = compare_calls.collectives(broken)
+    assert answer == Unseen("collectives", "the run broke off with the ranks at different ones of 2")
+    equal = [Record(rank, ended="crash", collectives=calls) for rank in range(2)]
+    assert isinstance(compare_calls.collectives(equal), Healthy)
 
 
 def test_a_script_that_is_not_there_is_an_error(capsys):
