@@ -24,8 +24,7 @@ from tqdm import tqdm
 
 from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, bootstrap, measure, ratios, summarise
 from benchmarks.predict.table import milliseconds
-from benchmarks.your_network import flags, memory, predict, step_rank, strategies
-from benchmarks.your_network.flags import positive
+from benchmarks.your_network import answers, memory, predict, step_rank, strategies
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.step_rank import DDP, RAW, REPLICATED, Measured, Work
@@ -34,7 +33,6 @@ from common.cores import available_cores
 from common.errors import fail
 from common.processes import RankFailed, ranks
 
-HELP = "how long a step takes at each level on this machine"
 NAMES = {"00": "raw loop", "01": "DataParallel", "02": "DDP", "03": "core", "04": "Trainer"}
 WARM_UP_STEPS = 2  # DDP has its final buckets from the second step on
 SECONDS = 1.0  # that one sample takes, about
@@ -42,19 +40,8 @@ MOST_STEPS = 50  # of one sample
 MEMORY = Path("/proc/meminfo")
 TIMEOUT = 900  # seconds, for any one sample
 FASTER = 1.05  # the speed-up from which on devices are worth their while
+WORTH_SAYING = 0.005  # of a step: the part of the all-reduces from which on it is said
 STEP_IS_FORWARDS = 3  # backward multiplies twice as much as forward
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_network(parser)
-    flag = parser.add_argument
-    flag("--batch", type=positive, default=64, metavar="N", help="global batch (64)")
-    flag("--devices", type=positive, nargs="+", default=[1, 2], metavar="N", help="how many (1 2)")
-    flag("--level", choices=NAMES, nargs="+", default=list(NAMES), metavar="LEVEL", help="00 01 02 03 04 (all)")
-    flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
-    flag("--minutes", type=positive, default=10, metavar="M", help="that it may take (%(default)s)")
-    flag("--cores-per-device", type=positive, metavar="N", help="without GPUs (an equal part of the cores)")
-    flags.add_json(parser)
 
 
 @dataclass(frozen=True)
@@ -114,13 +101,13 @@ def answer(options: argparse.Namespace) -> None:
         if options.batch % row.devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {row.devices} devices")
     cores = cores_per_device(devices, options.cores_per_device)
-    network = flags.network(options)
+    network = answers.network(options)
     work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
     simulated, cannot = simulate(network, rows, options.batch)
     check_memory(simulated, cores is None)
     check_time(network, work, list(simulated), options.rounds, 60 * options.minutes)
     print(heading(network, work, devices, options.rounds))
-    flags.print_assumption(network)
+    answers.print_assumption(network)
     timing = Timing(work, list(simulated), options.rounds, 60 * options.minutes)
     cannot |= timing.cannot
     with tqdm(range(options.rounds), leave=False, disable=None) as turns:
@@ -135,7 +122,7 @@ def answer(options: argparse.Namespace) -> None:
             print(shares_line(row, timing.shares[row.name]))
     about: dict[str, Any] = {"batch": options.batch, "rounds": options.rounds, "cores_per_device": cores}
     about |= {"steps": timing.steps, "cannot": {row.name: reason for row, reason in cannot.items()}}
-    flags.conclude(options, verdict(found, options.batch), {**about, "measure": found})
+    answers.conclude(options, verdict(found, options.batch), {**about, "measure": found})
 
 
 def contestants(levels: Sequence[str], devices: Sequence[int]) -> list[Row]:
@@ -418,9 +405,13 @@ def _change(found: list[dict]) -> str:
     if not divided:
         return "a larger batch, which levels with several devices share; give --level 00 02 and more --devices."
     row = max(divided, key=lambda row: row["devices"])
-    sent = row["shares"]["all_reduce"] * row["seconds"]
-    share = sent / (2 * row["seconds"] - sent)
+    unhidden = row["shares"]["all_reduce"] * row["seconds"]
+    of_memory = "For what lowers a device's memory, ask memory."
+    if row["shares"]["all_reduce"] < WORTH_SAYING:
+        return f"not a larger batch: backward hides all of the all-reduces already. {of_memory}"
+    share = unhidden / (2 * row["seconds"] - unhidden)
     return (
-        f"the all-reduce takes {milliseconds(sent)} ms at any batch: with twice the batch it is some {share:.0%} of a "
-        "step. For what else lowers a device's memory, ask memory."
+        f"a larger batch. Backward leaves {milliseconds(unhidden)} ms of the all-reduces unhidden. With twice the "
+        f"batch it is twice as long and hides no less of them, so they would add at most some {share:.0%} of a step. "
+        f"{of_memory}"
     )

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from benchmarks.harness.fused_attention import FusedAttention
 from benchmarks.harness.hollow import DependsOnNumbers, hollow
-from benchmarks.your_network import flags, strategies, training
-from benchmarks.your_network.flags import positive
+from benchmarks.your_network import answers, strategies, training
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from benchmarks.your_network.training import StepFailed, TooLarge
@@ -28,7 +27,6 @@ STEPS = 3  # the optimizer's state is there from the second on, DDP's final buck
 STEPS_OF_ONE_PROCESS = 2
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
-SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
 LARGE = 256  # samples: enough for activations to decide about the peak
 STRAIGHT = 0.001  # of a peak: how far it may be from a straight line, as blocks of 512 bytes are whole
 TRIES = 20  # batches that are run, at most, to find the largest one for one size: 4 ** 20 times the first one
@@ -36,35 +34,21 @@ CLOSE = 1.05  # times a batch that fits: a larger one that might fit is not soug
 GROWTH = 16  # times the largest batch that was run: no line is trusted beyond it
 
 
-HELP = "what each strategy needs on each device, and which batch fits"
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_network(parser)
-    flag = parser.add_argument
-    flag("--batch", type=positive, default=64, metavar="N", help="global batch (64)")
-    flag("--devices", type=positive, nargs="+", default=[1, 2, 4, 8], metavar="N", help="how many (1 2 4 8)")
-    flag("--precision", choices=PRECISIONS, default="no", help="of mixed precision (no)")
-    flag("--checkpointing", action="store_true", help="activation checkpointing of each block")
-    flag("--gib", type=positive, nargs="+", default=SIZES, metavar="N", help="memory of a device (8 16 24 40 80)")
-    flags.add_json(parser)
-
-
 def answer(options: argparse.Namespace) -> None:
     for devices in options.devices:
         if options.batch % devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
-    network = flags.network(options)
+    network = answers.network(options)
     counts = sorted(set(options.devices))
     total = sum(len(strategies.on(devices)) for devices in counts)
     with tqdm(total=total, leave=False, disable=None) as bar:
         setting = (options.precision, options.checkpointing, sorted(set(options.gib)))
         found = list(rows(network, options.batch, counts, *setting, bar))
     print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}")
-    flags.print_assumption(network)
+    answers.print_assumption(network)
     print()
     print(table(found))
-    flags.conclude(options, verdict(found, sorted(set(options.gib))), {"memory": found})
+    answers.conclude(options, verdict(found, sorted(set(options.gib))), {"memory": found})
 
 
 @dataclass(frozen=True)

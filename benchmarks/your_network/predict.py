@@ -30,8 +30,7 @@ from benchmarks.predict.page import Start, page
 from benchmarks.predict.presets import Gpu, Hardware
 from benchmarks.predict.step import GRADIENT_BYTES, Network, speed_up
 from benchmarks.predict.table import milliseconds
-from benchmarks.your_network import flags, memory, strategies, training
-from benchmarks.your_network.flags import positive
+from benchmarks.your_network import answers, memory, strategies, training
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.training import StepFailed
@@ -44,38 +43,10 @@ LARGEST_BATCH = 2**20  # of one GPU, for which it is asked whether it pays
 WORTH_SAYING = 0.01  # of a step: the time of an update from which on it is said
 FASTEST_NETWORK = "8x400g"
 SLOWEST_NETWORK = "25g"
-HELP = "how fast a step would be on 1 to 512 GPUs"
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    flags.add_network(parser)
-    flag = parser.add_argument
-    usual = Hardware()
-    flag("--batch", type=positive, default=64, metavar="N", help="samples of a step on one GPU (64)")
-    flag("--gpu", choices=presets.GPUS, default=usual.gpu, help="kind of GPU (%(default)s)")
-    flag("--inner", choices=presets.INNER, default=usual.inner, help="links between a node's GPUs (%(default)s)")
-    flag("--network", choices=presets.NETWORK, default=usual.network, help="network cards of a node (%(default)s)")
-    sizes = {"choices": presets.NODE_SIZES, "default": usual.gpus_per_node}
-    flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
-    flag(
-        "--measured-ms", type=_above_zero, metavar="T", help="a step of --batch samples on one GPU, if you measured it"
-    )
-    flag("--page", type=Path, metavar="PATH", help="write a page with sliders too, which starts with these flags")
-    flags.add_json(parser)
-
-
-def _above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return value
 
 
 def answer(options: argparse.Namespace) -> None:
-    users = flags.network(options)
+    users = answers.network(options)
     network = counted(users)
     grows = not is_proportional(users, network)
     if grows:
@@ -89,8 +60,8 @@ def answer(options: argparse.Namespace) -> None:
     setup, assumptions = prediction(network, gpu, hardware, options.batch, bool(options.measured_ms), recurrent)
     found = rows(setup, assumptions)
     held = None if options.measured_ms else holding(users, network, hardware, options.batch)
-    print(heading(network, gpu, hardware))
-    flags.print_assumption(users)
+    print(heading(network, gpu, hardware, options.batch))
+    answers.print_assumption(users)
     if grows:
         print(f"What a sample multiplies depends on the batch: it is counted in one of {options.batch}.")
         print("For other batches, as in the columns on the right, it is not counted anew.")
@@ -134,7 +105,7 @@ def answer(options: argparse.Namespace) -> None:
             f"Take a smaller batch: {options.batch} samples need {held.peak / 2**30:,.1f} GiB, and this GPU has "
             f"{hardware.memory.gib}. The question memory has the largest that fits."
         )
-    flags.conclude(options, lines, record)
+    answers.conclude(options, lines, record)
 
 
 def counted(network: UserNetwork, batch: int = EXAMPLES) -> Network:
@@ -290,11 +261,12 @@ def _is_launch_bound(setup: Setup) -> bool:
     return setup.training.launches >= setup.training.kernels(setup.batch)
 
 
-def heading(network: Network, gpu: Gpu, hardware: Hardware) -> str:
+def heading(network: Network, gpu: Gpu, hardware: Hardware, batch: int) -> str:
     gradients = network.parameters * GRADIENT_BYTES / 2**20
     return "\n".join(
         [
-            f"A PREDICTION, not a measurement: {network.name} on {gpu.name};",
+            f"A PREDICTION, not a measurement, for a batch of {batch} on each GPU:",
+            f"{network.name} on {gpu.name};",
             f"nodes of {hardware.gpus_per_node}, {hardware.inner} within, {hardware.network} between.",
             f"{network.parameters:,} parameters ({gradients:,.1f} MiB of gradients), {_short(network.multiply_adds)} "
             f"multiply-adds a sample,",

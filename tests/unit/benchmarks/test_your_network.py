@@ -3,6 +3,8 @@
 import json
 import logging
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from torchvision import models
 
 from benchmarks.harness.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network import __main__ as program
-from benchmarks.your_network import memory, spec, strategies
+from benchmarks.your_network import flags, measure, memory, spec, strategies
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.training import StepFailed, TooLarge
 from common.errors import UserError
@@ -410,6 +412,33 @@ def test_samples_that_were_assumed_are_named(tmp_path, capsys):
     path.write_text("from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), nn.Linear(150528, 3))\n")
     program.main(["predict", f"{path}:build"])
     assert "mine.py has no batch(n), so images of 3x224x224 were assumed" in capsys.readouterr().out
+
+
+HELP = """
+import contextlib, io, sys
+from benchmarks.your_network.__main__ import parse_options
+for question in ("memory", "predict", "measure", "doctor"):
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        parse_options([question, "--help"])
+    print(question, " ".join(text.getvalue().split()))
+assert "torch" not in sys.modules
+"""
+
+
+def test_help_waits_for_no_torch_and_says_whose_samples_a_batch_has():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    memory_help, predict_help, measure_help, _ = done.stdout.splitlines()
+    assert "samples of a step on ALL devices together (64)" in memory_help
+    assert "samples of a step on EACH GPU" in predict_help
+    assert "samples of a step on ALL devices together (64)" in measure_help
+
+
+def test_the_flags_name_what_there_is():
+    assert tuple(spec.OPTIMIZERS) == flags.OPTIMIZERS
+    assert tuple(memory.PRECISIONS) == flags.PRECISIONS
+    assert tuple(measure.NAMES) == flags.LEVELS
 
 
 def test_the_answer_ends_in_a_verdict_and_can_be_kept(texts, tmp_path, capsys, monkeypatch):

@@ -253,7 +253,7 @@ def test_the_answer_has_every_number_of_gpus_a_page_and_a_verdict(texts_file, tm
     printed = capsys.readouterr().out
     answer = json.loads(kept.read_text())
     assert [row["gpus"] for row in answer["predict"]] == [2**exponent for exponent in range(10)]
-    assert printed.startswith("A PREDICTION, not a measurement: texts:build on H200, TF32")
+    assert printed.startswith("A PREDICTION, not a measurement, for a batch of 48 on each GPU:\ntexts:build on H200,")
     assert printed.splitlines()[-3:] == answer["verdict"]
     tables, _, _ = printed.partition("Written to")
     assert max(map(len, tables.splitlines())) <= 80
