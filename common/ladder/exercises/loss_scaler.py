@@ -58,7 +58,9 @@ def trained(scaler: Any, ranks: Sequence[int]) -> list[dict]:
     Args:
         ranks: those whose parts are trained here, by one optimizer.
     """
-    parts = [[nn.Parameter(torch.ones(2)) for _ in range(PARAMETERS[rank])] for rank in ranks]
+    parts = []
+    for rank in ranks:
+        parts.append([nn.Parameter(torch.ones(2)) for _ in range(PARAMETERS[rank])])
     optimizer = optimizer_of(parts)
     stepped_with: list[list] = []
 

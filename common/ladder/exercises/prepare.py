@@ -111,7 +111,8 @@ def prepared_by_the_small_one() -> Objects:
     group = InitProcessGroupKwargs(timedelta(seconds=60))
     with mock.patch.object(dist, "init_process_group"):  # this rank is in a group already
         accelerator = Accelerator(True, config, [group])
-    return Objects(*accelerator.prepare(*objects_of(dist.get_rank())))
+    prepared = accelerator.prepare(*objects_of(dist.get_rank()))
+    return Objects(*prepared)
 
 
 def prepared_as_in_level_02() -> Objects:
@@ -251,7 +252,8 @@ def wrong_shares(samples: list, batches: list) -> str:
             " a rank's share of a batch is batch_size // world size samples"
         )
     of_all = flat(steps)
-    if all(sorted(flat(of_rank)) == list(range(SAMPLES)) for of_rank in samples):
+    shares = [sorted(flat(of_rank)) for of_rank in samples]
+    if shares == [list(range(SAMPLES))] * WORLD_SIZE:
         return "every rank goes through all samples: a sampler has to deal them out (DistributedSampler does)"
     twice = sorted({sample for sample in of_all if of_all.count(sample) > 1})
     missing = sorted(set(range(SAMPLES)) - set(of_all))
@@ -290,6 +292,8 @@ def wrong_shuffle(results: list[dict]) -> str | None:
     of_all = flat(joined(samples))
     sizes = [[len(batch) for batch in of_rank] for of_rank in samples]
     numbers = range(SHUFFLED_SAMPLES)
+    shares = [sorted(flat(of_rank)) for of_rank in samples]
+    shares_in_order = [sorted(flat(result["in_order"])) for result in results]
     if sorted(of_all) != list(numbers):
         title = (
             "with a loader that shuffles some samples are on two ranks and others on none, because each rank has drawn"
@@ -297,7 +301,7 @@ def wrong_shuffle(results: list[dict]) -> str | None:
         )
     elif of_all == list(numbers):
         title = "the loader shuffles, and the prepared one does not: look at whether its sampler is a RandomSampler"
-    elif all(sorted(flat(result["shuffled"])) == sorted(flat(result["in_order"])) for result in results):
+    elif shares == shares_in_order:
         title = (
             "each rank has the same samples with a loader that shuffles as with one that does not, and never others:"
             " shuffle all of them, alike on all ranks, and then share them out"
