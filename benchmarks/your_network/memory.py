@@ -30,7 +30,7 @@ GIB = 2**30
 LARGE = 256  # samples: enough for activations to decide about the peak
 STRAIGHT = 0.001  # of a peak: how far it may be from a straight line, as blocks of 512 bytes are whole
 TRIES = 20  # batches that are run, at most, to find the largest one for one size: 4 ** 20 times the first one
-CLOSE = 1.05  # times a batch that fits: a larger one that might fit is not sought
+CLOSE = 1.05  # times a batch that fits: a larger one that might fit is not sought, nor is it advised
 GROWTH = 16  # times the largest batch that was run: no line is trusted beyond it
 
 
@@ -215,7 +215,7 @@ def largest_batch(network: UserNetwork, setting: Setting, limit: int, known: dic
             except TooLarge:
                 refused = guess
                 bound = guess // 2
-                if bound <= max(known):
+                if bound <= max(known):  # what is left between the two is not worth a search
                     break
                 continue
         line = _on_the_line(known, limit, setting.devices)
@@ -525,7 +525,7 @@ def _change(of_devices: dict[str, dict], chosen: dict, size: int | None, sizes: 
     holders = []
     for row in sharded:
         largest = _largest(row, size)
-        if row is not chosen and largest is not None and largest > fits:
+        if row is not chosen and largest is not None and largest > CLOSE * fits:
             holders.append(f"{row['strategy']} up to {largest}")
     larger = next((other for other in sizes if other > size), None)
     if larger and _largest(chosen, larger) is not None:

@@ -353,7 +353,11 @@ def _why(setup: Setup, alone: dict, together: dict) -> str:
         f"{gradients:,.1f} MiB and the slowest GPU add {milliseconds(added)} ms."
     )
     if _is_launch_bound(setup):
-        line += " Starting the operators takes longer than running them: a larger batch is free."
+        free = setup.training.launches / setup.training.sample_seconds
+        line += (
+            " Starting the operators takes longer than running them: a larger batch is free, up to some "
+            f"{free:,.0f} samples."
+        )
     return line
 
 

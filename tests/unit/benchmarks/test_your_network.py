@@ -255,6 +255,12 @@ def test_the_verdict_names_the_smallest_gpu_that_holds_the_batch_and_the_largest
     )
 
 
+def test_the_verdict_advises_no_sharding_for_a_few_samples_more():
+    *_, change = memory.verdict(rows_of((9, (48, 200)), (5, (100, 420)), (4, (104, 460))), (8, 24))
+    assert "ZeRO" not in change
+    assert "There DDP on GPUs of 24 GiB up to 420" in change
+
+
 def test_the_verdict_shards_where_ddp_does_not_fit():
     take, *_ = memory.verdict(rows_of((90, (0, 0)), (40, (0, 0)), (20, (0, 70))), (8, 24))
     assert take.startswith(
