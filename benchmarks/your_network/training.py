@@ -13,6 +13,7 @@ from benchmarks.harness.hollow import REFUSED, DependsOnNumbers, hollow_if_possi
 from benchmarks.your_network.spec import UserNetwork, call
 from common.errors import UserError
 
+MUST_RETURN = "batch({}) must return two things, inputs and targets"
 OVERFLOWED = "Storage size calculation overflowed"  # is in what torch raises for a tensor of 2**63 bytes or more
 
 
@@ -84,27 +85,30 @@ def make_batch(network: UserNetwork, size: int, device: str | torch.device = "cp
         what = f"{what} ({network.assumed})"
     with explained(what):
         made = network.batch(size)
-        if not isinstance(made, tuple | list) or len(made) != 2:
-            found = len(made) if isinstance(made, tuple | list) else f"a {type(made).__name__}"
-            raise StepFailed(what, f"batch({size}) must return two things, inputs and targets, not {found}")
+        _check_made(what, made, size)
         inputs, targets = made
-        for shape in _shapes(inputs, size):
-            if shape[0] % size:
-                came = f"batch({size}) made an input of shape {tuple(shape)}"
-                raise StepFailed(what, f"{came}, whose first dimension should be the sample, so {size}")
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), (inputs, targets))
 
 
-def _shapes(inputs: Any, size: int) -> list[torch.Size]:
-    """The shapes of the tensors among the inputs that have dimensions."""
-    leaves = list(tree_iter(inputs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+def _check_made(what: str, made: Any, size: int) -> None:
+    """Raises StepFailed unless `made` are inputs, whose first dimension is the sample, and targets."""
+    if not isinstance(made, tuple | list):
+        raise StepFailed(what, f"{MUST_RETURN.format(size)}, not a {type(made).__name__}")
+    if len(made) != 2:
+        raise StepFailed(what, f"{MUST_RETURN.format(size)}, not {len(made)}")
+    inputs, _ = made
+    tensors = _tensors(inputs)
     if not tensors:
-        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
-        raise StepFailed(
-            f"a batch of {size} cannot be made", f"the inputs of batch({size}) must be tensors, not {kinds}"
-        )
-    return [tensor.shape for tensor in tensors if tensor.dim()]
+        kinds = {type(leaf).__name__ for leaf in tree_iter(inputs)}
+        raise StepFailed(what, f"the inputs of batch({size}) must be tensors, not {', '.join(sorted(kinds))}")
+    for tensor in tensors:
+        if tensor.dim() and len(tensor) % size:
+            came = f"batch({size}) made an input of shape {tuple(tensor.shape)}"
+            raise StepFailed(what, f"{came}, whose first dimension should be the sample, so {size}")
+
+
+def _tensors(inputs: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_iter(inputs) if isinstance(leaf, Tensor)]
 
 
 def check_batches(network: UserNetwork) -> None:
@@ -112,14 +116,11 @@ def check_batches(network: UserNetwork) -> None:
 
     It may be a multiple of their number, as where the words of all texts lie one behind the other.
     """
-
-    def shapes(size: int) -> list[torch.Size]:
-        inputs, _ = hollow_if_possible(partial(make_batch, network, size))
-        return _shapes(inputs, size)
-
-    for of_two, of_three in zip(shapes(2), shapes(3), strict=True):
-        if 3 * of_two[0] != 2 * of_three[0]:
-            came = f"batch(2) made inputs of shape {tuple(of_two)}, and batch(3) of {tuple(of_three)}"
+    inputs_of_two, _ = hollow_if_possible(partial(make_batch, network, 2))
+    inputs_of_three, _ = hollow_if_possible(partial(make_batch, network, 3))
+    for two, three in zip(_tensors(inputs_of_two), _tensors(inputs_of_three), strict=False):
+        if two.dim() and three.dim() and 3 * len(two) != 2 * len(three):
+            came = f"batch(2) made inputs of shape {tuple(two.shape)}, and batch(3) of {tuple(three.shape)}"
             reason = f"{came}: the first dimension should be the sample, so 2 and 3"
             raise StepFailed(f"{network.title} cannot be asked about", reason)
 
