@@ -236,9 +236,11 @@ def wrong_traffic(results: list[dict]) -> str | None:
             " its rank, and the ranks drift apart: the last one sends the sum of all, and stands outside no_sync()"
         )
     elif sent[0][0] == 0 and last_backward_sends and last_forward_sends:
-        title = "no gradient was sent, because the forward went past DDP: call model(inputs), and not model.module"
+        title = "DDP has sent no gradient, because the forward went past DDP: call model(inputs), and not model.module"
     elif sent[0][0] == 0:
-        title = "no gradient was sent: the last micro-batch, its forward through `model` too, belongs outside no_sync()"
+        title = (
+            "DDP has sent no gradient: the last micro-batch, its forward through `model` too, belongs outside no_sync()"
+        )
     elif not all(results[0]["synchronised_backwards"]) and all(results[0]["synchronised_forwards"]):
         title = (
             "gradients were sent in each backward, although it stands in no_sync(): the forward belongs into it too,"

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, mistake, near, plain, scaled, side_by_side
+from common.ladder.exercises.compare import agreed, in_one_row, mistake, near, plain, scaled, side_by_side
 from common.ladder.exercises.link import slow_link
 from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
 from common.small.ddp.naive import NaiveDDP
@@ -45,10 +45,7 @@ def backward(model: nn.Module) -> None:
 
 def gradients(model: nn.Module) -> dict[str, list | None]:
     """The gradient of each parameter as a list of numbers; None where there is none."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        found[name] = None if parameter.grad is None else plain(parameter.grad.flatten())
-    return found
+    return {name: in_one_row(parameter.grad) for name, parameter in model.named_parameters()}
 
 
 def averaged_by_torch() -> list:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, scaled, shown, side_by_side
+from common.ladder.exercises.compare import agreed, flat, in_one_row, mistake, near, plain, scaled, shown, side_by_side
 from common.ladder.exercises.link import slow_link
 from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
 from common.small.ddp.bucketed import Bucket, _fill_buckets
@@ -39,8 +39,7 @@ class Parameters(nn.Module):
 
 
 def gradients(module: nn.Module) -> list[list[float] | None]:
-    gradients = [parameter.grad for parameter in module.parameters()]
-    return [None if gradient is None else plain(gradient.flatten()) for gradient in gradients]
+    return [in_one_row(parameter.grad) for parameter in module.parameters()]
 
 
 def named(buckets: object, module: nn.Module) -> object:
@@ -86,14 +85,14 @@ def run(path: str) -> dict:
         fill_buckets = load_name(path, "fill_buckets")
         average_bucket = load_name(path, "average_bucket")
         buckets = []
-        lists = []
+        one_list_twice = []
         for capacity in CAPACITIES:
             parameters = list(module.parameters())
             filled = fill_buckets(parameters, capacity)
             refuse_changed_list(parameters, module, "fill_buckets")
             buckets.append(named(filled, module))
-            lists.append(number_of_lists(filled))
-        result = {"buckets": buckets, "lists": lists, "expected_buckets": expected_buckets}
+            one_list_twice.append(has_a_list_twice(filled))
+        result = {"buckets": buckets, "one_list_twice": one_list_twice, "expected_buckets": expected_buckets}
         if not near(buckets, expected_buckets):
             return result
         module().backward()
@@ -101,9 +100,10 @@ def run(path: str) -> dict:
         bucket = list(module.parameters())
         average_bucket(bucket)
         refuse_changed_list(bucket, module, "average_bucket")
+        refuse_other_shapes(module)
         return {
             **result,
-            "parameters": [plain(parameter.flatten()) for parameter in module.parameters()],
+            "parameters": [in_one_row(parameter) for parameter in module.parameters()],
             "own": own,
             "after": gradients(module),
             "expected": expected,
@@ -112,9 +112,8 @@ def run(path: str) -> dict:
         }
 
 
-def number_of_lists(buckets: Any) -> int:
-    """How many of the buckets are lists of their own."""
-    return len({id(bucket) for bucket in buckets}) if isinstance(buckets, list) else 0
+def has_a_list_twice(buckets: Any) -> bool:
+    return isinstance(buckets, list | tuple) and len(set(map(id, buckets))) < len(buckets)
 
 
 def refuse_changed_list(parameters: list, module: nn.Module, function: str) -> None:
@@ -126,6 +125,16 @@ def refuse_changed_list(parameters: list, module: nn.Module, function: str) -> N
             f"{function} has changed the list that it was given, which belongs to the caller: work on a new one"
             f"\n    before: {names_before}\n    after: {names}"
         )
+
+
+def refuse_other_shapes(module: nn.Module) -> None:
+    """Raise SolutionFailed if a gradient has not the shape of its parameter, with which no optimizer could step."""
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None and parameter.grad.shape != parameter.shape:
+            raise SolutionFailed(
+                f"the parameter {name} has the shape {list(parameter.shape)}, and its gradient now has"
+                f" {list(parameter.grad.shape)}: view_as gives a part of the message the shape of its parameter"
+            )
 
 
 def check(path: Path) -> list[str]:
@@ -153,7 +162,7 @@ def wrong_buckets(number: int, result: dict) -> str | None:
         title = "fill_buckets returns a list of buckets, each a list of parameters"
     else:
         inside = [name for bucket in buckets for name in bucket]
-        if result["lists"][number] < len(buckets):
+        if result["one_list_twice"][number]:
             title = "the buckets are one list several times, which has changed in all: begin a new list for each"
         elif [] in buckets:
             title = "there is an empty bucket"

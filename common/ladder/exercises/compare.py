@@ -21,6 +21,11 @@ def plain(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
+def in_one_row(tensor: Tensor | None) -> list | None:
+    """The numbers of a tensor; None where there is no tensor."""
+    return None if tensor is None else plain(tensor.flatten())
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

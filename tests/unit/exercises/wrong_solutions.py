@@ -134,7 +134,7 @@ WRONG = {
         "accumulate",
         old="contextlib.nullcontext() if last else model.no_sync()",
         new="model.no_sync()",
-        idea="no gradient was sent: the last micro-batch",
+        idea="DDP has sent no gradient: the last micro-batch",
     ),
     "accumulate: the forward outside of no_sync": Wrong(
         "accumulate",
@@ -559,6 +559,12 @@ WRONG = {
         new="parameter.grad = part",
         idea="raised RuntimeError: attempting to assign a gradient of size '[4]' to a tensor of size '[2, 2]'",
     ),
+    "buckets: flat data of gradients": Wrong(
+        "buckets",
+        old="parameter.grad.copy_(part.view_as(parameter))",
+        new="parameter.grad.data = part",
+        idea="the parameter a has the shape [2, 2], and its gradient now has [4]: view_as gives",
+    ),
     "buckets: gradients cleared": Wrong(
         "buckets",
         old="parameter.grad.copy_(part.view_as(parameter))",
@@ -770,6 +776,12 @@ WRONG = {
         old="torch.empty_like(mine)",
         new="torch.empty(len(mine))",
         idea=", which has room for torch.float32 (message 1 from rank",
+    ),
+    "ring_all_reduce: a rank that takes no part": Wrong(
+        "ring_all_reduce",
+        old="    right = (rank + 1) % world_size",
+        new="    if rank == 0:\n        return\n    right = (rank + 1) % world_size",
+        idea="each message has to be sent by one rank and received by its right neighbour, equally often on all ranks",
     ),
     "ring_all_reduce: received before it is sent": Wrong(
         "ring_all_reduce",
