@@ -2,9 +2,21 @@
 
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
 from benchmarks.your_network.doctor.record import Record
+
+
+class Difference(NamedTuple):
+    """A collective that not all ranks call, in words.
+
+    Attributes:
+        pitfall: the page of the lab, where it is rank 0 that calls it and no other rank does.
+    """
+
+    text: str
+    pitfall: str | None
 
 
 def collectives(records: list[Record]) -> Answer:
@@ -14,13 +26,13 @@ def collectives(records: list[Record]) -> Answer:
         return Unseen(topic, "the script itself calls none")
     different = different_collective(records)
     if different:
-        return Finding(topic, different, "collective_on_rank_0", "let all ranks call it, and rank 0 print")
+        return Finding(topic, different.text, different.pitfall, "let all ranks call it, and rank 0 print")
     if not all(record.ended == "whole" for record in records) and different_collective(records, lines=True):
         return Unseen(topic, f"the run broke off with the ranks at different ones of {number}")
     return Healthy(topic, f"{number}, the same on all ranks")
 
 
-def different_collective(records: list[Record], lines: bool = False) -> str | None:
+def different_collective(records: list[Record], lines: bool = False) -> Difference | None:
     """The first collective in which the ranks differ: in its kind, or where `lines`, in the line that calls it.
 
     A rank that was stopped may be about to make the next one.
@@ -32,7 +44,9 @@ def different_collective(records: list[Record], lines: bool = False) -> str | No
         kinds = {call and (call if lines else call[0]) for call in calls}
         if len(kinds) > 1:
             ranks = [f"rank {rank} {_described(call)}" for rank, call in enumerate(calls)]
-            return f"collective {number} of the script: {', '.join(ranks)}"
+            on_rank_0 = calls[0] is not None and calls[0] not in calls[1:]
+            pitfall = "collective_on_rank_0" if on_rank_0 else None
+            return Difference(f"collective {number} of the script: {', '.join(ranks)}", pitfall)
     return None
 
 

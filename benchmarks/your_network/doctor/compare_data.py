@@ -108,16 +108,16 @@ def _apart(passes: tuple[Pass, ...], contents: Contents, overlap: Overlap | None
     if overlap and contents.compared and not overlap.shared:
         return f"no sample on two ranks{padding} ({overlap.compared} contents compared)"
     if not contents.known:
-        reason = "were not seen"
+        reason = "not seen"
     elif not contents.read_again:
-        reason = "were read once, and may change"
+        reason = "read once, which may change them"
     elif not contents.places:
-        reason = "change with each read"
+        reason = "changed by each read"
     elif overlap:
-        reason = f"are alike {overlap.shared} times"
+        reason = f"alike {overlap.shared} times"
     else:
-        reason = "are alike on one rank"
-    return f"no number of a sample on two ranks{padding} (contents {reason})"
+        reason = "shared by several samples, as labels are"
+    return f"no sample on two ranks, by their numbers{padding} (contents {reason})"
 
 
 def _why_not_shards(passes: tuple[Pass, ...]) -> str | None:

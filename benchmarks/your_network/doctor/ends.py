@@ -98,17 +98,18 @@ def _waiting(ranks: list[Rank], crashes: dict[int, str], patience: float) -> Fin
     different = different_collective(records, lines=True)
     if different:
         advice = "let all ranks call each collective, and rank 0 print"
-        return Finding("end of the script", f"{text}; {different}", "collective_on_rank_0", advice)
+        why = None if different.pitfall else NEEDED
+        return Finding("end of the script", f"{text}; {different.text}", different.pitfall, advice, why)
     return Finding("end of the script", text, None, "see what each of these lines waits for", NEEDED)
 
 
 def _left_training(records: list[Record]) -> str | None:
-    """The forwards of a rank that has come to the end of its script, where another one wanted to train on."""
+    """The forwards of a rank that has ended, or reads other data, where another one wanted to train on."""
     forwards = [sum(model.forwards for model in record.models) for record in records]
-    ended = [record.rank for record in records if record.ended == "whole"]
-    if not ended:
+    left = [record.rank for record in records if record.ended == "whole" or _left_loop(record)]
+    if not left:
         return None
-    first = min(ended, key=lambda rank: forwards[rank])
+    first = min(left, key=lambda rank: forwards[rank])
     longest = forwards.index(max(forwards))
     if forwards[first] == forwards[longest]:
         return None
@@ -116,6 +117,12 @@ def _left_training(records: list[Record]) -> str | None:
         f"rank {first} left the training after {forwards[first]} forwards, "
         f"and rank {longest} had begun forward {forwards[longest]}"
     )
+
+
+def _left_loop(record: Record) -> bool:
+    """The rank has begun to read other data, with its newest pass in training not at the end."""
+    passes = training_passes(record)
+    return bool(passes) and not passes[-1].complete and record.passes[-1] is not passes[-1]
 
 
 def _uneven_passes(records: list[Record]) -> str | None:

@@ -195,6 +195,15 @@ ENDS = {
         None,
         "rank 1 has ended; rank 1 left the training after 8 forwards, and rank 0 had begun forward 9",
     ),
+    "a rank that leaves its loop for an evaluation": (
+        {
+            "for batch in self.train_loader": "for number, batch in enumerate(self.train_loader)",
+            "            self.opt.zero_grad()\n": "            if self.rank and number == 5:\n                break\n"
+            "            self.opt.zero_grad()\n",
+        },
+        None,
+        "rank 1 left the training after 5 forwards, and rank 0 had begun forward 6",
+    ),
     "deadlock": (
         {REDUCE: "            torch.distributed.recv(running, 1 - self.rank)\n"},
         None,
@@ -342,9 +351,11 @@ def test_no_sample_on_two_ranks_is_said_where_contents_were_compared():
     healthy = compare_data.shards(dealt([IN_ORDER, IN_ORDER], epochs=2))
     assert healthy.text == "no sample on two ranks (56 contents compared); rank by rank 32, 32 in epoch 0"
     once = compare_data.shards(dealt([IN_ORDER, IN_ORDER], epochs=1))
-    assert once.text.startswith("no number of a sample on two ranks (contents were read once, and may change);")
+    assert once.text.startswith("no sample on two ranks, by their numbers (contents read once, which may change them);")
     augmented = compare_data.shards(dealt([IN_ORDER, IN_ORDER], epochs=2, changing=True))
-    assert augmented.text.startswith("no number of a sample on two ranks (contents are alike on one rank);")
+    assert augmented.text.startswith(
+        "no sample on two ranks, by their numbers (contents shared by several samples, as labels are);"
+    )
     doubles = [number // 2 for number in range(64)]
     assert isinstance(compare_data.shards(dealt([doubles, doubles], epochs=2)), Healthy)
 
@@ -501,6 +512,9 @@ def test_collectives_of_a_run_that_broke_off_are_not_called_the_same():
     broken = [Record(0, ended="crash", collectives=calls), Record(1, ended="whole", collectives=calls[:1])]
     answer = compare_calls.collectives(broken)
     assert answer == Unseen("collectives", "the run broke off with the ranks at different ones of 2")
+    other = [Record(0, ended="whole"), Record(1, ended="whole", collectives=calls[:1])]
+    assert compare_calls.collectives(other).pitfall is None
+    assert compare_calls.collectives(other[::-1]).pitfall == "collective_on_rank_0"
     equal = [Record(rank, ended="crash", collectives=calls) for rank in range(2)]
     assert isinstance(compare_calls.collectives(equal), Healthy)
 
