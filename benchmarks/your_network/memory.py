@@ -358,6 +358,8 @@ def table(found: list[dict]) -> str:
         cells = [_mib(fullest[category], 7) for category in CATEGORIES]
         cells += [_mib(_sum(fullest), 8), _mib(min(map(_sum, row["peaks"])), 8)]
         lines.append(f"{_label(row):<20}" + "".join(cells))
+    if any(row["strategy"] == strategies.ZERO_1.name for row in found):
+        lines.append("ZeRO-1 shares out whole parameters: the state of a large one is on one device.")
     if any(row["computed"] for row in found):
         lines += [
             "",

@@ -117,11 +117,11 @@ def check_batches(network: UserNetwork) -> None:
     It may be a multiple of their number, as where the words of all texts lie one behind the other.
     """
     inputs_of_two, _ = hollow_if_possible(partial(make_batch, network, 2))
-    inputs_of_three, _ = hollow_if_possible(partial(make_batch, network, 3))
-    for two, three in zip(_tensors(inputs_of_two), _tensors(inputs_of_three), strict=False):
-        if two.dim() and three.dim() and 3 * len(two) != 2 * len(three):
-            came = f"batch(2) made inputs of shape {tuple(two.shape)}, and batch(3) of {tuple(three.shape)}"
-            reason = f"{came}: the first dimension should be the sample, so 2 and 3"
+    inputs_of_four, _ = hollow_if_possible(partial(make_batch, network, 4))  # samples may come in pairs
+    for two, four in zip(_tensors(inputs_of_two), _tensors(inputs_of_four), strict=False):
+        if two.dim() and four.dim() and 2 * len(two) != len(four):
+            came = f"batch(2) made inputs of shape {tuple(two.shape)}, and batch(4) of {tuple(four.shape)}"
+            reason = f"{came}: the first dimension should be the sample, so 2 and 4"
             raise StepFailed(f"{network.title} cannot be asked about", reason)
 
 
