@@ -113,7 +113,10 @@ def run(path: str) -> dict:
 
 
 def has_a_list_twice(buckets: Any) -> bool:
-    return isinstance(buckets, list | tuple) and len(set(map(id, buckets))) < len(buckets)
+    if not isinstance(buckets, list | tuple):
+        return False
+    different = {id(bucket) for bucket in buckets}
+    return len(different) < len(buckets)
 
 
 def refuse_changed_list(parameters: list, module: nn.Module, function: str) -> None:

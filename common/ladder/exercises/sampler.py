@@ -159,7 +159,8 @@ def wrong_shares(size: int, epoch: int, result: dict) -> str:
     if all(share == sorted(share) for share in shares):
         return "each sample is dealt out once, but the order is not shuffled"
     reshuffled = any(first != second for first, second in result["shares"])
-    if reshuffled and all(set(first) == set(second) for first, second in result["shares"]):
+    same_samples = all(set(first) == set(second) for first, second in result["shares"])
+    if reshuffled and same_samples:
         return "each rank has the same samples in every epoch: shuffle all samples, and then deal out their order"
     if [sorted(share) for share in shares] == [sorted(of_rank[epoch]) for of_rank in result["expected"]]:
         return "each rank has its samples, in another order"
