@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatte
 
 SMALL = 2**14  # bytes of a storage up to which tensors are computed
 REFUSED = "can't allocate memory"  # is in what torch raises where the system gives no memory
-MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python has a name for it from 3.13 on
+MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 # What these do to a tensor is not its numbers: they send it, or say where it begins in a profile.
 _NOT_ARITHMETIC = ("c10d", "profiler")
 _READ_ONE_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
@@ -202,7 +202,7 @@ def _allocated(leaves: list, leaf: Any) -> Any:
     try:
         tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
     except RuntimeError as error:
-        if REFUSED not in str(error):
+        if REFUSED not in str(error) or sys.platform != "linux":
             raise
         return _in_address_space(leaf)
     return tensor.zero_() if _is_small(tensor) else tensor
@@ -211,8 +211,8 @@ def _allocated(leaves: list, leaf: Any) -> Any:
 def _in_address_space(layout: Layout) -> Tensor:
     """A tensor in address space for which the system promises no memory.
 
-    A system refuses a tensor that is larger than its memory, although nobody will write to it. It gives the address
-    space to whoever says so. Such a storage cannot be resized.
+    Linux refuses a tensor that is larger than its memory, although nobody will write to it. It gives the address space
+    to whoever says so. Such a storage cannot be resized.
 
     Raises:
         MemoryError: where there is not so much address space.
