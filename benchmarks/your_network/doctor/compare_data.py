@@ -94,7 +94,7 @@ def _ambiguous(contents: Contents, overlap: Overlap | None) -> str | None:
     if overlap and overlap.shared > COINCIDENCE * overlap.compared and not contents.same:
         return (
             f"no number of a sample is on two ranks, but {overlap.shared} of {overlap.compared} contents are: the data "
-            "set has samples twice, or each rank has ordered it by itself"
+            "set has samples twice, or each rank has ordered it by itself (two epochs tell which)"
         )
     return None
 

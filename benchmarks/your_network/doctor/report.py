@@ -101,11 +101,12 @@ def verdict(found: list[Answer], processes: int) -> list[str]:
         see = f"; `python -m common.pitfalls {worst.pitfall}` shows it" if worst.pitfall else ""
         return [f"Not healthy: {worst.topic}: {worst.text}{more}.", f"Why: {why}", f"What to do: {worst.advice}{see}."]
     weights = next(answer for answer in found if answer.topic == "weights")
+    samples = next(answer for answer in found if answer.topic == "training samples")
     healthy = sum(isinstance(answer, Healthy) for answer in found)
     state = "Healthy" if isinstance(weights, Healthy) else "Nothing found, but little seen"
     return [
         f"{state}: {healthy} things were looked at on {processes} processes, and none is wrong.",
-        f"Why: the weights: {weights.text}.",
+        f"Why: the weights: {weights.text}; training samples: {samples.text}.",
         "What to do: read what was not looked at; a longer run, with an evaluation and two epochs, shows more.",
     ]
 

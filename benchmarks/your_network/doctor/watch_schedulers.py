@@ -31,8 +31,12 @@ class SchedulerWatch:
         def noted(scheduler: LRScheduler) -> None:
             self._within(begin, scheduler)
 
+        def begin_class(scheduler: type[LRScheduler], **kwargs: Any) -> None:
+            super(LRScheduler, scheduler).__init_subclass__(**kwargs)
+            self._watch(scheduler)
+
         LRScheduler._initial_step = noted  # type: ignore
-        LRScheduler.__init_subclass__ = classmethod(self._watch)  # type: ignore
+        LRScheduler.__init_subclass__ = classmethod(begin_class)  # type: ignore
 
     def _watch(self, scheduler: type[LRScheduler]) -> None:
         if "step" not in vars(scheduler):

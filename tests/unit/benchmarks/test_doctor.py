@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network.doctor import compare_calls, compare_data, compare_models, launch, record, report, watched
 from benchmarks.your_network.doctor.answers import Finding, Healthy, Unseen
 from benchmarks.your_network.doctor.launch import Rank
 from benchmarks.your_network.doctor.record import Model, Pass, Record
+from benchmarks.your_network.doctor.watch_schedulers import SchedulerWatch
 from common.errors import UserError
 from common.pitfalls import NAMES
 from common.processes import Ranks
@@ -505,6 +508,34 @@ def test_a_script_that_trains_nothing_is_told_so(tmp_path):
     assert answer.returncode == 2
     assert "Not examined: the script trained nothing" in answer.stdout
     assert "2 trainings" not in answer.stdout
+
+
+def test_schedulers_are_counted_as_the_script_steps_them(monkeypatch):
+    for scheduler in vars(lr_scheduler).values():
+        if isinstance(scheduler, type) and "step" in vars(scheduler):
+            monkeypatch.setattr(scheduler, "step", scheduler.step)
+    monkeypatch.setattr(LRScheduler, "_initial_step", LRScheduler._initial_step)
+    monkeypatch.setattr(LRScheduler, "__init_subclass__", LRScheduler.__init_subclass__)
+    record_ = Record(0)
+    SchedulerWatch(record_).install()
+
+    class Own(LRScheduler):
+        def get_lr(self):
+            return [0.5]
+
+        def step(self, epoch=None):
+            super().step(epoch)
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    schedulers = [lr_scheduler.StepLR(optimizer, 2), Own(optimizer)]
+    schedule = lr_scheduler.SequentialLR(optimizer, schedulers, milestones=[3])
+    assert record_.scheduler_steps == 0
+    for _ in range(5):
+        optimizer.step()
+        schedule.step()
+    assert record_.scheduler_steps == 5
+    schedulers[1].step()
+    assert record_.scheduler_steps == 6
 
 
 def test_collectives_of_a_run_that_broke_off_are_not_called_the_same():
