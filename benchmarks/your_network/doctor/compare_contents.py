@@ -32,10 +32,11 @@ class Contents:
 
     def __init__(self, passes: list[tuple[Pass, ...]]) -> None:
         ranks = [_rows_by_number(of_rank) for of_rank in zip(*passes, strict=True)]
-        widths = {len(row) for rows_of in ranks for rows in rows_of.values() for row in rows}
+        reads = [rows for rows_of in ranks for rows in rows_of.values()]  # of one sample by one rank
+        widths = {len(row) for rows in reads for row in rows}
         self.known = len(widths) == 1 and widths != {0}
-        self.read_again = any(len(rows) > 1 for rows_of in ranks for rows in rows_of.values())
-        self.places = _steady_places(ranks, widths.pop()) if self.known else []
+        self.read_again = any(len(rows) > 1 for rows in reads)
+        self.places = _steady_places(reads, widths.pop()) if self.known else []
         alike, common = self._alike(ranks)
         self.same = bool(self.places) and common > 0 and alike >= ALIKE * common
         self.other = bool(self.places) and common > 0 and not self.same
@@ -86,11 +87,11 @@ def _rows_by_number(passes: tuple[Pass, ...]) -> dict[int, list[Row]]:
     return rows_of
 
 
-def _steady_places(ranks: list[dict[int, list[Row]]], width: int) -> list[int]:
+def _steady_places(reads: list[list[Row]], width: int) -> list[int]:
     places = []
     for place in range(width):
-        steady = all(row[place] == rows[0][place] for rows_of in ranks for rows in rows_of.values() for row in rows)
-        values = {rows[0][place] for rows_of in ranks for rows in rows_of.values()}
-        if steady and len(values) > 1:
+        values_of_samples = [{row[place] for row in rows} for rows in reads]
+        steady = all(len(values) == 1 for values in values_of_samples)
+        if steady and len(set.union(*values_of_samples)) > 1:
             places.append(place)
     return places

@@ -77,7 +77,9 @@ def _shards_of_epoch(epoch: int, passes: tuple[Pass, ...], contents: Contents) -
         )
     if reason:
         return Unseen(topic, reason)
-    visits = Counter(sample for one in passes for sample in set(one.samples[: -one.last_batch]))
+    visits: Counter[int] = Counter()
+    for one in passes:
+        visits.update(set(one.samples[: -one.last_batch]))
     shared = [sample for sample, ranks in visits.items() if ranks > 1]
     if shared and contents.known and not contents.same:
         return Unseen(topic, "no tensor of a sample is the same at each read, and tells it from others")

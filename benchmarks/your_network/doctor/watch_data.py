@@ -179,8 +179,9 @@ def _contents(batch: Any, samples: int) -> list[list[int]]:
             continue
         rows = tensor.detach().reshape(samples, -1)
         stride = max(1, rows.shape[1] // VALUES)
-        values = rows[:, ::stride][:, :VALUES].cpu().contiguous().view(torch.uint8).numpy()
-        for content, row in zip(contents, values, strict=True):
+        spread = rows[:, ::stride][:, :VALUES]
+        values = spread.cpu().contiguous()
+        for content, row in zip(contents, values.view(torch.uint8).numpy(), strict=True):
             content.append(zlib.crc32(row))
     return contents
 
