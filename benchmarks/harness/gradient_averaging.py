@@ -25,7 +25,7 @@ BATCH = 8  # images of one rank and one backward
 LEARNING_RATE = 3e-4
 WARM_UP_STEPS = 2
 MIB = 2**20
-# torch closes a bucket when the next gradient would not fit: one byte leaves room for none beside another.
+# torch closes a bucket when it holds at least so much: with one byte each gradient is a bucket of its own.
 ONE_PARAMETER = 1 / MIB
 EVERYTHING = 1024  # MiB
 POWER_SGD_RANK = 2
