@@ -147,6 +147,7 @@ SHOWN = (
 )
 
 
+@pytest.mark.slow
 def test_changing_a_recorded_number_is_noticed(copy):
     file = readmes.RESULTS / "results.json"
     text = file.read_text()

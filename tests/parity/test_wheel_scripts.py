@@ -67,6 +67,7 @@ def test_a_notebook_starts_processes(processes, library):
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
 
 
+@pytest.mark.slow
 def test_the_alias_gives_one_module_two_names():
     code = """
 from tests import alias

@@ -68,6 +68,7 @@ def test_what_a_machine_has_decides_what_to_expect():
     assert tour.uses(MACHINES["eight GPUs"])[1].backend == "DataParallel"
 
 
+@pytest.mark.slow
 def test_the_levels_use_what_it_announces():
     """Each level is run and its result compared with the tour's row."""
     machine = tour.look()

@@ -87,6 +87,7 @@ def refused(capsys, *arguments) -> str:
     return captured.err
 
 
+@pytest.mark.slow
 def test_two_processes_from_the_shipped_file(tmp_path):
     result = run("--config_file", LEVEL / "two_processes.yaml", script(tmp_path), tmp_path, "--lr", "1", "--", "-x")
     assert result.returncode == 0, result.stderr

@@ -202,6 +202,7 @@ def test_fsdp_trains_modules_with_parameters_beside_children_as_ddp_does(build):
     assert of_fsdp < 0.75 * of_ddp
 
 
+@pytest.mark.slow
 def test_fsdp_lowers_what_ddp_evens():
     rows = memory.measure(["basic_net"], [4], wrappers=(memory.DDP, memory.FSDP))
     of_ddp, of_fsdp = (memory.accounted_totals(row) for row in rows)

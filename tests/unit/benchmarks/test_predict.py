@@ -288,7 +288,7 @@ def test_parameters_and_multiply_adds_are_those_that_torchvision_publishes(name)
         ("Inception V3", None, "p100", 134.4),
         ("ResNet-101", None, "p100", 119.4),
         ("VGG-16", None, "p100", 130.9),
-        ("EfficientNet-B0", models.efficientnet_b0, "a100", 1078),
+        pytest.param("EfficientNet-B0", models.efficientnet_b0, "a100", 1078, marks=pytest.mark.slow),
     ],
 )
 def test_the_published_rates_of_other_networks_are_within_the_range(name, build, gpu, images_per_second):

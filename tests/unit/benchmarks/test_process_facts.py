@@ -30,6 +30,7 @@ def python(*arguments: str, text: str = "", **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @SEVERAL_CORES
 def test_the_facts_are_those_of_the_process():
     program = """

@@ -119,6 +119,7 @@ def test_the_page_has_everything_and_loads_nothing(report, tmp_path, coarse):
     assert "Memory is simulated, each tensor charged to its device." in text and "Incomplete" not in text
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_lanes_where_they_have_been_recorded(report, tmp_path, coarse):
     publish(report, tmp_path)
     assert "What happens in one step" not in (tmp_path / "report.html").read_text()

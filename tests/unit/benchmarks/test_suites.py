@@ -108,6 +108,7 @@ def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):
         assert overhead.skipped() == []
 
 
+@pytest.mark.slow
 def test_only_the_padded_sampler_counts_samples_twice():
     flags = (*SYNTHETIC, "--eval-samples", "100")
     ways = evaluation.facts(flags)
