@@ -25,6 +25,7 @@ from common.ladder import scripts
 from common.processes import ranks
 from tests.docs.pages import MODULES, PAGES, commands, name
 from tests.levels import run_level
+from tests.nested_pytest import environment_without_xdist
 
 # Modules are run that other tests have imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
@@ -155,8 +156,8 @@ for words in json.loads(sys.argv[1]):
 def test_pytest_takes_its_command_lines_and_finds_tests():
     command_lines = [words[1:] for words in pytest_commands()]
     command = [sys.executable, "-c", COLLECT, json.dumps(command_lines)]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    done = subprocess.run(command, cwd=ladder.ROOT, env=inherited, capture_output=True, text=True, timeout=280)
+    environment = environment_without_xdist()
+    done = subprocess.run(command, cwd=ladder.ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from common.ladder.exercises.compare import agreed, flat, near, plain, side_by_side
+from common.ladder.exercises.compare import agreed, flat, near, plain, scaled, side_by_side
 from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
 from common.small.zero import ZeRO1
 
@@ -316,10 +316,6 @@ def equal_places(left: list[float], right: list[float]) -> list[bool]:
     return [near(a, b) for a, b in zip(left, right, strict=True)]
 
 
-def scaled(numbers: list[float], factor: float) -> list[float]:
-    return [factor * number for number in numbers]
-
-
 def added(left: list[float], right: list[float]) -> list[float]:
     return [a + b for a, b in zip(left, right, strict=True)]
 
@@ -327,4 +323,5 @@ def added(left: list[float], right: list[float]) -> list[float]:
 def are_among(numbers: list[float], all_of_them: list[float]) -> bool:
     """Whether each number is one of the others, or the zero at the end of a part."""
     allowed = [0.0, *all_of_them]
-    return all(any(near(number, other) for other in allowed) for number in numbers)
+    found = [any(near(number, other) for other in allowed) for number in numbers]
+    return all(found)

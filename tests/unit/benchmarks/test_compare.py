@@ -20,6 +20,7 @@ from benchmarks.harness.proof import checksum, farthest
 from benchmarks.suites.throughput import Configuration
 from common import args, ladder
 from tests.levels import SHORT
+from tests.nested_pytest import environment_without_xdist
 
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
 
@@ -27,10 +28,8 @@ QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
 def _start(out: Path, root: Path = ladder.ROOT) -> subprocess.Popen:
     command = [sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(out)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # pytest-benchmark, which measures the overhead, measures nothing in a worker of pytest-xdist.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environment = inherited | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, **pipes)
+    variables = environment_without_xdist() | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(command, cwd=root, env=variables, start_new_session=True, **pipes)
 
 
 def _alive(group: int) -> bool:
