@@ -13,6 +13,7 @@ the mistake and found nothing in the correction.
 import argparse
 import importlib
 import random
+import signal
 import sys
 import textwrap
 import time
@@ -134,6 +135,20 @@ def _asked(choices: dict[str, str]) -> str:
         print(f"{answer!r} is none of the answers.")
 
 
+def _import_torch() -> None:
+    """Import what takes seconds. A Ctrl-C in them ends this process at once.
+
+    As a KeyboardInterrupt it would be lost in some of torch's modules, and
+    would abort with a message of C++ in others.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before != signal.SIG_IGN:  # a shell ignores it for what it runs behind
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    importlib.import_module("common.pitfalls.stage")
+    importlib.import_module("common.processes")
+    signal.signal(signal.SIGINT, before)
+
+
 def _row(*cells: str) -> str:
     return "{:<23} {:<33} {}".format(*cells)
 
@@ -166,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in NAMES:
             print(f"{name} ({symptom(name)})\n{_indented(title(name))}")
         return 0
+    _import_torch()
     try:
         if args.quiz:
             all_caught = quiz([args.name] if args.name else NAMES)
