@@ -18,8 +18,7 @@ import re
 import shutil
 import stat
 import uuid
-import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
@@ -113,13 +112,24 @@ class DigestThreads:
 
 
 def _crc32_of_block(path: Path, begin: int) -> int:
-    crc32 = 0
+    crc32 = fastest_crc32()
+    value = 0
     buffer = memoryview(bytearray(_BYTES_READ_AT_ONCE))
+    # Reading costs a copy that mapping would not. But where a mapped disk fails, the system ends the process.
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
         for _ in range(BLOCK_BYTES // _BYTES_READ_AT_ONCE):
             count = file.readinto(buffer)
-            crc32 = zlib.crc32(buffer[:count], crc32)
+            value = crc32(buffer[:count], value)
+    return value
+
+
+def fastest_crc32() -> Callable[[Any, int], int]:
+    """The CRC-32 of Intel's ISA-L, which is some five times as fast as zlib's; without its package zlib's."""
+    try:
+        from isal.isal_zlib import crc32
+    except ImportError:
+        from zlib import crc32
     return crc32
 
 

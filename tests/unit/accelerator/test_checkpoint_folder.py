@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 import zlib
 from pathlib import Path
 
@@ -319,3 +320,16 @@ def test_a_changed_byte_is_found_in_every_block_of_a_file(accelerator, monkeypat
             accelerator.load_state(folder)
     path.write_bytes(content)
     accelerator.load_state(folder)
+
+
+def test_checkpoints_load_with_and_without_the_fast_checksums(accelerator, monkeypatch, tmp_path):
+    pytest.importorskip("isal")
+    assert checkpoint_folder.fastest_crc32() is not zlib.crc32
+    accelerator.save_state(tmp_path / "fast")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "isal", None)
+        without.setitem(sys.modules, "isal.isal_zlib", None)
+        assert checkpoint_folder.fastest_crc32() is zlib.crc32
+        accelerator.load_state(tmp_path / "fast")
+        accelerator.save_state(tmp_path / "plain")
+    accelerator.load_state(tmp_path / "plain")
