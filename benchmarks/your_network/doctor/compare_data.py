@@ -1,4 +1,9 @@
-"""Checks of the data: in training each sample belongs to one rank, in evaluation each counts once."""
+"""Checks of the data: in training each sample belongs to one rank, in evaluation each counts once.
+
+Some samples are on two ranks although nothing is wrong: a sampler draws with replacement or goes round for ever, or the
+data set has some samples twice. Whatever brings a sample twice and knows nothing of ranks brings it twice to one rank
+as well, of two ranks in every second case. So many that are on several ranks, and none twice on one, tell a mistake.
+"""
 
 from collections import Counter
 from itertools import pairwise
@@ -8,6 +13,7 @@ from benchmarks.your_network.doctor.compare_contents import Contents, Overlap, r
 from benchmarks.your_network.doctor.record import Pass, Record
 
 COINCIDENCE = 0.05  # of the samples: up to here equal contents may be of two samples
+CHANCE = 1e-4  # that no sample comes twice to one rank, below which that is no chance
 ORDERED = 16  # samples that an order needs to be told from another
 
 
@@ -63,14 +69,18 @@ def shards(records: list[Record]) -> Answer:
 
 def _shards_of_epoch(epoch: int, passes: tuple[Pass, ...], contents: Contents) -> Answer:
     topic = "training samples"
+    if all(one.shares == one.forwards <= one.batches for one in passes):
+        return Unseen(topic, "the script itself cuts each rank's share out of a batch")
+    if _is_one_stream(passes):
+        return _not_shards_but_one_stream(epoch, passes)
     reason = why_not(passes, contents) or _why_not_shards(passes)
     # The last batch may be filled up with samples of the beginning.
     overlap = contents.overlap([rows_of_pass(one, -one.last_batch) for one in passes])
-    if contents.other and overlap and overlap.shared > COINCIDENCE * overlap.compared:
+    if overlap and overlap.shared > COINCIDENCE * overlap.compared and _ordered_apart(passes, contents, overlap):
         return Finding(
             topic,
             f"without the last batch, {overlap.shared} of {overlap.compared} whose contents were compared were read by "
-            f"several ranks in epoch {epoch}, under another number on each",
+            f"several ranks in epoch {epoch}, under another number on each, and none twice by one rank",
             "different_orders",
             "shuffle and split the data set with the same seed on all ranks, before a sampler deals it out",
             "The data set has another order on each rank: ranks with different numbers then read the same samples.",
@@ -83,6 +93,8 @@ def _shards_of_epoch(epoch: int, passes: tuple[Pass, ...], contents: Contents) -
     shared = [sample for sample, ranks in visits.items() if ranks > 1]
     if shared and contents.known and not contents.same:
         return Unseen(topic, "no tensor of a sample is the same at each read, and tells it from others")
+    if shared and not all(one.each_once for one in passes) and _may_be_chance(len(shared), passes):
+        return Unseen(topic, f"{len(shared)} numbers were read by several ranks, which may be the sampler's chance")
     if shared:
         return _not_shards(len(shared), len(visits), epoch, passes)
     reason = _ambiguous(contents, overlap)
@@ -92,11 +104,52 @@ def _shards_of_epoch(epoch: int, passes: tuple[Pass, ...], contents: Contents) -
     return Healthy(topic, f"{_apart(passes, contents, overlap)}; rank by rank {sizes} in epoch {epoch}")
 
 
+def _is_one_stream(passes: tuple[Pass, ...]) -> bool:
+    """True where all ranks have read samples of the same contents in the same order, under other numbers or none."""
+    first, *others = passes
+    distinct = {tuple(row) for row in first.contents}
+    if len(distinct) < ORDERED or not first.in_parallel:
+        return False
+    if first.samples and _read_the_same_numbers(passes):
+        return False
+    return all(one.contents == first.contents for one in others)
+
+
+def _read_the_same_numbers(passes: tuple[Pass, ...]) -> bool:
+    return all(one.samples == passes[0].samples for one in passes)
+
+
+def _not_shards_but_one_stream(epoch: int, passes: tuple[Pass, ...]) -> Finding:
+    return Finding(
+        "training samples",
+        f"each rank read the same {len(passes[0].contents)} contents in the same order in epoch {epoch}",
+        None,
+        "let each rank read a part of its own, which it chooses by its rank, or draw with a seed of its own",
+        f"{len(passes)} processes do the work of one: nobody deals the samples out among them.",
+    )
+
+
+def _ordered_apart(passes: tuple[Pass, ...], contents: Contents, overlap: Overlap) -> bool:
+    """True where equal contents under two numbers are one sample: each rank numbers the samples in another way."""
+    if contents.other:
+        return True
+    if contents.same or any(one.samples == sorted(one.samples) for one in passes):
+        return False  # samples that are twice in the data set may be dealt to two ranks each time
+    return all(one.each_once for one in passes) and not _may_be_chance(overlap.shared, passes)
+
+
+def _may_be_chance(shared: int, passes: tuple[Pass, ...]) -> bool:
+    """True where so many samples that are dealt twice, at random, may be on different ranks each time."""
+    if _read_the_same_numbers(passes):
+        return False
+    return (1 - 1 / len(passes)) ** shared > CHANCE
+
+
 def _ambiguous(contents: Contents, overlap: Overlap | None) -> str | None:
     if overlap and overlap.shared > COINCIDENCE * overlap.compared and not contents.same:
         return (
             f"no number of a sample is on two ranks, but {overlap.shared} of {overlap.compared} contents are: the data "
-            "set has samples twice, or each rank has ordered it by itself (two epochs tell which)"
+            "set has samples twice, or each rank has ordered it by itself (more epochs or samples tell which)"
         )
     return None
 
@@ -125,19 +178,20 @@ def _apart(passes: tuple[Pass, ...], contents: Contents, overlap: Overlap | None
 def _why_not_shards(passes: tuple[Pass, ...]) -> str | None:
     if min(one.batches for one in passes) < 2:
         return "fewer than two batches were read"
-    repeated = [len(set(one.samples)) < len(one.samples) - one.last_batch for one in passes]
-    if any(repeated) or any(one.replacement for one in passes):
-        return "the sampler repeats samples"
+    for one in passes:
+        body = one.samples[: -one.last_batch]
+        if one.replacement or len(set(body)) < len(body):
+            return "the sampler repeats samples"
     return None
 
 
 def _not_shards(shared: int, read: int, epoch: int, passes: tuple[Pass, ...]) -> Finding:
     distributed = "Distributed" in passes[0].sampler
     if distributed:
-        advice = "give the sampler the same seed on all ranks, and each its own rank"
+        advice = "give the sampler, and what splits the data set, the same seed on all ranks, and each its own rank"
     else:
         advice = f"give the DataLoader a DistributedSampler; now it has a {passes[0].sampler}"
-    if all(one.samples == passes[0].samples for one in passes):
+    if _read_the_same_numbers(passes):
         return Finding(
             "training samples",
             f"each rank read the same {len(passes[0].samples)} in the same order in epoch {epoch}",

@@ -56,11 +56,14 @@ class Pass:
         size: the number of samples of its data set; below a `Subset`, of the whole one.
         plain: torch's own batch sampler deals out the samples, not one of a library that corrects them later.
         sampler: the class of the sampler.
+        each_once: it is one of torch's samplers that give no number twice.
         samples: the numbers of the samples read, in order; None where they have none.
+        read: their number, also where they have none.
         last_batch: how many of them came last, in one batch.
         complete: it was read to its end.
         forwards: of a network in training, with its batches.
         in_parallel: those of them that were of a network under DistributedDataParallel.
+        shares: those of them whose input was one rank's share of the batch, as the script has cut it out.
         contents: a row for each of the first samples, with a fingerprint for each of its tensors.
         draws: around the reading of a batch in this process.
     """
@@ -69,13 +72,16 @@ class Pass:
     size: int | None
     plain: bool
     sampler: str
+    each_once: bool = False
     replacement: bool = False
     samples: list[int] | None = field(default_factory=list)
     batches: int = 0
+    read: int = 0
     last_batch: int = 0
     complete: bool = False
     forwards: int = 0
     in_parallel: int = 0
+    shares: int = 0
     contents: list[list[int]] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
 

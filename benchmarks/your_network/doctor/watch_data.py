@@ -1,6 +1,7 @@
 """Observers of DataLoaders: which samples a rank reads in each pass, and what comes with them."""
 
 import functools
+import os
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -8,7 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from benchmarks.your_network.doctor.generators import generators
@@ -20,6 +29,7 @@ SAMPLES = 2_000_000  # of a pass
 FINGERPRINTS = 4096  # samples of a pass
 VALUES = 1024  # of a tensor of a sample, spread over it
 DRAWS = 16  # of a pass
+EACH_ONCE = (DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler)  # unless with replacement
 
 
 class DataWatch:
@@ -47,6 +57,12 @@ class DataWatch:
         if self._newest is not None:
             self._newest.forwards += 1
             self._newest.in_parallel += in_parallel
+
+    def note_input(self, inputs: Any) -> None:
+        """The inputs of a network in training: of the whole batch, or of a part that the script has cut out."""
+        first = next(_tensors(inputs), None)
+        if self._newest is not None and first is not None and first.dim():
+            self._newest.shares += len(first) * int(os.environ["WORLD_SIZE"]) == self._newest.last_batch
 
     def _watch_passes(self) -> None:
         begin = DataLoader.__iter__
@@ -96,12 +112,15 @@ class DataWatch:
     def _open(self, loader: DataLoader) -> None:
         number = self._loaders.setdefault(loader, self._opened)
         self._opened += 1
+        plain = type(loader.batch_sampler) in (BatchSampler, type(None))
+        replacement = bool(getattr(loader.sampler, "replacement", False))
         self._opening = Pass(
             loader=number,
             size=_size(loader.dataset),
-            plain=type(loader.batch_sampler) in (BatchSampler, type(None)),
+            plain=plain,
             sampler=type(loader.sampler).__name__,
-            replacement=bool(getattr(loader.sampler, "replacement", False)),
+            each_once=plain and not replacement and type(loader.sampler) in EACH_ONCE,
+            replacement=replacement,
         )
         self._opening_queue = []
 
@@ -133,15 +152,17 @@ class DataWatch:
             one.draws.append((iterator._doctor_generators, generators()))
         numbers = iterator._doctor_queue.pop(0) if iterator._doctor_queue else None
         samples = _samples(numbers, iterator._dataset)
+        count = _count(batch) if samples is None else len(samples)
+        if one.read == len(one.contents) < FINGERPRINTS:
+            rows = _contents(batch, count)
+            if rows and (not one.contents or len(rows[0]) == len(one.contents[0])):
+                one.contents.extend(rows)
+        one.read += count
+        one.last_batch = count
         if samples is None or one.samples is None or len(one.samples) > SAMPLES:
             one.samples = None
             return
-        if len(one.contents) == len(one.samples) < FINGERPRINTS:
-            rows = _contents(batch, len(samples))
-            if not one.contents or len(rows[0]) == len(one.contents[0]):
-                one.contents.extend(rows)
         one.samples.extend(samples)
-        one.last_batch = len(samples)
 
     def _end(self, iterator: Any) -> None:
         iterator._doctor_pass.complete = True
@@ -169,6 +190,12 @@ def _samples(numbers: Any, dataset: Any) -> list[int] | None:
         samples = [int(dataset.indices[sample]) for sample in samples]
         dataset = dataset.dataset
     return samples
+
+
+def _count(batch: Any) -> int:
+    """The samples of a batch without numbers: as many as its first tensor has rows."""
+    tensor = next((tensor for tensor in _tensors(batch) if tensor.dim()), None)
+    return 0 if tensor is None else len(tensor)
 
 
 def _contents(batch: Any, samples: int) -> list[list[int]]:

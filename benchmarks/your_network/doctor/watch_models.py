@@ -44,6 +44,7 @@ class ModelWatch:
         self._wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._calls: list[nn.Module] = []
+        self._in_training: nn.Module | None = None  # the outermost module of a forward in training
         self._steps_within = 0
         self._forwards_of_step = 0
         self._generators_before: Generators | None = None
@@ -52,7 +53,7 @@ class ModelWatch:
     def install(self) -> None:
         observer = self._watcher.observer
         register_module_forward_pre_hook(observer(self._enter))
-        register_module_forward_hook(observer(self._leave), always_call=True)
+        register_module_forward_hook(observer(self._leave), with_kwargs=True, always_call=True)
         register_optimizer_step_pre_hook(observer(self._before_step))
         register_optimizer_step_post_hook(observer(self._after_step))
         wrapped = observer(self._note_wrapping)
@@ -132,6 +133,7 @@ class ModelWatch:
             self._note_weights(module, model)
         if not (module.training and self._watcher.gradients):
             return
+        self._in_training = outermost
         self._forwards_of_step += 1
         model.forwards += 1
         holds_wrapper = any(isinstance(part, DistributedDataParallel) for part in module.modules())
@@ -172,9 +174,12 @@ class ModelWatch:
         elif self._watcher.gradients and len(model.draws) < DRAWS:
             self._generators_before = generators(next(module.parameters()).device)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         while self._calls and self._calls.pop() is not module:
             pass
+        if module is self._in_training:
+            self._data.note_input((args, kwargs))
+            self._in_training = None
         model = self._models.get(module)
         if model is not None and self._generators_before is not None:
             after = generators(next(module.parameters()).device)

@@ -35,6 +35,15 @@ ZERO = "            self.opt.zero_grad()\n"
 SEED = "self.seed_everything(opts.seed + self.rank)"
 SAMPLER = "DistributedSampler(self.train_set, self.world, self.rank, shuffle=True, seed=opts.seed)"
 REDUCE = "            torch.distributed.all_reduce(running)\n"
+STREAM = """class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, samples, first=0, step=1):
+        self.samples, self.mine = samples, range(first, len(samples), step)
+
+    def __iter__(self):
+        return (self.samples[i] for i in self.mine)
+
+
+class EveryNth"""
 # What is exchanged in the healthy script, and the topic and the pitfall that the first finding then has.
 MISTAKES = {
     "forgotten wrapper": (
@@ -96,6 +105,26 @@ MISTAKES = {
         {
             "jitter=0.01)\n": "jitter=0.0)\n        self.train_set.points = self.train_set.points["
             "torch.randperm(256, generator=torch.Generator().manual_seed(self.rank))]\n"
+        },
+        "training samples",
+        "different_orders",
+    ),
+    "an iterable data set that each rank reads whole": (
+        {
+            "DataLoader(self.train_set, opts.bs, sampler=self.sampler)": "DataLoader(Stream(self.train_set), opts.bs)",
+            SET_EPOCH: "",
+            "len(self.train_loader)": "16",
+            "class EveryNth": STREAM,
+            "jitter=0.01)": "jitter=0.0)",
+        },
+        "training samples",
+        None,
+    ),
+    "a data set ordered by each rank, one epoch": (
+        {
+            "jitter=0.01)\n": "jitter=0.0)\n        self.train_set.points = self.train_set.points["
+            "torch.randperm(256, generator=torch.Generator().manual_seed(self.rank))]\n",
+            '"--epochs", type=int, default=2': '"--epochs", type=int, default=1',
         },
         "training samples",
         "different_orders",
@@ -164,6 +193,26 @@ SEEN = {
 }
 # What looks like a mistake, and is none.
 HARMLESS = {
+    "an iterable data set of which each rank reads a part": (
+        {
+            "DataLoader(self.train_set, opts.bs, sampler=self.sampler)": (
+                "DataLoader(Stream(self.train_set, self.rank, self.world), opts.bs)"
+            ),
+            SET_EPOCH: "",
+            "len(self.train_loader)": "8",
+            "class EveryNth": STREAM,
+        },
+        "the samples have no numbers",
+    ),
+    "batches that the script cuts itself": (
+        {
+            "sampler=self.sampler": "shuffle=True, generator=torch.Generator().manual_seed(1)",
+            SET_EPOCH: "",
+            FORWARD: 'self.model(batch["x"][self.rank :: self.world])',
+            'batch["y"])\n            loss.b': 'batch["y"][self.rank :: self.world])\n            loss.b',
+        },
+        "the script itself cuts each rank's share out of a batch",
+    ),
     "gradients summed after DDP, and divided": (
         {BACKWARD: BACKWARD + SUM + "                p.grad /= self.world\n"},
         "in the first steps 12 went into an all_reduce of the script: none is multiplied",
@@ -328,19 +377,28 @@ def test_equal_numbers_in_two_data_sets_are_no_finding():
     assert compare_data.shards(shuffled).pitfall == "different_orders"
 
 
-def dealt(orders: list[list[int]], epochs: int, changing: bool = False, size: int = 64, last: int = 4) -> list[Record]:
+def dealt(
+    orders: list[list[int]],
+    epochs: int,
+    changing: bool = False,
+    size: int = 64,
+    last: int = 4,
+    shuffled: bool = True,
+    sampler: str = "DistributedSampler",
+) -> list[Record]:
     """Records of two ranks that deal out numbers, which stand for other contents in each rank's order."""
     generator = torch.Generator().manual_seed(3)
     records = [Record(rank) for rank in range(2)]
     reads = iter(range(size, 1000 * size))
     for _ in range(epochs):
-        numbers = torch.randperm(size, generator=generator).tolist()
+        numbers = torch.randperm(size, generator=generator).tolist() if shuffled else list(range(size))
         numbers += numbers[: size % 2]
         for record_, order in zip(records, orders, strict=True):
             read = numbers[record_.rank :: 2]
             rows = [[next(reads) if changing else order[number], order[number] % 3] for number in read]
-            one = Pass(0, size, True, "DistributedSampler", samples=read, batches=9, last_batch=last, contents=rows)
+            one = Pass(0, size, True, sampler, samples=read, batches=9, last_batch=last, contents=rows)
             one.forwards = 9
+            one.each_once = sampler == "DistributedSampler"
             one.complete = True
             record_.passes.append(one)
     return records
@@ -366,12 +424,74 @@ def test_no_sample_on_two_ranks_is_said_where_contents_were_compared():
 def test_a_data_set_in_another_order_on_each_rank_is_found_by_its_contents():
     finding = compare_data.shards(dealt([IN_ORDER, SHUFFLED], epochs=2))
     assert isinstance(finding, Finding)
-    assert finding.text.endswith("were read by several ranks in epoch 0, under another number on each")
-    once = compare_data.shards(dealt([IN_ORDER, SHUFFLED], epochs=1))
-    assert isinstance(once, Unseen)
-    assert "or each rank has ordered it by itself" in once.text
+    assert "were read by several ranks in epoch 0, under another number on each" in finding.text
     augmented = compare_data.shards(dealt([IN_ORDER, SHUFFLED], epochs=2, changing=True))
     assert "a number is another sample on another rank" in augmented.text
+
+
+LARGE = list(range(300))
+LARGE_SHUFFLED = torch.randperm(300, generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def test_one_epoch_tells_the_same_where_no_rank_read_a_content_twice():
+    """Samples that the data set has twice would come to one rank in every second case."""
+    finding = compare_data.shards(dealt([LARGE, LARGE_SHUFFLED], epochs=1, size=300))
+    assert isinstance(finding, Finding)
+    assert finding.pitfall == "different_orders"
+    numbers = "without the last batch, 73 of 219 whose contents were compared were read by several ranks in epoch 0"
+    assert finding.text == f"{numbers}, under another number on each, and none twice by one rank"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        dealt([IN_ORDER, SHUFFLED], epochs=1),  # 13 are too few
+        dealt([LARGE, LARGE_SHUFFLED], epochs=1, size=300, sampler="SortedByLength"),
+        dealt([[number // 2 for number in LARGE]] * 2, epochs=1, size=300, shuffled=False),  # neighbours are apart
+    ],
+    ids=["too few", "another sampler", "not shuffled"],
+)
+def test_equal_contents_that_another_cause_may_have_are_no_finding(records):
+    answer = compare_data.shards(records)
+    assert isinstance(answer, Unseen)
+    assert "or each rank has ordered it by itself" in answer.text
+
+
+def test_samples_that_the_data_set_has_twice_are_no_finding():
+    assert isinstance(compare_data.shards(dealt([[n // 2 for n in LARGE]] * 2, epochs=1, size=300)), Healthy)
+
+
+def read_by(samplers: list[list[int]], name: str = "WeightedSampler") -> list[Record]:
+    """Records of ranks that read these numbers of a data set of 1,000, in batches of 4."""
+    records = []
+    for rank, numbers in enumerate(samplers):
+        one = Pass(0, 1000, True, name, samples=numbers, batches=len(numbers) // 4, last_batch=4, forwards=9)
+        records.append(Record(rank, passes=[one]))
+    return records
+
+
+def test_a_sampler_that_may_repeat_raises_no_alarm():
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(1000, (2, 24), generator=generator).tolist()  # a weighted sampler's, of a run ended early
+    drawn[1][0] = drawn[0][0]
+    assert len(set(drawn[0])) == len(set(drawn[1])) == 24
+    answer = compare_data.shards(read_by(drawn))
+    assert answer == Unseen(
+        "training samples", "1 numbers were read by several ranks, which may be the sampler's chance"
+    )
+    lap = torch.randperm(1000, generator=generator).tolist()
+    endless = lap + torch.randperm(1000, generator=generator).tolist()[:16]  # an infinite sampler has begun anew
+    answer = compare_data.shards(read_by([endless[::2], endless[1::2]]))
+    assert answer == Unseen("training samples", "the sampler repeats samples")
+
+
+def test_numbers_on_two_ranks_are_found_whoever_deals_them_out():
+    orders = [torch.randperm(1000, generator=torch.Generator().manual_seed(rank)).tolist() for rank in range(2)]
+    finding = compare_data.shards(read_by([order[:200] for order in orders], "OwnSampler"))
+    assert isinstance(finding, Finding)
+    assert finding.text.startswith("without the last batch, ")
+    same = compare_data.shards(read_by([orders[0][:12]] * 2, "OwnSampler"))
+    assert same.text == "each rank read the same 12 in the same order in epoch 0"
 
 
 def test_a_padded_epoch_is_told_with_what_it_repeats():
