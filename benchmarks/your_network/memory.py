@@ -150,7 +150,7 @@ def train(network: UserNetwork, setting: Setting, mesh, batch: int) -> None:
         with FusedAttention():
             loss = training.loss_of(network, model, samples, PRECISIONS[setting.precision])
             training.backward(network, loss)  # checkpointed units run their forward again
-        optimizer.step()
+        training.update(network, optimizer)
         optimizer.zero_grad()
 
 

@@ -72,10 +72,12 @@ def answer(options: argparse.Namespace) -> None:
         print(fill(f"Not counted: what {', '.join(not_counted)} multiplies. So all times are too short.", 80))
     print()
     print(table(found, options.batch))
+    update_seconds = 0.0
     if held and held.update_seconds > WORTH_SAYING * found[0]["seconds"]:
+        update_seconds = held.update_seconds
         moved = f"{held.update_bytes / 2**20:,.0f} MiB"
         print(f"Not in the times: the optimizer's update moves {moved}, so each step takes")
-        print(f"at least {milliseconds(held.update_seconds)} ms more, whatever the batch.")
+        print(f"at least {milliseconds(update_seconds)} ms more, whatever the batch.")
     if options.page:
         own_gpu = gpu if options.measured_ms else None
         launch = setup.training.launch_seconds
@@ -99,7 +101,7 @@ def answer(options: argparse.Namespace) -> None:
         "update_seconds": held and held.update_seconds,
         "predict": found,
     }
-    lines = verdict(setup, found, bool(options.measured_ms))
+    lines = verdict(setup, found, bool(options.measured_ms), update_seconds)
     if held and held.peak > hardware.memory.gib * 2**30:
         lines[0] = (
             f"Take a smaller batch: {options.batch} samples need {held.peak / 2**30:,.1f} GiB, and this GPU has "
@@ -316,8 +318,12 @@ def _short(count: float) -> str:
     return f"{count:.0f}"
 
 
-def verdict(setup: Setup, found: list[dict], is_measured: bool) -> list[str]:
-    """The number of GPUs to take, why, and what would change it, a line each."""
+def verdict(setup: Setup, found: list[dict], is_measured: bool, update_seconds: float = 0.0) -> list[str]:
+    """The number of GPUs to take, why, and what would change it, a line each.
+
+    Args:
+        update_seconds: of the optimizer's update, which the rows leave out, where that is worth saying.
+    """
     most = _most_that_pay(found)
     each = f"{setup.batch} samples on each"
     if most["gpus"] == 1:
@@ -332,7 +338,7 @@ def verdict(setup: Setup, found: list[dict], is_measured: bool) -> list[str]:
     change = _change(setup, most["gpus"])
     if not is_measured:
         change += " A step that you measured, --measured-ms, narrows the range."
-    return [first, f"Why: {_why(setup, found[0], looked_at)}", f"What would change it: {change}"]
+    return [first, f"Why: {_why(setup, found[0], looked_at, update_seconds)}", f"What would change it: {change}"]
 
 
 def _most_that_pay(found: list[dict]) -> dict:
@@ -345,12 +351,15 @@ def _most_that_pay(found: list[dict]) -> dict:
     return most
 
 
-def _why(setup: Setup, alone: dict, together: dict) -> str:
+def _why(setup: Setup, alone: dict, together: dict, update_seconds: float) -> str:
     gradients = setup.training.network.parameters * GRADIENT_BYTES / 2**20
     added = together["seconds"] - alone["seconds"]
+    update = ""
+    if update_seconds:
+        update = f", and its update takes {milliseconds(update_seconds)} ms more"
     line = (
-        f"a step computes for {milliseconds(alone['seconds'])} ms. On {together['gpus']} GPUs the all-reduces of "
-        f"{gradients:,.1f} MiB and the slowest GPU add {milliseconds(added)} ms."
+        f"a step computes for {milliseconds(alone['seconds'])} ms{update}. On {together['gpus']} GPUs the all-reduces "
+        f"of {gradients:,.1f} MiB and the slowest GPU add {milliseconds(added)} ms."
     )
     if _is_launch_bound(setup):
         free = setup.training.launches / setup.training.sample_seconds

@@ -195,7 +195,7 @@ def _loop(
     while clock.done < clock.all_steps:
         samples = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
         backward(training.loss_of(network, model, samples))
-        optimizer.step()
+        training.update(network, optimizer)
         optimizer.zero_grad()
         clock.count()
 

@@ -15,6 +15,11 @@ from common.errors import UserError
 
 MUST_RETURN = "batch({}) must return two things, inputs and targets"
 OVERFLOWED = "Storage size calculation overflowed"  # is in what torch raises for a tensor of 2**63 bytes or more
+SPARSE_TENSOR = "SparseTensorImpl"  # is in what torch raises where a sparse tensor is asked for its storage
+SPARSE = (
+    "is sparse: its bytes depend on the numbers, for it has a row for each index. Ask with sparse=False, and Adam in "
+    "place of SparseAdam"
+)
 
 
 class StepFailed(Exception):
@@ -48,6 +53,8 @@ def explained(what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, MemoryError) or REFUSED in str(error) or OVERFLOWED in str(error):
             raise TooLarge(what) from error
+        if SPARSE_TENSOR in str(error):
+            raise StepFailed(what, f"a gradient {SPARSE}") from error
         reason = str(error).strip().partition("\n")[0]
         raise StepFailed(what, f"{type(error).__name__}: {reason}") from error
 
@@ -67,10 +74,10 @@ def build(network: UserNetwork, device: str | torch.device = "cpu") -> nn.Module
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise StepFailed(f"{network.title} cannot be trained", "it has no parameter to train")
     for name, module in model.named_modules():
-        # A sparse tensor has no storage of its own, and storages are what is counted.
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            reason = f"the gradient of {name or 'the module'} is sparse, which no question here can count"
-            raise StepFailed(f"{network.title} cannot be asked about", f"{reason}; give it sparse=False")
+            dense = f"which has {module.weight.nbytes / 2**20:,.1f} MiB of gradients then"
+            reason = f"the gradient of {name or 'the module'} {SPARSE}, {dense}"
+            raise StepFailed(f"{network.title} cannot be asked about", reason)
     return model
 
 
@@ -154,6 +161,16 @@ def backward(network: UserNetwork, loss: Tensor) -> None:
     """
     with explained(f"the backward of {network.title} failed"):
         loss.backward()
+
+
+def update(network: UserNetwork, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's step.
+
+    Raises:
+        StepFailed: if it fails.
+    """
+    with explained(f"the optimizer of {network.title} failed"):
+        optimizer.step()
 
 
 def make_optimizer(network: UserNetwork, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

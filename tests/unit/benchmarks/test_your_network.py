@@ -341,7 +341,12 @@ def test_a_shape_that_depends_on_numbers_is_noticed_and_computed(tmp_path):
         ("FILE:make", "has no function 'make'"),
         ("FILE:fails", "cannot be built: ValueError: no weights"),
         ("FILE:wrong", "the forward of mine:wrong failed: RuntimeError"),
-        ("FILE:sparse", "mine:sparse cannot be asked about: the gradient of 0 is sparse"),
+        (
+            "FILE:sparse",
+            "mine:sparse cannot be asked about: the gradient of 0 is sparse: its bytes depend on the numbers",
+        ),
+        ("FILE:lookup", "the backward of mine:lookup failed: a gradient is sparse: its bytes depend on the numbers"),
+        ("FILE:picky", "the optimizer of mine:picky failed: RuntimeError: SparseAdam does not support dense gradients"),
         ("FILE:keys", "the network returns a dict: write loss(outputs, targets)"),
         ("FILE:rows", "the loss must be a scalar tensor, not a tensor of shape (2,)"),
     ],
@@ -358,11 +363,17 @@ def test_what_cannot_be_asked_about_is_one_line(text, message, tmp_path, capsys)
         "    def forward(self, x): return {'scores': super().forward(x)}\n"
         "def keys(): return Keys(4, 5)\n"
         "def sparse(): return nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 5))\n"
+        "class Lookup(nn.Linear):\n"
+        "    def forward(self, x): return nn.functional.embedding(x[:, 0].long(), self.weight, sparse=True)\n"
+        "def lookup(): return Lookup(9, 5)\n"
+        "def picky(): return nn.Linear(4, 5)\n"
         "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
         "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
     )
-    if text == "FILE:keys":
+    if text in ("FILE:keys", "FILE:lookup", "FILE:picky"):
         path.write_text(path.read_text().partition("def loss")[0])
+    if text == "FILE:picky":
+        path.write_text(path.read_text() + "def optimizer(p): return torch.optim.SparseAdam(p)\n")
     with pytest.raises(UserError):
         program.main(["memory", text.replace("FILE", str(path)), "--batch", "2", "--devices", "1"])
     error = capsys.readouterr().err
