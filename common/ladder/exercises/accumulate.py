@@ -1,6 +1,7 @@
 """The checker of `accumulate`: what went through the network and over the link, and which weights came out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, side_by_side
 from common.ladder.exercises.link import slow_link
-from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
 from common.small.ddp.overlapped import OverlappedDDP
 
 MINUTES = 15
 READ = "common/small/ddp/README.md"
 SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py), torch's DistributedDataParallel and one device"
-WORLD_SIZE = 2
-MICRO_BATCHES = 3
+WORLD_SIZES = (2, 3)
+MICRO_BATCHES = (3, 2)  # by step
 MICRO_BATCH_SIZE = 2
-STEPS = 2
+STEPS = len(MICRO_BATCHES)
 LEARNING_RATE = 0.1
 
 all_reduce = dist.all_reduce  # torch's own, whatever a solution's calls are replaced by
@@ -34,18 +35,18 @@ def network() -> nn.Linear:
     return model
 
 
-def samples(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """All samples of a step, of both ranks."""
+def samples(step: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """All samples of a step, of all ranks."""
     generator = torch.Generator().manual_seed(step)
-    count = WORLD_SIZE * MICRO_BATCHES * MICRO_BATCH_SIZE
+    count = world_size * MICRO_BATCHES[step] * MICRO_BATCH_SIZE
     inputs = torch.rand(count, 1, generator=generator).double()
     return inputs, 3 * inputs + torch.rand(count, 1, generator=generator)
 
 
-def micro_batches_of(rank: int, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    inputs, targets = samples(step)
-    own_inputs = inputs[rank::WORLD_SIZE].split(MICRO_BATCH_SIZE)
-    own_targets = targets[rank::WORLD_SIZE].split(MICRO_BATCH_SIZE)
+def micro_batches_of(rank: int, step: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    inputs, targets = samples(step, world_size)
+    own_inputs = inputs[rank::world_size].split(MICRO_BATCH_SIZE)
+    own_targets = targets[rank::world_size].split(MICRO_BATCH_SIZE)
     return list(zip(own_inputs, own_targets, strict=True))
 
 
@@ -92,35 +93,54 @@ def trained(model: Any) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     weights = []
     for step in range(STEPS):
-        *first, (inputs, targets) = micro_batches_of(dist.get_rank(), step)
+        *first, (inputs, targets) = micro_batches_of(dist.get_rank(), step, dist.get_world_size())
         with model.no_sync():
             for earlier_inputs, earlier_targets in first:
-                (F.mse_loss(model(earlier_inputs), earlier_targets) / MICRO_BATCHES).backward()
-        (F.mse_loss(model(inputs), targets) / MICRO_BATCHES).backward()
+                (F.mse_loss(model(earlier_inputs), earlier_targets) / MICRO_BATCHES[step]).backward()
+        (F.mse_loss(model(inputs), targets) / MICRO_BATCHES[step]).backward()
         optimizer.step()
         optimizer.zero_grad()
         weights.append(model.module.weight.item())
     return weights
 
 
-def on_one_device(factors: Sequence[float] = (1, 1, 1), keeps_old_gradients: bool = False) -> list[float]:
+def averaged(micro_batches: int) -> float:
+    """The factor of one micro-batch's gradient in the mean over so many of them."""
+    return 1 / micro_batches
+
+
+def added(_: int) -> float:
+    return 1
+
+
+def left_out(_: int) -> float:
+    return 0
+
+
+def on_one_device(
+    world_size: int,
+    last: Callable[[int], float] = averaged,
+    earlier: Callable[[int], float] | None = None,
+    keeps_old_gradients: bool = False,
+) -> list[float]:
     """The weight after each step with all samples in one batch, as it should be or with one of the mistakes.
 
     Args:
-        factors: of each micro-batch's gradient.
+        last: the factor of the last micro-batch's gradient, given the number of micro-batches.
+        earlier: that of all others; by default the same.
     """
     weight = 1.0
     gradient = 0.0
     weights = []
     for step in range(STEPS):
-        per_micro_batch = []
-        for number in range(MICRO_BATCHES):
-            of_ranks = [micro_batches_of(rank, step)[number] for rank in range(WORLD_SIZE)]
-            per_micro_batch.append([torch.cat(parts) for parts in zip(*of_ranks, strict=True)])
         if not keeps_old_gradients:
             gradient = 0.0
-        for factor, (inputs, targets) in zip(factors, per_micro_batch, strict=True):
-            gradient += factor * (2 * (weight * inputs - targets) * inputs).mean().item() / MICRO_BATCHES
+        count = MICRO_BATCHES[step]
+        for number in range(count):
+            of_ranks = [micro_batches_of(rank, step, world_size)[number] for rank in range(world_size)]
+            inputs, targets = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
+            factor = last if number == count - 1 else earlier or last
+            gradient += factor(count) * (2 * (weight * inputs - targets) * inputs).mean().item()
         weight -= LEARNING_RATE * gradient
         weights.append(weight)
     return weights
@@ -131,7 +151,7 @@ def run(path: str) -> dict:
     expected = agreed(
         real=trained(DistributedDataParallel(network())),
         small=trained(OverlappedDDP(network())),
-        one_device=on_one_device(),
+        one_device=on_one_device(dist.get_world_size()),
     )
     observed = Observed()
     weights = []
@@ -141,13 +161,13 @@ def run(path: str) -> dict:
     with slow_link() as link:
         train_step = load_name(path, "train_step")
         for step in range(STEPS):
-            micro_batches = micro_batches_of(dist.get_rank(), step)
+            micro_batches = micro_batches_of(dist.get_rank(), step, dist.get_world_size())
             before = list(map(id, micro_batches))
             train_step(observed.model, observed.optimizer, micro_batches)
             if list(map(id, micro_batches)) != before:
                 raise SolutionFailed(
                     "train_step has changed the list of micro-batches, which its caller still needs: it had"
-                    f" {MICRO_BATCHES} of them, and has {len(micro_batches)}"
+                    f" {MICRO_BATCHES[step]} of them, and has {len(micro_batches)}"
                 )
             weights.append(plain(observed.model.module.weight)[0][0])
             sent.append(observed.sent)
@@ -170,13 +190,13 @@ def run(path: str) -> dict:
 
 
 def check(path: Path) -> list[str]:
-    """Two steps on two ranks, with three micro-batches each."""
-    try:
-        results = on_ranks(WORLD_SIZE, run, path)
-    except SolutionFailed as failure:
-        return [str(failure)]
-    found = wrong_forward(results) or wrong_steps(results) or wrong_traffic(results) or wrong_weights(results)
-    return [found] if found else []
+    """Two steps on two ranks and on three, with three micro-batches and with two."""
+
+    def on(world_size: int) -> list[str | None]:
+        results = on_ranks(world_size, run, path)
+        return [wrong_forward(results) or wrong_steps(results) or wrong_traffic(results) or wrong_weights(results)]
+
+    return in_rounds(WORLD_SIZES, on)
 
 
 def wrong_forward(results: list[dict]) -> str | None:
@@ -189,8 +209,8 @@ def wrong_forward(results: list[dict]) -> str | None:
         )
         return side_by_side(f"{title}; forwards that waited for their backward:", graphs, it_should_be=1)
     sizes = [result["samples_in_forward"] for result in results]
-    expected = [MICRO_BATCH_SIZE] * MICRO_BATCHES * STEPS
-    if near(sizes, [expected] * WORLD_SIZE):
+    expected = [MICRO_BATCH_SIZE] * sum(MICRO_BATCHES)
+    if near(sizes, [expected] * len(results)):
         return None
     title = "the network was not called once for each micro-batch"
     if any(size > MICRO_BATCH_SIZE for size in sizes[0]):
@@ -204,10 +224,10 @@ def wrong_forward(results: list[dict]) -> str | None:
 def wrong_steps(results: list[dict]) -> str | None:
     """A finding about how often the optimizer made a step."""
     steps = [result["optimizer_steps"] for result in results]
-    if steps == [[1] * STEPS] * WORLD_SIZE:
+    if steps == [[1] * STEPS] * len(results):
         return None
     title = "a train_step makes one optimizer step, after the backward of the last micro-batch and before zero_grad()"
-    if steps == [[MICRO_BATCHES] * STEPS] * WORLD_SIZE:
+    if steps == [list(MICRO_BATCHES)] * len(results):
         title = (
             "there was an optimizer step after each micro-batch, so nothing was accumulated: that is a training in"
             " small batches. Let the gradients of all micro-batches add up in `.grad`, which backward does by itself,"
@@ -221,14 +241,14 @@ def wrong_traffic(results: list[dict]) -> str | None:
     sent = [result["sent"] for result in results]
     sent_by_hand = [result["sent_by_hand"] for result in results]
     if any(flat(sent_by_hand)) and not any(flat(sent)):
-        if sent_by_hand == [[1] * STEPS] * WORLD_SIZE:
+        if sent_by_hand == [[1] * STEPS] * len(results):
             return None
         title = "gradients were not sent once in each step by dist.all_reduce: send them once, after the last backward"
         return side_by_side(f"{title}; messages in each step:", sent_by_hand, they_should_be=[1] * STEPS)
-    last = MICRO_BATCHES - 1  # of the first step
+    last = MICRO_BATCHES[0] - 1  # of the first step
     last_backward_sends = results[0]["synchronised_backwards"][last]
     last_forward_sends = results[0]["synchronised_forwards"][last]
-    if sent == [[1] * STEPS] * WORLD_SIZE:
+    if sent == [[1] * STEPS] * len(results):
         if last_backward_sends:
             return None
         title = (
@@ -256,32 +276,40 @@ def wrong_traffic(results: list[dict]) -> str | None:
 
 def wrong_weights(results: list[dict]) -> str | None:
     """A finding about the weight after the steps."""
+    world_size = len(results)
     weights = [result["weights"] for result in results]
     expected = results[0]["expected"]
-    if near(weights, [expected] * WORLD_SIZE):
+    if near(weights, [expected] * world_size):
         return None
+    with_mistake = partial(on_one_device, world_size)
     candidates = {
         "the gradients of the micro-batches were added and not averaged: divide each loss by the number of"
-        " micro-batches": on_one_device(factors=(3, 3, 3)),
+        " micro-batches": with_mistake(added),
+        f"the losses were divided by {MICRO_BATCHES[0]} in each step, and a step may have another number of"
+        " micro-batches: divide by len(micro_batches)": with_mistake(lambda count: 1 / MICRO_BATCHES[0]),
         "only the last micro-batch's loss was divided by the number of micro-batches: divide each one":
-        on_one_device(factors=(3, 3, 1)),
+        with_mistake(averaged, earlier=added),
         "the old gradients were still there in the next step: call optimizer.zero_grad() once in each step":
-        on_one_device(keeps_old_gradients=True),
+        with_mistake(keeps_old_gradients=True),
         "neither were the losses divided by the number of micro-batches, nor the old gradients cleared by"
-        " zero_grad()": on_one_device(factors=(3, 3, 3), keeps_old_gradients=True),
+        " zero_grad()": with_mistake(added, keeps_old_gradients=True),
         "only the last micro-batch has counted: zero_grad() belongs after the step, not between micro-batches":
-        on_one_device(factors=(0, 0, 1)),
+        with_mistake(averaged, earlier=left_out),
         "only the last micro-batch has counted, and its loss was not divided: zero_grad() belongs after the step":
-        on_one_device(factors=(0, 0, 3)),
+        with_mistake(added, earlier=left_out),
         "the gradients are too small by the world size: DDP divides by it already":
-        on_one_device(factors=[1 / WORLD_SIZE] * MICRO_BATCHES),
+        with_mistake(lambda count: averaged(count) / world_size),
         "the gradients are the sums over the ranks: divide them by the world size":
-        on_one_device(factors=[WORLD_SIZE] * MICRO_BATCHES),
+        with_mistake(lambda count: averaged(count) * world_size),
     }  # fmt: skip
-    known = mistake(weights, {sentence: [numbers] * WORLD_SIZE for sentence, numbers in candidates.items()})
-    if known is None and near(weights, [[1.0] * STEPS] * WORLD_SIZE):
+    known = mistake(weights, {sentence: [numbers] * world_size for sentence, numbers in candidates.items()})
+    first = [of_rank[0] for of_rank in weights]
+    if known is None and not near(first, [expected[0]] * world_size):
+        # The second step may have another mistake, such as a number for len(micro_batches).
+        known = mistake(first, {sentence: [numbers[0]] * world_size for sentence, numbers in candidates.items()})
+    if known is None and near(weights, [[1.0] * STEPS] * world_size):
         known = "the weight has not moved: call optimizer.step() after the last backward, before zero_grad()"
-    if known is None and not near(weights[0], weights[1]):
+    if known is None and not near(weights, weights[:1] * world_size):
         known = "the ranks have drifted apart: each has used gradients that the other has not seen"
     title = known or "the weight is not that of one device with all samples of a step in one batch"
     return side_by_side(f"{title}; the weight after each step:", weights, it_should_be=expected)

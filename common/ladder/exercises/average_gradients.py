@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.ladder.exercises.compare import agreed, in_one_row, mistake, near, plain, scaled, side_by_side
 from common.ladder.exercises.link import slow_link
-from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.stage import in_rounds, load_name, on_ranks
 from common.small.ddp.naive import NaiveDDP
 
 MINUTES = 10
@@ -82,16 +82,13 @@ def run(path: str) -> dict:
 
 
 def check(path: Path) -> list[str]:
-    """On two and on three ranks, so that a fixed number in place of the world size is seen."""
-    for world_size in (2, 3):
-        try:
-            results = on_ranks(world_size, run, path)
-        except SolutionFailed as failure:
-            return [str(failure)]
-        found = findings(results)
-        if found:
-            return [f"on {world_size} ranks {finding}" for finding in found]
-    return []
+    """On two and on three ranks."""
+
+    def on(world_size: int) -> list[str]:
+        found = findings(on_ranks(world_size, run, path))
+        return [f"on {world_size} ranks {finding}" for finding in found]
+
+    return in_rounds((2, 3), on)
 
 
 def findings(results: list[dict]) -> list[str]:

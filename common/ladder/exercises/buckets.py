@@ -9,16 +9,35 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, flat, in_one_row, mistake, near, plain, scaled, shown, side_by_side
+from common.ladder.exercises.compare import (
+    agreed,
+    divisors,
+    in_one_row,
+    mistake,
+    near,
+    plain,
+    scaled,
+    shown,
+    side_by_side,
+)
 from common.ladder.exercises.link import slow_link
-from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.stage import SolutionFailed, hints_for, in_rounds, load_name, on_ranks
 from common.small.ddp.bucketed import Bucket, _fill_buckets
 
 MINUTES = 25
 READ = "common/small/ddp/README.md"
 SAME_AS = "BucketedDDP (common/small/ddp/bucketed.py) and torch's DistributedDataParallel"
-WORLD_SIZE = 2
-FACTORS = (1.0, 3.0)  # of the gradients, by rank
+WORLD_SIZES = (2, 3)
+FACTORS = (1.0, 3.0, 8.0)  # of the gradients, by rank
+# What torch says of parts that are not cut as the gradients are, and the idea.
+HINTS = {
+    "same number of dimensions": "parameter.grad.flatten() has one dimension: torch.cat puts such tensors into one row",
+    "stack expects each tensor": "gradients differ in size: torch.cat, and not torch.stack, puts them into one row",
+    "invalid for input of size": "a gradient's part of the message has parameter.numel() numbers, and begins where the"
+    " part before it ends; chunk would cut equal parts",
+    "attempting to assign a gradient": "view_as(parameter) gives a part of the message the shape of its parameter",
+    "must match the size of tensor": "view_as(parameter) gives a part of the message the shape of its parameter",
+}
 SHAPES = {"a": (2, 2), "b": (2,), "c": (3,), "d": (1,), "e": (5,)}  # of the parameters, with numbers of 8 bytes
 CAPACITIES = (40, 10_000, 1)  # bytes
 
@@ -68,7 +87,7 @@ def averaged_by_the_small_one() -> list:
     module = Parameters()
     module().backward()
     bucket = Bucket(list(module.parameters()))
-    bucket.start_all_reduce(WORLD_SIZE)
+    bucket.start_all_reduce(dist.get_world_size())
     bucket.finish()
     return gradients(module)
 
@@ -98,7 +117,8 @@ def run(path: str) -> dict:
         module().backward()
         own = gradients(module)
         bucket = list(module.parameters())
-        average_bucket(bucket)
+        with hints_for(HINTS):
+            average_bucket(bucket)
         refuse_changed_list(bucket, module, "average_bucket")
         refuse_other_shapes(module)
         return {
@@ -141,17 +161,17 @@ def refuse_other_shapes(module: nn.Module) -> None:
 
 
 def check(path: Path) -> list[str]:
-    """Five parameters in buckets of three capacities; then one bucket of all of them, on two ranks."""
-    try:
-        results = on_ranks(WORLD_SIZE, run, path)
-    except SolutionFailed as failure:
-        return [str(failure)]
-    for number in range(len(CAPACITIES)):
-        found = wrong_buckets(number, results[0])
-        if found:
-            return [found]
-    found = wrong_gradients(results)
-    return [found] if found else []
+    """Five parameters in buckets of three capacities; then one bucket of all of them, on two and on three ranks."""
+
+    def on(world_size: int) -> list[str | None]:
+        results = on_ranks(world_size, run, path)
+        for number in range(len(CAPACITIES)):
+            found = wrong_buckets(number, results[0])
+            if found:
+                return [found]
+        return [wrong_gradients(results)]
+
+    return in_rounds(WORLD_SIZES, on)
 
 
 def wrong_buckets(number: int, result: dict) -> str | None:
@@ -197,22 +217,23 @@ def wrong_gradients(results: list[dict]) -> str | None:
     after = [result["after"] for result in results]
     own = [result["own"] for result in results]
     mean = results[0]["expected"]
+    world_size = len(results)
     messages = [result["messages"] for result in results]
     if results[0]["not_waited"]:
         title = "average_bucket has returned while its all-reduce was under way: wait for the handle"
-    elif messages != [1] * WORLD_SIZE:
+    elif messages != [1] * world_size:
         title = f"a bucket of {len(SHAPES)} gradients is one message, so that its latency is paid once; the messages of"
         return side_by_side(f"{title} average_bucket:", messages, they_should_be=1)
     elif any(None in of_rank for of_rank in after):
         title = "average_bucket has left a parameter without a gradient"
     else:
-        if near(after, [mean] * WORLD_SIZE):
+        if near(after, [mean] * world_size):
             return None
-        total = scaled(mean, WORLD_SIZE)
+        total = scaled(mean, world_size)
         known = mistake(
             after,
             {
-                "they are the sums over the ranks: divide by the world size": [total] * WORLD_SIZE,
+                "they are the sums over the ranks: divide by the world size": [total] * world_size,
                 "they are each rank's own: put the means from the message back to where the gradients are": own,
                 "they are made of the parameters: pack `parameter.grad`": [result["parameters"] for result in results],
             },
@@ -232,17 +253,3 @@ def wrong_gradients(results: list[dict]) -> str | None:
         title = "the gradients in the bucket are not the means over the ranks"
         title = f"{title}; {known}" if known else title
     return side_by_side(f"{title}; the gradients of a, b, c, d and e:", after, they_should_be=mean)
-
-
-def divisors(after: list[list[list[float]]], total: list[list[float]]) -> list[float] | None:
-    """By what the sums in each parameter's gradient were divided, if it was one number on all ranks."""
-    found = []
-    for number, sums in enumerate(total):
-        gradients_of_ranks = flat([of_rank[number] for of_rank in after])
-        if 0 in gradients_of_ranks:
-            return None
-        quotients = [whole / part for whole, part in zip(sums * WORLD_SIZE, gradients_of_ranks, strict=True)]
-        if not near(quotients, quotients[:1] * len(quotients)):
-            return None
-        found.append(quotients[0])
-    return found

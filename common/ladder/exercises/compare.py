@@ -81,6 +81,32 @@ def side_by_side(title: str, values: Sequence[Any], **others: Any) -> str:
     return "\n".join(lines)
 
 
+def numbers_in(value: Any) -> list:
+    """The entries of lists in lists, however deep, in one."""
+    if isinstance(value, list):
+        return flat(map(numbers_in, value))
+    return [value]
+
+
+def divisors(after: Sequence[list], total: list) -> list[float] | None:
+    """By what each entry of `total` was divided, if that was one number on all ranks.
+
+    Args:
+        after: the quotients, for each rank.
+        total: the sums, each a number or a list of numbers.
+    """
+    found = []
+    for entry, sums in enumerate(total):
+        parts = numbers_in([of_rank[entry] for of_rank in after])
+        if not all(is_number(part) and part for part in parts):
+            return None
+        quotients = [whole / part for whole, part in zip(numbers_in(sums) * len(after), parts, strict=True)]
+        if not near(quotients, quotients[:1] * len(quotients)):
+            return None
+        found.append(quotients[0])
+    return found
+
+
 def mistake(actual: Sequence[Any], mistakes: Mapping[str, Sequence[Any]]) -> str | None:
     """The mistake that would give just these numbers on all ranks; `mistakes` has each one's by its sentence."""
     for sentence, numbers in mistakes.items():

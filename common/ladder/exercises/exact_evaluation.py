@@ -10,7 +10,7 @@ from torch import nn
 
 from common.accelerator.sampler import DistributedEvalSampler
 from common.ladder.exercises.compare import is_number, near, plain, side_by_side
-from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.stage import Place, in_rounds, load_name, on_ranks
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"
@@ -79,17 +79,16 @@ def situation(size: int, world_size: int) -> str:
 
 def check(path: Path) -> list[str]:
     """On seven ranks and on one."""
-    for world_size in (7, 1):
+
+    def on(world_size: int) -> list[str]:
         for size in SIZES:
-            reason = partial(why_it_hangs, size)
-            try:
-                results = on_ranks(world_size, partial(run, size=size), path, reason)
-            except SolutionFailed as failure:
-                return [str(failure)]
+            results = on_ranks(world_size, partial(run, size=size), path, partial(why_it_hangs, size))
             found = findings(results, size)
             if found:
                 return [f"{size} samples on {world_size} ranks: {finding}" for finding in found]
-    return []
+        return []
+
+    return in_rounds((7, 1), on)
 
 
 def why_it_hangs(size: int, places: Sequence[Place | None]) -> str | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,29 @@ from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, shown, side_by_side
-from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, scaled, shown, side_by_side
+from common.ladder.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
 
 MINUTES = 25
 READ = "03_accelerate/MIXED_PRECISION.md"
 SAME_AS = "torch's ShardedGradScaler, and of its GradScaler on one device that has all parameters"
-WORLD_SIZE = 2
-SETTINGS: dict[str, Any] = {"growth_interval": 2}
-SCALE = 1024.0
+WORLD_SIZES = (2, 3)
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"scale": 1024.0, "growth_interval": 2},
+    {"scale": 512.0, "growth_interval": 3},
+)
+ORDINALS = {2: "second", 3: "third"}
 # A parameter is multiplied by its factor twice, so its gradient is the factor's square.
 SMALL = 2.0**-13  # the gradient is 1.5e-8, which is 0 in fp16
 LARGE = 16.0  # the gradient is 256, which times 1024, 512 or 256 is inf in fp16
 STEPS = 8
 # The parameters of each rank's part, of two numbers each. The first of them is a group of the optimizer, and the others
 # are another one.
-PARAMETERS = (2, 3)
-# The rank and the factor of an overflow, by step. It is in the second parameter of that rank, which is of the second
-# group, and on rank 1 neither the first nor the last. An overflow follows one step or two without.
-OVERFLOWS = {1: (1, LARGE), 4: (0, math.nan)}
+PARAMETERS = (2, 3, 2)
+# Of an overflow, by step: the number of the rank, counted from the last one, and the factor. It is in the second
+# parameter of that rank, which is of the second group, and on rank 1 neither the first nor the last. An overflow
+# follows one step or two without.
+OVERFLOWS = {1: (-1, LARGE), 4: (-2, math.nan)}
 LEARNING_RATE = 2.0**24  # which moves a weight with a small gradient by a quarter
 MOMENTUM = 0.5  # by which a step with zeros for gradients still moves the weights
 FOR_ALL = (
@@ -42,7 +47,7 @@ FOR_ALL = (
 def loss_of(parameters: Sequence[nn.Parameter], rank: int, step: int) -> torch.Tensor:
     """A loss that is computed in fp16 up to its last sum, as under autocast."""
     factors = torch.full((len(parameters), 2), SMALL).half()
-    if step in OVERFLOWS and OVERFLOWS[step][0] == rank:
+    if step in OVERFLOWS and OVERFLOWS[step][0] % dist.get_world_size() == rank:
         factors[1, 1] = OVERFLOWS[step][1]
     return 1 + (torch.stack(list(parameters)).half() * factors * factors).float().sum()
 
@@ -73,10 +78,10 @@ def trained(scaler: Any, ranks: Sequence[int]) -> list[dict]:
         losses = [loss_of(part, rank, step) for part, rank in zip(parts, ranks, strict=True)]
         loss = torch.stack(losses).sum()
         before = plain(loss)
-        scaled = scaler.scale(loss)
-        if not isinstance(scaled, torch.Tensor):
-            raise SolutionFailed(f"scale(loss) returned {plain(scaled)}: return the loss times the scale")
-        scaled.backward()
+        scaled_loss = scaler.scale(loss)
+        if not isinstance(scaled_loss, torch.Tensor):
+            raise SolutionFailed(f"scale(loss) returned {plain(scaled_loss)}: return the loss times the scale")
+        scaled_loss.backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -84,7 +89,7 @@ def trained(scaler: Any, ranks: Sequence[int]) -> list[dict]:
             {
                 "loss": before,
                 "loss_after": plain(loss),
-                "scaled": plain(scaled),
+                "scaled": plain(scaled_loss),
                 "stepped_with": list(stepped_with),
                 "weights": plain(parts),
                 "scale": plain(scaler.get_scale()),
@@ -103,60 +108,71 @@ def of_part(steps: list[dict], number: int) -> list[list]:
     return found
 
 
-def run(path: str) -> dict:
+def run(path: str, scale: float, growth_interval: int) -> dict:
     """On one rank: what the solution did in each step, and what is right."""
     rank = dist.get_rank()
-    on_one_device = trained(GradScaler("cpu", init_scale=SCALE, **SETTINGS), range(WORLD_SIZE))
-    shared_out = trained(ShardedGradScaler("cpu", init_scale=SCALE, **SETTINGS), [rank])
+    everybody = range(dist.get_world_size())
+    on_one_device = trained(GradScaler("cpu", scale, growth_interval=growth_interval), everybody)
+    shared_out = trained(ShardedGradScaler("cpu", scale, growth_interval=growth_interval), [rank])
     expected = agreed(one_device=of_part(on_one_device, rank), real=of_part(shared_out, 0))
-    scaler = load_name(path, "LossScaler")(scale=SCALE, **SETTINGS)
+    scaler = load_name(path, "LossScaler")(scale=scale, growth_interval=growth_interval)
     return {"steps": trained(scaler, [rank]), "expected": expected}
 
 
 def check(path: Path) -> list[str]:
-    """Eight steps on two ranks, of which one overflows on rank 1 and another one on rank 0."""
-    try:
-        results = on_ranks(WORLD_SIZE, run, path, why_it_hangs)
-    except SolutionFailed as failure:
-        return [str(failure)]
-    scale = SCALE
+    """Eight steps on two ranks and on three, of which one overflows on the last rank and another on the one before."""
+
+    def on(world_size: int) -> list[str]:
+        for settings in SETTINGS:
+            results = on_ranks(world_size, partial(run, **settings), path, why_it_hangs)
+            found = wrong_steps(results, **settings)
+            if found:
+                named = " and ".join(f"{name}={value}" for name, value in settings.items())
+                return [f"with {named}, {found}"]
+        return []
+
+    return in_rounds(WORLD_SIZES, on)
+
+
+def wrong_steps(results: list[dict], scale: float, growth_interval: int) -> str | None:
+    """A finding about the first step in which something is wrong."""
     for number in range(STEPS):
         steps = [result["steps"][number] for result in results]
         gradients = [result["expected"][number][0] for result in results]
         weights = [result["expected"][number][1] for result in results]
         next_scale = results[0]["expected"][number][2]
-        if gradients == [None] * WORLD_SIZE:
+        if gradients == [None] * len(results):
             found = wrong_loss(steps, scale) or wrong_skip(steps, number)
         else:
             found = wrong_loss(steps, scale) or wrong_step(steps, gradients, scale)
-        found = found or wrong_weights(steps, weights) or wrong_scale(steps, next_scale, scale)
+        found = found or wrong_weights(steps, weights) or wrong_scale(steps, next_scale, scale, growth_interval)
         if found:
-            return [f"in step {number + 1} {found}"]
+            return f"in step {number + 1} {found}"
         scale = next_scale
-    return []
+    return None
 
 
 def why_it_hangs(places: Sequence[Place | None]) -> str:
     return (
         "in each step all ranks call the same collectives, although their parts have unequal numbers of parameters,"
-        f" {shown(list(PARAMETERS))}: one all-reduce, after the loop over them"
+        f" {shown(list(PARAMETERS[: len(places)]))}: one all-reduce, after the loop over them"
     )
 
 
 def wrong_loss(steps: list[dict], scale: float) -> str | None:
     """A finding about the number with which backward began."""
-    scaled = [step["scaled"] for step in steps]
+    returned = [step["scaled"] for step in steps]
     losses = [step["loss"] for step in steps]
     after = [step["loss_after"] for step in steps]
-    if near(scaled, [scale * loss for loss in losses]):
+    if near(returned, scaled(losses, scale)):
         if near(after, losses):
             return None
         title = "scale(loss) has changed the loss itself, which a training loop goes on to log: return a new tensor"
         return side_by_side(f"{title}; the loss after it:", after, the_losses=losses)
     title = "scale(loss) did not return the loss times the scale"
-    if near(scaled, losses):
+    if near(returned, losses):
         title = f"{title}, but the loss: in fp16 a gradient of 1.5e-8 is then 0, and its weight never moves"
-    return side_by_side(f"{title}; it returned:", scaled, the_losses=losses, the_scale=scale)
+    return side_by_side(f"{title}; it returned:", returned, the_losses=losses, the_scale=scale)
 
 
 def wrong_skip(steps: list[dict], number: int) -> str | None:
@@ -165,11 +181,11 @@ def wrong_skip(steps: list[dict], number: int) -> str | None:
     if not stepped:
         return None
     made = [step["stepped_with"][0][0] if step["stepped_with"] else None for step in steps]
-    overflowed, factor = OVERFLOWS[number]
-    others = [rank for rank in range(WORLD_SIZE) if rank != overflowed]
-    if stepped == others:
+    from_the_last, factor = OVERFLOWS[number]
+    overflowed = from_the_last % len(steps)
+    if overflowed not in stepped:
         title = (
-            f"rank {overflowed} skipped the step, because a gradient of its part overflowed, and rank {others[0]} made"
+            f"rank {overflowed} skipped the step, because a gradient of its part overflowed, and rank {stepped[0]} made"
             f" it: one part of the network has moved, and the other has not. {FOR_ALL.capitalize()}"
         )
     elif all(map(math.isfinite, flat(made[overflowed]))):
@@ -191,7 +207,7 @@ def wrong_skip(steps: list[dict], number: int) -> str | None:
 def wrong_step(steps: list[dict], gradients: list, scale: float) -> str | None:
     """A finding about a step that all ranks have to make."""
     calls = [len(step["stepped_with"]) for step in steps]
-    if calls != [1] * WORLD_SIZE:
+    if calls != [1] * len(steps):
         title = "optimizer.step() has to be called once on each rank, because no gradient is inf or nan; its calls:"
         if 0 in calls:
             title = (
@@ -205,12 +221,12 @@ def wrong_step(steps: list[dict], gradients: list, scale: float) -> str | None:
     known = mistake(
         made,
         {
-            "they are still multiplied by the scale: divide them by it before the step": times(gradients, scale),
-            "they are divided by the scale twice": times(gradients, 1 / scale),
-            "they are multiplied by the scale twice: divide them by it": times(gradients, scale**2),
-            "they are divided by twice the scale": times(gradients, 1 / 2),
+            "they are still multiplied by the scale: divide them by it before the step": scaled(gradients, scale),
+            "they are divided by the scale twice": scaled(gradients, 1 / scale),
+            "they are multiplied by the scale twice: divide them by it": scaled(gradients, scale**2),
+            "they are divided by twice the scale": scaled(gradients, 1 / 2),
             "those of the second group in optimizer.param_groups are still multiplied by the scale": [
-                [of_part[0], *times(of_part[1:], scale)] for of_part in gradients
+                [of_part[0], *scaled(of_part[1:], scale)] for of_part in gradients
             ],
         },
     )
@@ -227,26 +243,22 @@ def wrong_weights(steps: list[dict], weights: list) -> str | None:
     return side_by_side(title, after, they_should_be=weights)
 
 
-def wrong_scale(steps: list[dict], expected: float, before: float) -> str | None:
+def wrong_scale(steps: list[dict], expected: float, before: float, growth_interval: int) -> str | None:
     """A finding about the scale after update()."""
     scales = [step["scale"] for step in steps]
-    if near(scales, [expected] * WORLD_SIZE):
+    if near(scales, [expected] * len(steps)):
         return None
     if not all(near(scale, scales[0]) for scale in scales):
         title = f"the ranks have different scales after the step: {FOR_ALL}"
     elif expected < before:
         title = "an overflow on any rank halves the scale of all ranks"
     elif expected > before:
-        title = "the second step in a row without an overflow (growth_interval=2) doubles the scale"
+        title = (
+            f"the {ORDINALS[growth_interval]} step in a row without an overflow (growth_interval={growth_interval})"
+            " doubles the scale"
+        )
     else:
         title = (
             "the scale stays: the steps in a row are counted anew after an overflow, and after the scale was doubled"
         )
     return side_by_side(f"{title}; the scale after update():", scales, before=before, it_should_be=expected)
-
-
-def times(numbers: Any, factor: float) -> Any:
-    """A number, or each one in lists of them, multiplied."""
-    if isinstance(numbers, list):
-        return [times(each, factor) for each in numbers]
-    return factor * numbers

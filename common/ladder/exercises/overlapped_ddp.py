@@ -9,18 +9,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, side_by_side
+from common.ladder.exercises.compare import agreed, divisors, flat, mistake, near, plain, scaled, shown, side_by_side
 from common.ladder.exercises.link import Message, SlowLink, slow_link
-from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
 from common.small.ddp.overlapped import OverlappedDDP
 
 MINUTES = 25
 READ = "common/small/ddp/README.md"
 SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py) and torch's DistributedDataParallel"
-WORLD_SIZE = 2
-INPUTS = (1.0, 3.0)  # by rank
+WORLD_SIZES = (2, 3)
+INPUTS = (1.0, 3.0, 8.0)  # by rank
 STEPS = 2
 LAYERS = 3
+HOOKS_OF_MODULES = (
+    "a full backward hook of a module may be called before its parameters' gradients are there, when parameter.grad is"
+    " None: use parameter.register_post_accumulate_grad_hook on each parameter, which is called afterwards"
+)
 
 
 def network() -> nn.Sequential:
@@ -91,8 +95,17 @@ def run(path: str) -> dict:
             if sentence is None:
                 raise
             raise SolutionFailed(sentence) from error
-        traffic = [described(message) for message in link.messages if message.step]
-        return {"own": own, "after": found, "expected": expected, "traffic": traffic}
+        return {
+            "own": own,
+            "after": found,
+            "expected": expected,
+            "traffic": [described(message) for message in link.messages if message.step],
+            "hooks_of_modules": uses_hooks_of_modules(path),
+        }
+
+
+def uses_hooks_of_modules(path: str) -> bool:
+    return "register_full_backward_" in Path(path).read_text()
 
 
 def why_none(error: Exception, path: str, module: nn.Module, link: SlowLink) -> str | None:
@@ -106,6 +119,8 @@ def why_none(error: Exception, path: str, module: nn.Module, link: SlowLink) -> 
             "start_all_reduce was called before any backward, when parameter.grad is None: hand the function itself to"
             " register_post_accumulate_grad_hook (self.start_all_reduce), and not what a call of it returns"
         )
+    if uses_hooks_of_modules(path):
+        return HOOKS_OF_MODULES
     if any(parameter._backward_hooks for parameter in module.parameters()):
         return (
             "register_hook calls its function before backward has written parameter.grad, which is None then: use"
@@ -134,13 +149,16 @@ def described(message: Message) -> dict:
 
 
 def check(path: Path) -> list[str]:
-    """Two steps of a network with three layers on two ranks."""
-    try:
-        results = on_ranks(WORLD_SIZE, run, path)
-    except SolutionFailed as failure:
-        return [str(failure)]
-    found = wrong_traffic(results[0]["traffic"]) or wrong_gradients(results)
-    return [found] if found else []
+    """Two steps of a network with three layers, on two and on three ranks."""
+
+    def on(world_size: int) -> list[str | None]:
+        results = on_ranks(world_size, run, path)
+        found = wrong_traffic(results[0]["traffic"])
+        if found and results[0]["hooks_of_modules"]:
+            found = f"{found}\n    {HOOKS_OF_MODULES}"
+        return [found or wrong_gradients(results)]
+
+    return in_rounds(WORLD_SIZES, on)
 
 
 def wrong_traffic(messages: list[dict]) -> str | None:
@@ -216,27 +234,29 @@ def wrong_count(messages: list[dict]) -> str | None:
 
 def wrong_gradients(results: list[dict]) -> str | None:
     """A finding about the gradients of the first step that is wrong."""
+    world_size = len(results)
+    own = [result["own"] for result in results]
     for step in range(STEPS):
         after = [result["after"][step] for result in results]
         expected = results[0]["expected"][step]
-        if near(after, [expected] * WORLD_SIZE):
+        if near(after, [expected] * world_size):
             continue
-        own = [result["own"] for result in results]
         reason = "no sum has arrived when wait() returns"
         if not any(message["gradients"] for message in results[0]["traffic"]):
             reason = "the sums arrive in copies of them: hand parameter.grad itself to all_reduce"
-        total = [WORLD_SIZE * mean for mean in expected]
+        total = scaled(expected, world_size)
         known = mistake(
             after,
             {
-                "they are the sums over the ranks: divide by the world size": [total] * WORLD_SIZE,
+                "they are the sums over the ranks: divide by the world size": [total] * world_size,
                 f"they are each rank's own: {reason}": own,
-                f"they are each rank's own, divided by the world size: {reason}": [
-                    [number / WORLD_SIZE for number in of_rank] for of_rank in own
-                ],
-                "they are divided by the world size twice": [[mean / WORLD_SIZE for mean in expected]] * WORLD_SIZE,
+                f"they are each rank's own, divided by the world size: {reason}": scaled(own, 1 / world_size),
+                "they are divided by the world size twice": [scaled(expected, 1 / world_size)] * world_size,
             },
         )
+        divided_by = divisors(after, total)
+        if known is None and divided_by:
+            known = f"the sums were divided by {shown(divided_by)}: divide each one once, by the world size"
         title = f"in step {step + 1} the gradients of the {LAYERS} layers are not the means over the ranks"
         return side_by_side(f"{title}; {known}" if known else title, after, they_should_be=expected)
     return None

@@ -15,21 +15,31 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from common.ladder.exercises.compare import agreed, flat, near, plain, side_by_side
-from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.compare import agreed, flat, is_number, near, plain, shown, side_by_side
+from common.ladder.exercises.stage import SolutionFailed, hints_for, in_rounds, load_name, on_ranks
 from common.small.accelerator import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
 
 MINUTES = 25
 READ = "03_accelerate/README.md"
 SAME_AS = "the small Accelerator (common/small/accelerator.py), level 02's DDP and sampler, and one device"
-WORLD_SIZE = 2
-SAMPLES = 12
-BATCH_SIZE = 4  # of all ranks
-STEPS = SAMPLES // BATCH_SIZE
+WORLD_SIZES = (2, 3)
+SAMPLES = 18
+BATCH_SIZE = 6  # of all ranks
 # Of the loader that shuffles: so many that a rank does not by chance have the same ones as without shuffling.
 SHUFFLED_SAMPLES = 24
 LEARNING_RATE = 0.1
-FIRST_WEIGHTS = (1.0, 2.0)  # by rank, where nobody makes them equal
+# What torch says of objects that are not as a beginner expects them, and the idea.
+HINTS = {
+    "device_ids": "this network is on the CPU, and device_ids are those of GPUs: leave them out",
+    "has no attribute 'shuffle'": "a DataLoader that shuffles has a RandomSampler as its `sampler`, and no `shuffle`",
+    "attribute should not be set after": "a DataLoader keeps what it was made of: make a new one, with its dataset,"
+    " collate_fn and a share of its batch_size",
+    "mutually exclusive with shuffle": "the sampler shuffles, DistributedSampler(dataset, shuffle=True): the loader of"
+    " such a sampler has no shuffle of its own",
+    "slice": "a batch is what the loader's collate_fn makes of its samples, here a dict, so nobody knows how to cut it:"
+    " share out the numbers of the samples, by a sampler, before they become a batch",
+}
+FIRST_WEIGHTS = (1.0, 2.0, 3.0)  # by rank, where nobody makes them equal
 
 
 class Numbers(Dataset):
@@ -43,6 +53,8 @@ class Numbers(Dataset):
         return self.size
 
     def __getitem__(self, index: int) -> int:
+        if index >= self.size:
+            raise IndexError(f"there are {self.size} numbers")  # here a loop over the dataset ends
         self.read.append(index)
         return index
 
@@ -85,25 +97,30 @@ def weights_of(model: nn.Module) -> list[float]:
 
 
 def samples_in(batch: Any) -> list[int]:
-    if not isinstance(batch, dict):
+    if isinstance(batch, dict):
+        return plain(batch["samples"])
+    what = plain(batch)
+    if isinstance(what, list) and all(map(is_number, what)):
         raise SolutionFailed(
-            f"a batch is {plain(batch)}, and not what the loader's own collate_fn makes of the samples: hand"
-            " `collate_fn` on to the new loader"
+            f"a batch is {what}, and not what the loader's own collate_fn makes of the samples: hand `collate_fn` on to"
+            " the new loader"
         )
-    return plain(batch["samples"])
+    raise SolutionFailed(
+        f"a batch is {what}, which was made of a batch of the loader. What its collate_fn makes, here a dict, can be of"
+        " any kind, so nobody can cut it into shares: share out the numbers of the samples, by a sampler, before they"
+        " become a batch"
+    )
 
 
-def trained(objects: Objects) -> tuple[list, list]:
-    """The weights after each step of a script's training loop, and the samples of each batch."""
+def trained(batches: Iterable[Any], model: Any, optimizer: Any) -> list:
+    """The weights after each step of a script's training loop."""
     weights = []
-    samples = []
-    for batch in objects.loader:
-        samples.append(samples_in(batch))
-        F.mse_loss(objects.model(batch["inputs"]), batch["targets"]).backward()
-        objects.optimizer.step()
-        objects.optimizer.zero_grad()
-        weights.append(weights_of(objects.model))
-    return weights, samples
+    for batch in batches:
+        F.mse_loss(model(batch["inputs"]), batch["targets"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.append(weights_of(model))
+    return weights
 
 
 def prepared_by_the_small_one() -> Objects:
@@ -119,40 +136,54 @@ def prepared_as_in_level_02() -> Objects:
     objects = objects_of(dist.get_rank())
     dataset = objects.loader.dataset
     sampler: DistributedSampler = DistributedSampler(dataset, shuffle=False)
-    loader = DataLoader(dataset, BATCH_SIZE // WORLD_SIZE, sampler=sampler, collate_fn=as_batch)
+    loader = DataLoader(dataset, BATCH_SIZE // dist.get_world_size(), sampler=sampler, collate_fn=as_batch)
     return objects._replace(model=DistributedDataParallel(objects.model), loader=loader)
 
 
 def run(path: str) -> dict:
     """On one rank: what the prepared objects are and do, and the weights that are right."""
     rank = dist.get_rank()
-    small, _ = trained(prepared_by_the_small_one())
-    real, _ = trained(prepared_as_in_level_02())
-    one_device, _ = trained(objects_of(rank=0))
-    prepare = load_name(path, "prepare")
+    references = {
+        "small": prepared_by_the_small_one(),
+        "real": prepared_as_in_level_02(),
+        "one_device": objects_of(rank=0),
+    }
+    expected = agreed(**{name: trained(*objects[:3]) for name, objects in references.items()})
     objects = objects_of(rank)
-    prepared = prepare(*objects)
-    refuse_other_kinds(prepared, objects)
     in_order = DataLoader(objects.shuffled.dataset, BATCH_SIZE, collate_fn=as_batch)
-    alone = prepare(in_order)
-    refuse_other_kinds(alone, [in_order])
+    with hints_for(HINTS):
+        prepare = load_name(path, "prepare")
+        prepared = prepare(*objects)
+        refuse_other_kinds(prepared, objects)
+        alone = prepare(in_order)
+        refuse_other_kinds(alone, [in_order])
+        batches = list(prepared[0])
+        batches_of_shuffled = list(prepared[3])
+        batches_in_order = list(alone[0])
+    samples = list(map(samples_in, batches))
     model, optimizer = prepared[1:3]
     first = weights_of(model)
-    weights, samples = trained(Objects(*prepared))
     of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return {
         "kind": type(model).__name__,
         "first": first,
-        "weights": weights,
-        "expected": agreed(small=small, real=real, one_device=one_device),
+        "weights": trained(batches, model, optimizer) if equally_many(batches) else [],
+        "expected": expected,
         "same_optimizer": optimizer is objects.optimizer,
         "learning_rate": optimizer.param_groups[0]["lr"],
         "same_parameters": of_optimizer == {id(parameter) for parameter in model.parameters()},
         "samples": samples,
-        "shuffled": [samples_in(batch) for batch in prepared[3]],
-        "in_order": [samples_in(batch) for batch in alone[0]],
+        "shuffled": list(map(samples_in, batches_of_shuffled)),
+        "in_order": list(map(samples_in, batches_in_order)),
         "read": sorted(set(objects.loader.dataset.read)),
     }
+
+
+def equally_many(batches: list) -> bool:
+    """Whether all ranks have as many batches; a rank with more would wait in backward for ever."""
+    counts: list = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, len(batches))
+    return len(set(counts)) == 1
 
 
 def refuse_other_kinds(prepared: Any, objects: Sequence[Any]) -> None:
@@ -172,30 +203,23 @@ def refuse_other_kinds(prepared: Any, objects: Sequence[Any]) -> None:
 
 
 def check(path: Path) -> list[str]:
-    """An epoch of three steps on two ranks, and one with a loader that shuffles."""
-    try:
-        results = on_ranks(WORLD_SIZE, run, path, why_it_hangs)
-    except SolutionFailed as failure:
-        return [str(failure)]
-    found = [wrong_network(results), wrong_optimizer(results), wrong_samples(results)]
-    if not any(found):
-        found = [wrong_weights(results), wrong_shuffle(results)]
-    return [finding for finding in found if finding]
+    """An epoch of three steps, and one with a loader that shuffles, on two and on three ranks."""
 
+    def on(world_size: int) -> list[str | None]:
+        results = on_ranks(world_size, run, path)
+        found = [wrong_network(results), wrong_optimizer(results), wrong_samples(results)]
+        return found if any(found) else [wrong_weights(results), wrong_shuffle(results)]
 
-def why_it_hangs(places: Sequence[Place | None]) -> str | None:
-    if None in places:
-        return "a rank had fewer batches than another one, which waits for it in backward: all ranks need equally many"
-    return None
+    return in_rounds(WORLD_SIZES, on)
 
 
 def wrong_network(results: list[dict]) -> str | None:
     """A finding about the weights with which the ranks begin."""
     first = [result["first"] for result in results]
-    if near(first, [[FIRST_WEIGHTS[0]]] * WORLD_SIZE):
+    if near(first, [[FIRST_WEIGHTS[0]]] * len(results)):
         return None
     title = "the network that came back does not have the weights of rank 0 on all ranks"
-    if near(first, [[weight] for weight in FIRST_WEIGHTS]):
+    if near(first, [[weight] for weight in FIRST_WEIGHTS[: len(results)]]):
         title = "each rank begins with weights of its own: DistributedDataParallel gives all ranks those of rank 0"
     return side_by_side(f"{title}; the weight before the first step:", first, it_should_be=list(FIRST_WEIGHTS[:1]))
 
@@ -212,10 +236,13 @@ def wrong_optimizer(results: list[dict]) -> str | None:
     if not all(result["same_optimizer"] for result in results):
         title = (
             "the optimizer that came back is another one than was given, without its settings and its state. It needs"
-            " no change: equal weights and equal averaged gradients make equal steps on all ranks"
+            " no change, so return the very object: equal weights and equal averaged gradients make equal steps on all"
+            " ranks"
         )
+        if near(rates, [LEARNING_RATE] * len(results)):
+            return title
         return side_by_side(f"{title}; the learning rate:", rates, it_was=LEARNING_RATE)
-    if not near(rates, [LEARNING_RATE] * WORLD_SIZE):
+    if not near(rates, [LEARNING_RATE] * len(results)):
         title = (
             "the optimizer that came back has another learning rate. It needs no change: equal weights and equal"
             " averaged gradients make equal steps on all ranks"
@@ -251,9 +278,20 @@ def wrong_shares(samples: list, batches: list) -> str:
             "every rank has all samples of a batch, so all compute the same, and two devices are no faster than one:"
             " a rank's share of a batch is batch_size // world size samples"
         )
+    if all(sorted(batch) in batches for batch in flat(samples)):
+        return (
+            "each rank has whole batches of the original loader, so that a step takes as many samples as several of"
+            " them: share out each batch, of which a rank's part is batch_size // world size samples"
+        )
+    counts = list(map(len, samples))
+    if len(set(counts)) > 1:
+        return (
+            "a rank had fewer batches than another one, which waits for it in backward for ever: share out each batch,"
+            f" so that all ranks take part in every step; these ranks have {shown(counts)} batches"
+        )
     of_all = flat(steps)
     shares = [sorted(flat(of_rank)) for of_rank in samples]
-    if shares == [list(range(SAMPLES))] * WORLD_SIZE:
+    if shares == [list(range(SAMPLES))] * len(samples):
         return "every rank goes through all samples: a sampler has to deal them out (DistributedSampler does)"
     twice = sorted({sample for sample in of_all if of_all.count(sample) > 1})
     missing = sorted(set(range(SAMPLES)) - set(of_all))
@@ -275,10 +313,10 @@ def wrong_shares(samples: list, batches: list) -> str:
 def wrong_weights(results: list[dict]) -> str | None:
     weights = [result["weights"] for result in results]
     expected = results[0]["expected"]
-    if near(weights, [expected] * WORLD_SIZE):
+    if near(weights, [expected] * len(results)):
         return None
     title = "the weights are not those of one device"
-    if not near(weights[0], weights[1]):
+    if not near(weights, weights[:1] * len(results)):
         title = "the ranks drift apart, because each steps with the gradients of its own samples: DDP averages them"
         kinds = {result["kind"] for result in results}
         if kinds != {DistributedDataParallel.__name__}:
@@ -306,7 +344,7 @@ def wrong_shuffle(results: list[dict]) -> str | None:
             "each rank has the same samples with a loader that shuffles as with one that does not, and never others:"
             " shuffle all of them, alike on all ranks, and then share them out"
         )
-    elif sizes != [[BATCH_SIZE // WORLD_SIZE] * (SHUFFLED_SAMPLES // BATCH_SIZE)] * WORLD_SIZE:
+    elif sizes != [[BATCH_SIZE // len(results)] * (SHUFFLED_SAMPLES // BATCH_SIZE)] * len(results):
         title = "with a loader that shuffles the shares of the ranks are not equally large"
     else:
         return None

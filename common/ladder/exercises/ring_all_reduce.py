@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.ladder.exercises.compare import near, plain, scaled, shown, side_by_side
-from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.compare import flat, near, plain, scaled, shown, side_by_side
+from common.ladder.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
 
 MINUTES = 40
 READ = "02_ddp_raw/README.md"
 SAME_AS = "torch's all_reduce, with as few numbers on each link as a ring needs"
-WORLD_SIZE = 3
-SIZES = (6, 7)  # in three equal chunks, and in chunks of 3, 2 and 2
+WORLD_SIZES = (3, 2)
+SIZES = (6, 7)  # on three ranks in equal chunks, and in chunks of 3, 2 and 2
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -59,37 +59,39 @@ class Traffic:
 
     Attributes:
         collectives: those that were called, by name.
-        sent: how many numbers are in each message to the right neighbour.
+        sent: the numbers in each message to the right neighbour.
         received: for how many numbers there is room in each receive from the left neighbour.
         handles: of all messages that were begun and not waited for at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.collectives: list[str] = []
-        self.sent: list[int] = []
+        self.sent: list[list[float]] = []
         self.received: list[int] = []
         self.handles: list[Handle] = []
         self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
 
     def note_send(self, peer: int, tensor: Tensor) -> None:
-        right = (self.rank + 1) % WORLD_SIZE
+        right = (self.rank + 1) % self.world_size
         if peer != right:
             raise SolutionFailed(
                 f"rank {self.rank} sends to rank {peer}: in a ring each rank sends to its right neighbour only,"
                 f" (rank + 1) % world size, here rank {right}"
             )
-        self.sent.append(tensor.numel())
-        refuse_other_size(self.rank, right, len(self.sent), sent=tensor)
+        self.sent.append(plain(tensor.flatten()))
+        refuse_other_size(self.rank, right, len(self.sent), self.size, sent=tensor)
 
     def note_receive(self, peer: int, tensor: Tensor) -> None:
-        left = (self.rank - 1) % WORLD_SIZE
+        left = (self.rank - 1) % self.world_size
         if peer != left:
             raise SolutionFailed(
                 f"rank {self.rank} receives from rank {peer}: in a ring each rank receives from its left neighbour"
                 f" only, (rank - 1) % world size, here rank {left}"
             )
         self.received.append(tensor.numel())
-        refuse_other_size(left, self.rank, len(self.received), room=tensor)
+        refuse_other_size(left, self.rank, len(self.received), self.size, room=tensor)
 
     def refuse_forgotten_handles(self) -> None:
         forgotten = [handle.call for handle in self.handles if not handle.was_waited_for]
@@ -100,8 +102,13 @@ class Traffic:
             )
 
 
+def chunk_sizes(size: int, world_size: int) -> list[int]:
+    """The sizes of the chunks of `size` numbers, as tensor_split cuts them."""
+    return [len(chunk) for chunk in torch.empty(size).tensor_split(world_size)]
+
+
 def refuse_other_size(
-    sender: int, receiver: int, message: int, sent: Tensor | None = None, room: Tensor | None = None
+    sender: int, receiver: int, message: int, size: int, sent: Tensor | None = None, room: Tensor | None = None
 ) -> None:
     """Raise SolutionFailed if a message is of another size or dtype than the room for it. Both ranks call this.
 
@@ -109,7 +116,8 @@ def refuse_other_size(
     receive: gloo would end the process of a rank whose room is too small, and leave a part of a larger one as it was.
 
     Args:
-        message: its number among those from `sender` to `receiver`.
+        message: its number among those from `sender` to `receiver`, from 1 on.
+        size: of the whole tensor.
     """
     store = dist.PrefixStore(f"{sender} to {receiver}, {message}", dist.distributed_c10d._get_default_store())
     for side, tensor in {"sent": sent, "room": room}.items():
@@ -121,11 +129,14 @@ def refuse_other_size(
     room_numbers, room_dtype = store.get("room").decode().split()
     which = f"(message {message} from rank {sender} to rank {receiver})"
     if numbers != room_numbers:
+        sizes = chunk_sizes(size, dist.get_world_size())
+        chunk = (sender - message + 1) % len(sizes)
         raise SolutionFailed(
             f"rank {sender} sends {numbers} numbers to rank {receiver}, which has room for {room_numbers} {which}. Both"
             " have to mean the same chunk, and chunks need not be equally large: cut the tensor alike on all ranks,"
             " and receive into as much room as the chunk has that arrives, which is the one that the left neighbour"
-            " sends in this step"
+            f" sends in this step.\n    The chunks of {size} numbers have {shown(sizes)}, and message {message} from"
+            f" rank {sender} is its chunk {chunk}, ({sender} - {message - 1}) % {len(sizes)}, which has {sizes[chunk]}"
         )
     if dtype != room_dtype:
         raise SolutionFailed(
@@ -134,10 +145,21 @@ def refuse_other_size(
         )
 
 
+def refuse_other_objects(call: str, message: Any) -> None:
+    if not isinstance(message, Tensor):
+        raise SolutionFailed(
+            f"{call} was given a {type(message).__name__}: a message is one tensor, such as one of the chunks"
+        )
+
+
 @contextmanager
-def observed() -> Iterator[Traffic]:
-    """A block in which the calls of torch.distributed's functions are noted."""
-    traffic = Traffic()
+def observed(size: int) -> Iterator[Traffic]:
+    """A block in which the calls of torch.distributed's functions are noted.
+
+    Args:
+        size: of the tensor that is reduced.
+    """
+    traffic = Traffic(size)
 
     def noted(name: str) -> Any:
         original = getattr(dist, name)
@@ -159,6 +181,7 @@ def observed() -> Iterator[Traffic]:
                 return original(*args, **kwargs)
             arguments = signature.bind(*args, **kwargs).arguments
             peers = [arguments[peer] for peer in peer_names if arguments.get(peer) is not None]
+            refuse_other_objects(name, arguments["tensor"])
             if peers:  # else a message from any rank will do
                 note(peers[0], arguments["tensor"])
             inside.name = name
@@ -195,7 +218,7 @@ def run(path: str, size: int) -> dict:
     rank = dist.get_rank()
     expected = numbers_of(rank, size)
     dist.all_reduce(expected)
-    with observed() as traffic:
+    with observed(size) as traffic:
         ring_all_reduce = load_name(path, "ring_all_reduce")
         tensor = numbers_of(rank, size)
         ring_all_reduce(tensor)
@@ -210,16 +233,17 @@ def run(path: str, size: int) -> dict:
 
 
 def check(path: Path) -> list[str]:
-    """Six and seven numbers on three ranks. With equal chunks a wrong chunk arrives, and can be shown."""
-    for size in SIZES:
-        try:
-            results = on_ranks(WORLD_SIZE, functools.partial(run, size=size), path, why_it_hangs)
-        except SolutionFailed as failure:
-            return [str(failure)]
-        found = wrong_sums(results) or wrong_amount(results)
-        if found:
-            return [f"{size} numbers on {WORLD_SIZE} ranks: {found}"]
-    return []
+    """Six and seven numbers on three ranks, and on two. With equal chunks a wrong chunk arrives, and can be shown."""
+
+    def on(world_size: int) -> list[str]:
+        for size in SIZES:
+            results = on_ranks(world_size, functools.partial(run, size=size), path, why_it_hangs)
+            found = wrong_sums(results) or wrong_chunks(results)
+            if found:
+                return [f"{size} numbers on {world_size} ranks: {found}"]
+        return []
+
+    return in_rounds(WORLD_SIZES, on)
 
 
 def why_it_hangs(places: Sequence[Place | None]) -> str | None:
@@ -240,42 +264,88 @@ def wrong_sums(results: list[dict]) -> str | None:
     if collectives:
         return f"dist.{collectives[0]} was called: build the all-reduce from sends and receives of two ranks each"
     after = [result["after"] for result in results]
-    expected = results[0]["expected"]
-    if near(after, [expected] * WORLD_SIZE):
-        return None
     own = [result["own"] for result in results]
-    counts = [counted(number) for of_rank in after for number in of_rank]
-    finished = [sum(map(near, of_rank, expected)) for of_rank in after]
-    steps = 2 * (WORLD_SIZE - 1)
-    steps_made = [len(result["sent"]) for result in results]
-    title = "the numbers are not the sums over the ranks"
-    if near(after, own):
-        title = "each rank still has its own numbers: what arrives has to be written into `tensor`"
-    elif near(after, [scaled(expected, 1 / WORLD_SIZE)] * WORLD_SIZE):
-        title = "these are the means over the ranks, and the sums were asked for: do not divide"
-    elif steps_made not in ([steps] * WORLD_SIZE, [steps / 2] * WORLD_SIZE):
+    expected = results[0]["expected"]
+    if near(after, [expected] * len(results)):
+        return None
+    title = wrong_on_the_whole(results) or wrong_contributions(results)
+    if title is None:
         title = (
+            "the numbers are not the sums over the ranks. A rank's first message is the chunk of its own number, and"
+            " each later one is the chunk that the message before has brought, which is one number lower"
+        )
+    brings = ", ".join(f"rank {rank} brings {shown(of_rank[0])}" for rank, of_rank in enumerate(own))
+    return side_by_side(f"{title} ({brings}):", after, they_should_be=expected)
+
+
+def wrong_on_the_whole(results: list[dict]) -> str | None:
+    """The mistake, if it can be seen without asking whose numbers are in a sum."""
+    world_size = len(results)
+    after = [result["after"] for result in results]
+    own = [result["own"] for result in results]
+    expected = results[0]["expected"]
+    steps = 2 * (world_size - 1)
+    steps_made = [len(result["sent"]) for result in results]
+    rest = len(expected) % world_size
+    if near(after, own):
+        return "each rank still has its own numbers: what arrives has to be written into `tensor`"
+    if near(after, [scaled(expected, 1 / world_size)] * world_size):
+        return "these are the means over the ranks, and the sums were asked for: do not divide"
+    if steps_made not in ([steps] * world_size, [steps / 2] * world_size):
+        return (
             f"each half of the ring has W - 1 steps, so that a rank sends {steps} chunks in all; these ranks have sent"
             f" {shown(steps_made)}"
         )
-    elif any(max(count) > 1 for count in counts):
-        title = (
+    if rest and near(after, [[*expected[:-rest], *of_rank[-rest:]] for of_rank in own]):
+        return (
+            f"the chunks are too small, so that the last numbers are in none of them: {len(expected)} numbers have"
+            f" chunks of {shown(chunk_sizes(len(expected), world_size))}, which tensor_split({world_size}) cuts"
+        )
+    return None
+
+
+def wrong_contributions(results: list[dict]) -> str | None:
+    """The mistake, if whose numbers are in the sums shows it."""
+    world_size = len(results)
+    after = [result["after"] for result in results]
+    expected = results[0]["expected"]
+    counts = [counted(number) for of_rank in after for number in of_rank]
+    passed_on = [message for result in results for message in result["sent"][1 : world_size - 1]]
+    finished = [sum(map(near, of_rank, expected)) for of_rank in after]
+    some_twice = any(max(count) > 1 for count in counts)
+    if some_twice and all(map(is_of_one_rank, counts)):
+        return (
+            "each number is that of one rank, added to itself: what arrived was written over your own chunk before the"
+            " two were added. In the first half receive into a tensor beside it, such as torch.empty_like(chunk)"
+        )
+    if passed_on and all(is_of_one_rank(counted(number)) for number in flat(passed_on)):
+        return (
+            "no sum was passed on in the first half. In each of its steps a rank adds what arrives to its chunk of the"
+            " same number, and sends this very chunk in the next step: the numbers go down by one from step to step. It"
+            " adds in place (chunk += arrived): chunk + arrived and chunk.add(arrived) are new tensors"
+        )
+    if some_twice:
+        return (
             "some numbers are in a sum more than once: in the second half of the ring a chunk that arrives is finished,"
             " so copy it and do not add it (and never add what recv returns: that is the number of the sender)"
         )
-    elif finished == [len(expected) // WORLD_SIZE] * WORLD_SIZE:
-        title = (
+    if sums_are_in_new_tensors(results):
+        return (
+            "the sums of the first half are right, and were sent, but they are not in `tensor`: chunk + arrived is a"
+            " new tensor, and chunk += arrived adds in place. A chunk is a view, so `tensor` then has the sum too"
+        )
+    if finished == [len(expected) // world_size] * world_size:
+        return (
             "each rank has one finished chunk, so the first half, the reduce-scatter, is right; now send the finished"
             " chunks around, the all-gather, and write what arrives into `tensor`, not into a new tensor"
         )
-    elif not any(finished):
-        title = (
+    if not any(finished):
+        return (
             "no chunk is finished. In the first half a rank adds what arrives to its chunk of the same number, and"
             " passes that chunk on in the next step. Then its chunk (rank + 1) % world size is finished, and with this"
             " one, not with the chunk of its own number, the second half begins"
         )
-    brings = "rank 0 brings 1, rank 1 brings 10, rank 2 brings 100"
-    return side_by_side(f"{title} ({brings}):", after, they_should_be=expected)
+    return None
 
 
 def counted(number: float) -> list[int]:
@@ -285,16 +355,41 @@ def counted(number: float) -> list[int]:
     return [int(digit) for digit in str(round(number))]
 
 
-def wrong_amount(results: list[dict]) -> str | None:
-    """A finding about how many numbers each rank has sent."""
+def is_of_one_rank(count: list[int]) -> bool:
+    return count.count(0) == len(count) - 1
+
+
+def sums_are_in_new_tensors(results: list[dict]) -> bool:
+    """Whether every rank began the second half by sending a sum over all ranks that is not in its tensor."""
+    world_size = len(results)
+    expected = results[0]["expected"]
+    for rank, result in enumerate(results):
+        number = (rank + 1) % world_size
+        chunk = torch.tensor(result["after"]).tensor_split(world_size)[number].tolist()
+        finished = torch.tensor(expected).tensor_split(world_size)[number].tolist()
+        if len(result["sent"]) < world_size or result["sent"][world_size - 1] != finished or chunk == finished:
+            return False
+    return True
+
+
+def wrong_chunks(results: list[dict]) -> str | None:
+    """A finding about how many numbers each rank has sent, in all and in a message."""
+    world_size = len(results)
     size = len(results[0]["expected"])
-    sent = [sum(result["sent"]) for result in results]
+    sizes = [list(map(len, result["sent"])) for result in results]
     # Each rank sends W - 1 chunks in each half, and no chunk has more than a W-th of the numbers, rounded up.
-    most = 2 * (WORLD_SIZE - 1) * math.ceil(size / WORLD_SIZE)
-    if max(sent) > most:
+    most = 2 * (world_size - 1) * math.ceil(size / world_size)
+    if max(map(sum, sizes)) > most:
         title = (
             f"the sums are right, but more was sent than in a ring with chunks: cut the {size} numbers into"
-            f" {WORLD_SIZE} chunks, and send one chunk in each of the {2 * (WORLD_SIZE - 1)} steps; the numbers sent:"
+            f" {world_size} chunks, and send one chunk in each of the {2 * (world_size - 1)} steps; the numbers sent:"
         )
-        return side_by_side(title, sent, at_most=most)
+        return side_by_side(title, list(map(sum, sizes)), at_most=most)
+    if not set(flat(sizes)) <= set(chunk_sizes(size, world_size)):
+        title = (
+            "the sums are right, but the chunks differ by more than one number: tensor_split cuts them as equally as"
+            " can be. chunk and split may even make too few: 4 numbers are two chunks of 2 then, and the third of three"
+            " ranks has none; the numbers in each message:"
+        )
+        return side_by_side(title, sizes, sizes_of_chunks=chunk_sizes(size, world_size))
     return None

@@ -1,4 +1,4 @@
-"""The run of a solution on the ranks of a process group, with an end to every wait.
+"""The run of a solution on the ranks of a process group, in rounds, with an end to every wait.
 
 A job is the part of an exercise that runs on each rank: it loads the learner's file, calls what is there and returns
 what the checker compares. Every way in which a solution fails to return ends here in one sentence with the learner's
@@ -13,8 +13,10 @@ import os
 import pickle
 import re
 import tempfile
+import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -90,6 +92,46 @@ def load_name(path: str, name: str) -> Callable[..., Any]:
     return found
 
 
+def in_rounds(world_sizes: Sequence[int], findings: Callable[[int], Sequence[str | None]]) -> list[str]:
+    """The findings of the first round that has any. Every round is on another number of ranks.
+
+    Only a solution that was right in one round comes to the next. So what is wrong then is a number that was written
+    where the world size or the rank belongs.
+
+    Args:
+        findings: given the number of ranks, what is wrong on so many of them; an entry of None is no finding.
+    """
+    before = None
+    for world_size in world_sizes:
+        try:
+            found = [finding for finding in findings(world_size) if finding]
+        except SolutionFailed as failure:
+            found = [str(failure)]
+        if found and before:
+            title = (
+                f"on {world_size} ranks, after all was right on {before}: the number of ranks is dist.get_world_size(),"
+                f" and that of a rank dist.get_rank(). Is there a {before} in your code, or another number, for one of"
+                " them?"
+            )
+            return ["\n".join([title, *(textwrap.indent(finding, "    ") for finding in found)])]
+        if found:
+            return found
+        before = world_size
+    return []
+
+
+@contextlib.contextmanager
+def hints_for(hints: Mapping[str, str]) -> Iterator[None]:
+    """A block whose errors are followed by a hint, if their message has the text to which a hint belongs."""
+    try:
+        yield
+    except Exception as error:
+        for text, hint in hints.items():
+            if text in f"{type(error).__name__}: {error}":
+                error.add_note(hint)
+        raise
+
+
 def on_ranks(
     world_size: int,
     job: Callable[[str], Any],
@@ -144,7 +186,8 @@ def _play(job: Callable[[str], Any], path: str, folder: str) -> Any:
         world_size=world_size,
         timeout=timedelta(seconds=PATIENCE),
     )
-    with open(files / f"{rank}.stuck", "w") as where, group:
+    with open(files / f"{rank}.stuck", "w") as where, group, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's name a line of the checker, and would stand before the findings
         _wait_for_all(store, "start", rank, world_size)
         faulthandler.dump_traceback_later(SECONDS, exit=True, file=where)
         try:
@@ -232,7 +275,8 @@ def _hang(places: Sequence[Place | None], reason: str | None) -> str:
         lines.append(f"    rank {rank}: {where}")
     looping = [str(rank) for rank, place in enumerate(places) if place and not place.waits]
     if looping:
-        reason = f"rank {' and '.join(looping)} waits for nobody: a loop does not end there"
+        who = f"ranks {' and '.join(looping)} wait" if len(looping) > 1 else f"rank {looping[0]} waits"
+        reason = f"{who} for nobody: a loop does not end there"
     elif reason is None and None in places:
         reason = "a rank that has returned does not answer: all ranks must call the same collectives, equally often"
     elif reason is None:

@@ -15,20 +15,18 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from common.ladder.exercises.compare import agreed, flat, near, plain, scaled, side_by_side
-from common.ladder.exercises.stage import Place, SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.stage import Place, in_rounds, load_name, on_ranks
 from common.small.zero import ZeRO1
 
 MINUTES = 30
 READ = "02_ddp_raw/MEMORY_AND_ZERO.md"
 SAME_AS = "ZeRO1 (common/small/zero/zero1.py), torch's ZeroRedundancyOptimizer, and DistributedDataParallel with AdamW"
-WORLD_SIZE = 2
-INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))  # by rank
+WORLD_SIZES = (2, 3)
+INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
 STEPS = 2
 LAYERS = 5  # which the ranks cannot share out equally
 LAYER_SIZE = 3  # numbers, which is odd: equal parts on two ranks have one of zero at their end
 MOMENTS = 2 * LAYERS * LAYER_SIZE  # numbers in the whole state of AdamW
-# The moments of equal parts, with the zeros at their end. Whole parameters, dealt out in turn, have fewer.
-MOMENTS_OF_A_PART = 2 * LAYERS * math.ceil(LAYER_SIZE / WORLD_SIZE)
 # AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
 SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
 HARD_TO_SEE = "AdamW divides by a gradient's size, so only a large eps, such as the one here, shows it"
@@ -151,7 +149,8 @@ def run(path: str) -> dict:
             weights = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
         except RuntimeError as error:
             if "outputShape" in str(error):
-                error.add_note(f"{LAYER_SIZE} numbers have no {WORLD_SIZE} equal parts: fill them up with zeros first")
+                ranks = dist.get_world_size()
+                error.add_note(f"{LAYER_SIZE} numbers have no {ranks} equal parts: fill them up with zeros first")
             raise
     return {
         "first": first,
@@ -183,13 +182,13 @@ def why_it_hangs(places: Sequence[Place | None]) -> str | None:
 
 
 def check(path: Path) -> list[str]:
-    """Two steps of a network with five layers on two ranks."""
-    try:
-        results = on_ranks(WORLD_SIZE, run, path, why_it_hangs)
-    except SolutionFailed as failure:
-        return [str(failure)]
-    found = wrong_optimizers(results) or wrong_state(results) or wrong_numbers(results)
-    return [found] if found else []
+    """Two steps of a network with five layers, on two and on three ranks."""
+
+    def on(world_size: int) -> list[str | None]:
+        results = on_ranks(world_size, run, path, why_it_hangs)
+        return [wrong_optimizers(results) or wrong_state(results) or wrong_numbers(results)]
+
+    return in_rounds(WORLD_SIZES, on)
 
 
 def wrong_optimizers(results: list[dict]) -> str | None:
@@ -210,8 +209,12 @@ def wrong_optimizers(results: list[dict]) -> str | None:
 
 def wrong_state(results: list[dict]) -> str | None:
     """A finding about how much each rank keeps."""
+    world_size = len(results)
     state = [result["state"] for result in results]
-    if max(state) <= MOMENTS_OF_A_PART:
+    # Equal parts have zeros at their end. Whole parameters, dealt out in turn, are less in all, or one more on a rank.
+    of_equal_parts = 2 * LAYERS * math.ceil(LAYER_SIZE / world_size)
+    of_whole_parameters = 2 * LAYER_SIZE * math.ceil(LAYERS / world_size)
+    if max(state) <= max(of_equal_parts, of_whole_parameters):
         return None
     title = "a rank keeps more than its part of the optimizer's state"
     if min(state) == MOMENTS:
@@ -220,14 +223,14 @@ def wrong_state(results: list[dict]) -> str | None:
         f"{title}: give each rank's AdamW this rank's part of the parameters only; numbers in the state:",
         state,
         all_parameters=MOMENTS,
-        a_half=MOMENTS // WORLD_SIZE,
+        a_part=MOMENTS // world_size,
     )
 
 
 def wrong_numbers(results: list[dict]) -> str | None:
     """A finding about the first thing that is wrong: the gradients before a step, or the weights after it."""
     calls = [len(result["stepped_with"]) for result in results]
-    if calls != [STEPS] * WORLD_SIZE:
+    if calls != [STEPS] * len(results):
         title = "ZeRO1.step() has to call step() of this rank's AdamW once, on every rank; its calls:"
         return side_by_side(title, calls, they_should_be=STEPS)
     for step in range(STEPS):
@@ -242,6 +245,7 @@ def wrong_gradients(results: list[dict], step: int) -> str | None:
 
     A rank's part may be cut in any way, so its numbers are looked for among those of all parameters.
     """
+    world_size = len(results)
     stepped_with = [flat(result["stepped_with"][step]) for result in results]
     if not all(stepped_with):
         title = "an AdamW made a step without gradients, which moves nothing: give each of its parameters a `.grad`"
@@ -252,23 +256,23 @@ def wrong_gradients(results: list[dict], step: int) -> str | None:
         return None
     title = "the gradients with which each rank's AdamW made its step are not the means over the ranks"
     candidates = {
-        f"they are the sums over the ranks: divide by the world size. {HARD_TO_SEE}": [scaled(mean, WORLD_SIZE)]
-        * WORLD_SIZE,
+        f"they are the sums over the ranks: divide by the world size. {HARD_TO_SEE}": [scaled(mean, world_size)]
+        * world_size,
         "they are each rank's own: average them first, or the other ranks' samples teach this part nothing": own,
-        f"they are divided by the world size twice. {HARD_TO_SEE}": [scaled(mean, 1 / WORLD_SIZE)] * WORLD_SIZE,
+        f"they are divided by the world size twice. {HARD_TO_SEE}": [scaled(mean, 1 / world_size)] * world_size,
         "they are each rank's own, divided by the world size: add them up over the ranks too": [
-            scaled(numbers, 1 / WORLD_SIZE) for numbers in own
+            scaled(numbers, 1 / world_size) for numbers in own
         ],
     }
     if step:
         earlier = flat(results[0]["mean"][step - 1])
-        from_others = scaled(earlier, (WORLD_SIZE - 1) / WORLD_SIZE)
+        from_others = scaled(earlier, (world_size - 1) / world_size)
         candidates |= {
             "those of the step before are still in them: zero_grad() has to clear them": [added(mean, earlier)]
-            * WORLD_SIZE,
+            * world_size,
             "those of the step before are still in them: zero_grad() has to clear the gradients of all parameters, on"
             " every rank, because those of the other ranks' parts are added up too": [added(mean, from_others)]
-            * WORLD_SIZE,
+            * world_size,
         }
     for sentence, numbers in candidates.items():
         if all(are_among(*pair) for pair in zip(stepped_with, numbers, strict=True)):
@@ -283,7 +287,7 @@ def wrong_weights(results: list[dict], step: int) -> str | None:
     """A finding about the weights after a step whose gradients were right."""
     after = [result["weights"][step] for result in results]
     expected = results[0]["expected"][step]
-    if near(after, [expected] * WORLD_SIZE):
+    if near(after, [expected] * len(results)):
         return None
     before = results[0]["expected"][step - 1] if step else results[0]["first"]
     numbers = [flat(of_rank) for of_rank in after]

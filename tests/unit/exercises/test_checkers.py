@@ -1,5 +1,7 @@
 """The checkers accept a right solution, and say of each wrong one which idea is wrong in it."""
 
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 
 from common.ladder import exercises
 from common.ladder.__main__ import main
-from common.ladder.exercises import page
+from common.ladder.exercises import page, stage
 from tests.unit.exercises.wrong_solutions import WRONG
 
 SOLUTIONS = Path(__file__).with_name("solutions")
@@ -255,6 +257,23 @@ def test_ranks_that_do_not_return_are_named_with_their_lines_in_time(hang, tmp_p
     [finding] = exercises.check("average_gradients", solution("average_gradients", tmp_path, old, new))
     assert said in finding, finding
     assert time.monotonic() - began < 20
+
+
+def test_all_ranks_that_are_in_a_loop_are_named():
+    computing = stage.Place("solution.py", 1, waits=False)
+    assert stage._hang([computing, computing], None).endswith(
+        "ranks 0 and 1 wait for nobody: a loop does not end there"
+    )
+
+
+@pytest.mark.slow
+def test_warnings_of_torch_do_not_stand_before_the_findings(tmp_path):
+    wrong = WRONG["overlapped_ddp: a hook of the module"]
+    path = solution(wrong.exercise, tmp_path, wrong.old, wrong.new)
+    command = [sys.executable, "-m", "common.ladder", "check", wrong.exercise, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout.startswith(f"NOT YET: {wrong.exercise}\n\n  a full backward hook")
+    assert ended.stderr == ""
 
 
 def test_the_command_line_says_the_task_the_findings_and_the_verdict(tmp_path, capsys):

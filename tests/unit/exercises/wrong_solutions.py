@@ -186,7 +186,7 @@ WRONG = {
 """,
         idea="there was an optimizer step after each micro-batch, so nothing was accumulated: that is a training in"
         " small batches. Let the gradients of all micro-batches add up in `.grad`, which backward does by itself, and"
-        " then make one step; the optimizer's steps in each train_step:\n    rank 0: [3, 3]\n    rank 1: [3, 3]",
+        " then make one step; the optimizer's steps in each train_step:\n    rank 0: [3, 2]\n    rank 1: [3, 2]",
     ),
     "accumulate: one backward of the sum": Wrong(
         "accumulate",
@@ -274,6 +274,12 @@ WRONG = {
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
 """,
         idea="gradients were not sent once in each step by dist.all_reduce: send them once, after the last backward",
+    ),
+    "accumulate: three micro-batches taken for granted": Wrong(
+        "accumulate",
+        old="len(micro_batches)).backward",
+        new="3).backward",
+        idea="the losses were divided by 3 in each step, and a step may have another number of micro-batches",
     ),
     "exact_evaluation: padded": Wrong(
         "exact_evaluation",
@@ -492,6 +498,55 @@ WRONG = {
         new="register_hook",
         idea="register_hook calls its function before backward has written parameter.grad",
     ),
+    "overlapped_ddp: two ranks taken for granted": Wrong(
+        "overlapped_ddp",
+        old="dist.get_world_size()",
+        new="2",
+        idea="on 3 ranks, after all was right on 2: the number of ranks is dist.get_world_size()",
+    ),
+    "overlapped_ddp: divided by the number of handles": Wrong(
+        "overlapped_ddp",
+        old="""        parameter.grad /= dist.get_world_size()
+        self.handles.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+""",
+        new="""        self.handles.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def wait(self) -> None:
+        for handle, parameter in zip(self.handles, reversed(list(self.module.parameters()))):
+            handle.wait()
+            parameter.grad /= len(self.handles)
+""",
+        idea="the sums were divided by [3, 3, 3]: divide each one once, by the world size",
+    ),
+    "overlapped_ddp: a hook of the module": Wrong(
+        "overlapped_ddp",
+        old="            parameter.register_post_accumulate_grad_hook(self.start_all_reduce)\n",
+        new="""        module.register_full_backward_hook(self.start_all)
+
+    def start_all(self, *_):
+        for parameter in self.module.parameters():
+            self.start_all_reduce(parameter)
+""",
+        idea="a full backward hook of a module may be called before its parameters' gradients are there, when"
+        " parameter.grad is None: use parameter.register_post_accumulate_grad_hook on each parameter",
+    ),
+    "overlapped_ddp: a hook of the module that passes over None": Wrong(
+        "overlapped_ddp",
+        old="            parameter.register_post_accumulate_grad_hook(self.start_all_reduce)\n",
+        new="""        module.register_full_backward_hook(self.start_all)
+
+    def start_all(self, *_):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                self.start_all_reduce(parameter)
+""",
+        idea="no all-reduce was called: a hook has to begin one for each gradient\n    a full backward hook of a"
+        " module may be called before",
+    ),
     "buckets: the first layer first": Wrong(
         "buckets",
         old="reversed(parameters)",
@@ -650,6 +705,38 @@ WRONG = {
         part""",
         idea="put all parts back in the order in which they were packed",
     ),
+    "buckets: two ranks taken for granted": Wrong(
+        "buckets",
+        old="message /= dist.get_world_size()",
+        new="message /= 2",
+        idea="on 3 ranks, after all was right on 2: the number of ranks is dist.get_world_size()",
+    ),
+    "buckets: stacked": Wrong(
+        "buckets",
+        old="torch.cat",
+        new="torch.stack",
+        idea="\n    gradients differ in size: torch.cat, and not torch.stack, puts them into one row",
+    ),
+    "buckets: equal parts": Wrong(
+        "buckets",
+        old="""    start = 0
+    for parameter in bucket:
+        part = message[start : start + parameter.numel()]
+        parameter.grad.copy_(part.view_as(parameter))
+        start += parameter.numel()
+""",
+        new="""    for parameter, part in zip(bucket, message.chunk(len(bucket))):
+        parameter.grad.copy_(part.view_as(parameter))
+""",
+        idea="\n    a gradient's part of the message has parameter.numel() numbers, and begins where the part"
+        " before it ends",
+    ),
+    "buckets: copied without a shape": Wrong(
+        "buckets",
+        old="part.view_as(parameter)",
+        new="part",
+        idea="\n    view_as(parameter) gives a part of the message the shape of its parameter",
+    ),
     "ring_all_reduce: one half": Wrong(
         "ring_all_reduce",
         old="""    for step in range(world_size - 1):
@@ -796,6 +883,84 @@ WRONG = {
         handle = dist.isend(chunks[(rank - step) % world_size], right)
 """,
         idea="every rank waits in recv for a neighbour that has not sent yet: begin to send before you receive",
+    ),
+    "ring_all_reduce: three ranks taken for granted": Wrong(
+        "ring_all_reduce",
+        old="    chunks = tensor",
+        new="""    world_size = 3
+    chunks = tensor""",
+        idea="on 2 ranks, after all was right on 3: the number of ranks is dist.get_world_size()",
+    ),
+    "ring_all_reduce: chunks of as good as equal sizes": Wrong(
+        "ring_all_reduce",
+        old="tensor_split",
+        new="chunk",
+        idea="7 numbers on 3 ranks: the sums are right, but the chunks differ by more than one number: tensor_split",
+    ),
+    "ring_all_reduce: chunks that are too small": Wrong(
+        "ring_all_reduce",
+        old="tensor.tensor_split(world_size)",
+        new="tensor.split(len(tensor) // world_size)",
+        idea="the chunks are too small, so that the last numbers are in none of them: 7 numbers have chunks of"
+        " [3, 2, 2]",
+    ),
+    "ring_all_reduce: received into the own chunk": Wrong(
+        "ring_all_reduce",
+        old="""        arrived = torch.empty_like(mine)
+        dist.recv(arrived, left)
+        mine += arrived
+""",
+        new="""        dist.recv(mine, left)
+        mine += mine
+""",
+        idea="what arrived was written over your own chunk before the two were added. In the first half receive into",
+    ),
+    "ring_all_reduce: the own chunk under another name": Wrong(
+        "ring_all_reduce",
+        old="torch.empty_like(mine)",
+        new="mine",
+        idea="what arrived was written over your own chunk before the two were added. In the first half receive into",
+    ),
+    "ring_all_reduce: added, and not in place": Wrong(
+        "ring_all_reduce",
+        old="mine += arrived",
+        new="mine.add(arrived)",
+        idea="no sum was passed on in the first half. In each of its steps a rank adds what arrives to its chunk"
+        " of the same number, and sends this very chunk in the next step: the numbers go down by one from"
+        " step to step. It adds in place (chunk += arrived)",
+    ),
+    "ring_all_reduce: sums in new tensors": Wrong(
+        "ring_all_reduce",
+        old="""    chunks = tensor.tensor_split(world_size)
+    for step in range(world_size - 1):
+        handle = dist.isend(chunks[(rank - step) % world_size], right)
+        mine = chunks[(rank - step - 1) % world_size]
+        arrived = torch.empty_like(mine)
+        dist.recv(arrived, left)
+        mine += arrived
+""",
+        new="""    chunks = list(tensor.tensor_split(world_size))
+    for step in range(world_size - 1):
+        handle = dist.isend(chunks[(rank - step) % world_size], right)
+        mine = chunks[(rank - step - 1) % world_size]
+        arrived = torch.empty_like(mine)
+        dist.recv(arrived, left)
+        chunks[(rank - step - 1) % world_size] = mine + arrived
+""",
+        idea="the sums of the first half are right, and were sent, but they are not in `tensor`: chunk + arrived"
+        " is a new tensor",
+    ),
+    "ring_all_reduce: the own chunk in each step": Wrong(
+        "ring_all_reduce",
+        old="(rank - step) % world_size], right",
+        new="rank], right",
+        idea="no sum was passed on in the first half",
+    ),
+    "ring_all_reduce: all chunks in a message": Wrong(
+        "ring_all_reduce",
+        old="chunks[(rank - step) % world_size], right",
+        new="chunks, right",
+        idea="isend was given a tuple: a message is one tensor, such as one of the chunks",
     ),
     "sampler: the epoch forgotten": Wrong(
         "sampler",
@@ -1294,12 +1459,12 @@ WRONG = {
         "prepare",
         old="obj.batch_size // dist.get_world_size()",
         new="obj.batch_size",
-        idea="a step takes 8 samples, and an epoch has fewer steps",
+        idea="a step takes 12 samples, and an epoch has fewer steps",
     ),
     "prepare: halves of the dataset": Wrong(
         "prepare",
         old="sampler=DistributedSampler(obj.dataset, shuffle=shuffle)",
-        new="sampler=range(6 * dist.get_rank(), 6 * dist.get_rank() + 6)",
+        new="sampler=range(9 * dist.get_rank(), 9 * dist.get_rank() + 9)",
         idea="in each step the ranks together do not have the samples of one batch",
     ),
     "prepare: always shuffled": Wrong(
@@ -1345,5 +1510,78 @@ WRONG = {
         old="sampler=DistributedSampler(obj.dataset, shuffle=shuffle)",
         new="sampler=[0, 1] if dist.get_rank() else [2, 3, 4, 5]",
         idea="a rank had fewer batches than another one, which waits for it in backward",
+    ),
+    "prepare: two ranks taken for granted": Wrong(
+        "prepare",
+        old="// dist.get_world_size()",
+        new="// 2",
+        idea="on 3 ranks, after all was right on 2: the number of ranks is dist.get_world_size()",
+    ),
+    "prepare: a batch's parts are cut": Wrong(
+        "prepare",
+        old="        return DataLoader(\n",
+        new="""        rank = dist.get_rank()
+        return ([part[rank :: dist.get_world_size()] for part in batch] for batch in obj)
+        return DataLoader(
+""",
+        idea="a batch is ['a str', 'a str', 'a str'], which was made of a batch of the loader. What its"
+        " collate_fn makes, here a dict, can be of any kind",
+    ),
+    "prepare: a batch is cut": Wrong(
+        "prepare",
+        old="        return DataLoader(\n",
+        new="""        return (batch[dist.get_rank() :: dist.get_world_size()] for batch in obj)
+        return DataLoader(
+""",
+        idea="share out the numbers of the samples, by a sampler, before they become a batch",
+    ),
+    "prepare: the whole dataset in a list": Wrong(
+        "prepare",
+        old="""            obj.dataset,
+            batch_size=obj.batch_size // dist.get_world_size(),
+            sampler=DistributedSampler(obj.dataset, shuffle=shuffle),
+""",
+        new="""            list(obj.dataset)[dist.get_rank() :: dist.get_world_size()],
+            batch_size=obj.batch_size // dist.get_world_size(),
+            shuffle=shuffle,
+""",
+        idea="it has read others from the dataset too, and thrown them away: choose the numbers of the samples before",
+    ),
+    "prepare: whole batches in turn": Wrong(
+        "prepare",
+        old="        return DataLoader(\n",
+        new="""        return list(obj)[dist.get_rank() :: dist.get_world_size()]
+        return DataLoader(
+""",
+        idea="each rank has whole batches of the original loader, so that a step takes as many samples as"
+        " several of them: share out each batch",
+    ),
+    "prepare: devices of GPUs": Wrong(
+        "prepare",
+        old="DistributedDataParallel(obj)",
+        new="DistributedDataParallel(obj, device_ids=[dist.get_rank()])",
+        idea="\n    this network is on the CPU, and device_ids are those of GPUs: leave them out",
+    ),
+    "prepare: the loader's shuffle": Wrong(
+        "prepare",
+        old="shuffle=shuffle",
+        new="shuffle=obj.shuffle",
+        idea="\n    a DataLoader that shuffles has a RandomSampler as its `sampler`, and no `shuffle`",
+    ),
+    "prepare: another sampler for the same loader": Wrong(
+        "prepare",
+        old="        return DataLoader(\n",
+        new="""        obj.sampler = DistributedSampler(obj.dataset, shuffle=shuffle)
+        return DataLoader(
+""",
+        idea="\n    a DataLoader keeps what it was made of: make a new one",
+    ),
+    "prepare: a sampler, and shuffle": Wrong(
+        "prepare",
+        old="            collate_fn=",
+        new="""            shuffle=shuffle,
+            collate_fn=""",
+        idea="\n    the sampler shuffles, DistributedSampler(dataset, shuffle=True): the loader of such a"
+        " sampler has no shuffle",
     ),
 }
