@@ -16,10 +16,7 @@ def network(options: argparse.Namespace) -> UserNetwork:
         UserError: where there is no such network.
         StepFailed: where its batches have not as many samples as they are asked for.
     """
-    found = spec.load(options.spec, options.input, options.optimizer)
-    if found.has_own_batch:
-        training.check_batches(found)
-    return found
+    return training.with_shared_inputs(spec.load(options.spec, options.input, options.optimizer))
 
 
 def print_assumption(network: UserNetwork) -> None:

@@ -137,6 +137,9 @@ def check_alone(network: UserNetwork, setting: Setting, batch: int) -> None:
 
 def train(network: UserNetwork, setting: Setting, mesh, batch: int) -> None:
     """A few steps of one process, with `batch` samples each."""
+    if setting.strategy.cuts_inputs and network.shared:
+        reason = "it would cut an input that all samples share; as a buffer of the module it stays whole"
+        raise StepFailed(f"{setting.strategy.name} cannot train {network.title}", reason)
     model = training.build(network)
     if setting.checkpointing:
         model = strategies.checkpointed(model)

@@ -5,7 +5,8 @@
 
 Beside `build` the file may have `batch(n)`, which returns inputs and targets, `loss(outputs, targets)`, by default the
 cross-entropy, and `optimizer(parameters)`, by default AdamW. Inputs may be a tensor, a tuple of arguments of the
-module or a dict of named ones; targets may be nested as you like.
+module or a dict of named ones; targets may be nested as you like. An input whose shape does not depend on n, such as a
+causal mask, is one that all samples share.
 """
 
 import importlib.util
@@ -39,6 +40,7 @@ class UserNetwork:
         optimizer: of the parameters.
         has_own_batch: whether `batch` is somebody's own.
         assumed: what had to be assumed, in a sentence, or "".
+        shared: the positions, among all tensors of the inputs, of those that all samples share.
     """
 
     title: str
@@ -48,6 +50,7 @@ class UserNetwork:
     optimizer: Callable[..., torch.optim.Optimizer]
     has_own_batch: bool = False
     assumed: str = ""
+    shared: frozenset[int] = frozenset()
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

@@ -50,7 +50,7 @@ class Work:
     cores_per_device: int | None
 
     def network(self) -> UserNetwork:
-        return spec.load(self.spec, self.shape, self.optimizer)
+        return training.with_shared_inputs(spec.load(self.spec, self.shape, self.optimizer))
 
 
 class Measured(NamedTuple):

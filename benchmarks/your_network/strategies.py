@@ -39,12 +39,14 @@ class Strategy:
         wrap: of the model, which lies on its device, and the group's mesh.
         shard_optimizer: ZeRO-1: each rank has the optimizer's state of its parameters only.
         one_process: whether it is one process for all devices, instead of one for each.
+        cuts_inputs: whether it cuts each input for its devices, those too that all samples share.
     """
 
     name: str
     wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
     shard_optimizer: bool = False
     one_process: bool = False
+    cuts_inputs: bool = False
 
     def batch_of_process(self, global_batch: int, devices: int) -> int:
         """Samples of a step that one process has."""
@@ -185,7 +187,7 @@ def _unchanged(model: nn.Module, _: DeviceMesh) -> nn.Module:
 
 
 ONE_DEVICE = Strategy("one device", _unchanged, one_process=True)
-DATA_PARALLEL = Strategy("DataParallel", _data_parallel, one_process=True)
+DATA_PARALLEL = Strategy("DataParallel", _data_parallel, one_process=True, cuts_inputs=True)
 DDP = Strategy("DDP", _ddp)
 BUCKET_VIEWS = Strategy("DDP, bucket views", partial(_ddp, gradient_as_bucket_view=True))
 ZERO_1 = Strategy("ZeRO-1", _ddp, shard_optimizer=True)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,42 +94,71 @@ def make_batch(network: UserNetwork, size: int, device: str | torch.device = "cp
         made = network.batch(size)
         _check_made(what, made, size)
         inputs, targets = made
+        _check_samples(what, network, _shapes(inputs), size)
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), (inputs, targets))
 
 
 def _check_made(what: str, made: Any, size: int) -> None:
-    """Raises StepFailed unless `made` are inputs, whose first dimension is the sample, and targets."""
+    """Raises StepFailed unless `made` are inputs, with a tensor among them, and targets."""
     if not isinstance(made, tuple | list):
         raise StepFailed(what, f"{MUST_RETURN.format(size)}, not a {type(made).__name__}")
     if len(made) != 2:
         raise StepFailed(what, f"{MUST_RETURN.format(size)}, not {len(made)}")
     inputs, _ = made
-    tensors = _tensors(inputs)
-    if not tensors:
+    if not _shapes(inputs):
         kinds = {type(leaf).__name__ for leaf in tree_iter(inputs)}
         raise StepFailed(what, f"the inputs of batch({size}) must be tensors, not {', '.join(sorted(kinds))}")
-    for tensor in tensors:
-        if tensor.dim() and len(tensor) % size:
-            came = f"batch({size}) made an input of shape {tuple(tensor.shape)}"
+
+
+def _shapes(inputs: Any) -> list[torch.Size]:
+    return [leaf.shape for leaf in tree_iter(inputs) if isinstance(leaf, Tensor)]
+
+
+def _check_samples(what: str, network: UserNetwork, shapes: list[torch.Size], size: int) -> None:
+    """Raises StepFailed unless the first dimension of each input is the sample, but for those that samples share."""
+    for position, shape in enumerate(shapes):
+        if shape and shape[0] % size and position not in network.shared:
+            came = f"batch({size}) made an input of shape {tuple(shape)}"
             raise StepFailed(what, f"{came}, whose first dimension should be the sample, so {size}")
 
 
-def _tensors(inputs: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_iter(inputs) if isinstance(leaf, Tensor)]
+def with_shared_inputs(network: UserNetwork) -> UserNetwork:
+    """The network, which knows those inputs that keep their shape where others grow with the samples.
 
-
-def check_batches(network: UserNetwork) -> None:
-    """Raises StepFailed where the first dimension of an input does not grow with the samples.
-
-    It may be a multiple of their number, as where the words of all texts lie one behind the other.
+    Raises:
+        StepFailed: where the first dimension of another input does not grow with the samples. It may be a multiple of
+            their number, as where the words of all texts lie one behind the other.
     """
-    inputs_of_two, _ = hollow_if_possible(partial(make_batch, network, 2))
-    inputs_of_four, _ = hollow_if_possible(partial(make_batch, network, 4))  # samples may come in pairs
-    for two, four in zip(_tensors(inputs_of_two), _tensors(inputs_of_four), strict=False):
-        if two.dim() and four.dim() and 2 * len(two) != len(four):
-            came = f"batch(2) made inputs of shape {tuple(two.shape)}, and batch(4) of {tuple(four.shape)}"
+    if not network.has_own_batch:
+        return network
+    of_two = _shapes_of(network, 2)
+    of_four = _shapes_of(network, 4)  # samples may come in pairs
+    pairs = list(zip(of_two, of_four, strict=False))
+    if any(two != four for two, four in pairs):
+        kept = [position for position, (two, four) in enumerate(pairs) if two == four]
+        network = replace(network, shared=frozenset(kept))
+    _check_samples("a batch of 2 cannot be made", network, of_two, 2)
+    _check_samples("a batch of 4 cannot be made", network, of_four, 4)
+    for position, (two, four) in enumerate(pairs):
+        if position not in network.shared and two and four and 2 * two[0] != four[0]:
+            came = f"batch(2) made inputs of shape {tuple(two)}, and batch(4) of {tuple(four)}"
             reason = f"{came}: the first dimension should be the sample, so 2 and 4"
             raise StepFailed(f"{network.title} cannot be asked about", reason)
+    return network
+
+
+def _shapes_of(network: UserNetwork, size: int) -> list[torch.Size]:
+    """The shapes of the inputs of `size` samples."""
+    what = f"a batch of {size} cannot be made"
+
+    def shapes() -> list[torch.Size]:
+        with explained(what):
+            made = network.batch(size)
+            _check_made(what, made, size)
+        inputs, _ = made
+        return _shapes(inputs)
+
+    return hollow_if_possible(shapes)
 
 
 def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtype: torch.dtype | None = None) -> Tensor:

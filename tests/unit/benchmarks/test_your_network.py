@@ -16,7 +16,7 @@ from torchvision import models
 
 from benchmarks.harness.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network import __main__ as program
-from benchmarks.your_network import flags, measure, memory, spec, strategies
+from benchmarks.your_network import flags, measure, memory, predict, spec, strategies, training
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.training import StepFailed, TooLarge
 from common.errors import UserError
@@ -419,6 +419,31 @@ def test_a_batch_that_is_none_of_so_many_samples_is_one_line(question, expressio
     assert message in error
     assert len(error.splitlines()) == 1
     assert "Traceback" not in error
+
+
+MASKED = """
+import torch
+from torch import nn
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    def forward(self, words, mask): return self.attention(words, words, words, attn_mask=mask)[0][:, -1]
+def build(): return Masked()
+def batch(n): return {"mask": torch.ones(7, 7).tril() == 0, "words": torch.randn(n, 7, 16)}, torch.zeros(n).long()
+"""
+
+
+def test_an_input_that_all_samples_share_stays_whole_except_under_data_parallel(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MASKED)
+    network = training.with_shared_inputs(spec.load(f"{path}:build"))
+    assert network.shared == {0}
+    with pytest.raises(StepFailed, match="an input that all samples share; as a buffer of the module it stays whole"):
+        memory.need(network, Setting(strategies.DATA_PARALLEL, 2), 8)
+    for strategy in (strategies.DDP, strategies.ZERO_3):
+        assert memory.need(network, Setting(strategy, 2), 8).most > 0
+    assert predict.counted(network).multiply_adds > 0
 
 
 def test_a_batch_of_too_few_samples_is_one_line(tmp_path, capsys):
