@@ -102,6 +102,8 @@ def measured(link: str, rows: tuple[str, ...], extent: SessionExtent) -> dict:
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
+    if extent.quick and link == SLOW:
+        raise CannotMeasure(f"--quick measures over {FAST} only")
     own = QUICK if extent.quick else FULL
     needed = {*rows, *map(baseline, rows)}
     ways = tuple(way for way in own.ways if way in needed)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import page_faults, proof, records
-from benchmarks.harness.groups import Extent, Group
+from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, differences, measure, summarise
 from benchmarks.harness.process_facts import process_facts
 from common import ladder
@@ -36,6 +36,7 @@ WARM_UP_SECONDS = 0.5
 QUICK_STEPS = 2
 TIMEOUT = 900  # seconds, for any one call
 BATCH_SIZES = (64, 256)
+QUICK_BATCH = 64  # the one that --quick measures
 FIRST = "00_single_gpu"
 REPLICATED = "01_data_parallel"
 RAW_DDP = "02_ddp_raw"
@@ -260,17 +261,21 @@ def groups() -> list[Group]:
     found = []
     for size in BATCH_SIZES:
         title = STRONG_TITLE.format(size)
-        found.append(_group(f"strong-{size}", title, strong_scaling(size), partial(strong_scaling_record, size)))
+        make_record = partial(strong_scaling_record, size)
+        found.append(_group(f"strong-{size}", title, size, strong_scaling(size), make_record))
     for size in BATCH_SIZES:
         title = WEAK_TITLE.format(size)
-        found.append(_group(f"weak-{size}", title, weak_scaling(size), partial(weak_scaling_record, size)))
+        make_record = partial(weak_scaling_record, size)
+        found.append(_group(f"weak-{size}", title, size, weak_scaling(size), make_record))
     return found
 
 
-def _group(key: str, title: str, configurations: list[Configuration], make_record: Callable) -> Group:
+def _group(key: str, title: str, size: int, configurations: list[Configuration], make_record: Callable) -> Group:
     rows = tuple(configuration.name for configuration in configurations)
 
     def measured(selected: tuple[str, ...], extent: Extent) -> dict:
+        if extent.quick and size != QUICK_BATCH:
+            raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
         own = [configuration for configuration in configurations if configuration.name in selected]
         timed = Throughput(own, SECONDS, extent.data_flags, extent.quick)
         samples = measure(timed.contestants, extent.rounds)

@@ -142,6 +142,8 @@ def pytest_commands() -> list[list[str]]:
     return [words for words in all_commands() if words[0] == "pytest"]
 
 
+# Every run of the checks collects them itself.
+WHOLE_RUNS = [["pytest", "-rs"], ["pytest", "-m", "slow"]]
 # One process for all of them: the first one imports what the tests do, which takes most of the time.
 COLLECT = """
 import json, sys, pytest
@@ -154,7 +156,7 @@ for words in json.loads(sys.argv[1]):
 
 @pytest.mark.slow
 def test_pytest_takes_its_command_lines_and_finds_tests():
-    command_lines = [words[1:] for words in pytest_commands()]
+    command_lines = [words[1:] for words in pytest_commands() if words not in WHOLE_RUNS]
     command = [sys.executable, "-c", COLLECT, json.dumps(command_lines)]
     environment = environment_without_xdist()
     done = subprocess.run(command, cwd=ladder.ROOT, env=environment, capture_output=True, text=True, timeout=280)
