@@ -109,7 +109,7 @@ SOME = [DAMAGES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DAM
 
 
 @pytest.mark.parametrize("damage", SOME)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [LEVELS[0], *(pytest.param(level, marks=pytest.mark.slow) for level in LEVELS[1:])])
 def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(level, damage, tmp_path, caplog, capsys):
     training = [*SHORT, "--epochs", "2"]  # four steps
     _, expected = run_level(level, training)

@@ -10,11 +10,13 @@ from tests.faults.test_rank_killed import SABOTEUR
 pytestmark = ON_LINUX
 
 SHORT = ["--dataset", "synthetic", "--train-samples", "640", "--eval-samples", "320", "--batch-size", "32"]
-ALL = ["hangs", "leaves_early", "has_fewer_batches", "bypasses_ddp", "reduces_alone"]
+FAULTS = ["hangs", "leaves_early", "has_fewer_batches", "bypasses_ddp", "reduces_alone"]
+# They end as a rank with fewer batches does, and as one that reduces alone.
+ALIKE = ["leaves_early", "bypasses_ddp"]
 SLOW = pytest.mark.slow
 LONG = pytest.mark.long
 PLAIN = [
-    *(pytest.param("02_ddp_raw", fault, marks=SLOW) for fault in ALL),
+    *(pytest.param("02_ddp_raw", fault, marks=LONG if fault in ALIKE else SLOW) for fault in FAULTS),
     pytest.param("04_trainer", "hangs", marks=LONG),
 ]
 CHECKED = [

@@ -117,12 +117,12 @@ def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(t
     assert 0 < farthest(*ends) <= 1e-9
 
 
-# The slow ones are every level, and both ways to start one with both faults.
+# The slow ones are every level, both faults and both ways to start a job.
 FAULTS = [
     pytest.param("02_ddp_raw", torchrun, "raises", marks=pytest.mark.slow),
     pytest.param("02_ddp_raw", launcher, "is_killed", marks=pytest.mark.long),
     pytest.param(ladder.FULL, torchrun, "is_killed", marks=pytest.mark.slow),
-    pytest.param(ladder.FULL, launcher, "raises", marks=pytest.mark.slow),
+    pytest.param(ladder.FULL, launcher, "raises", marks=pytest.mark.long),
     pytest.param("04_trainer", torchrun, "raises", marks=pytest.mark.long),
     pytest.param("04_trainer", launcher, "is_killed", marks=pytest.mark.slow),
 ]

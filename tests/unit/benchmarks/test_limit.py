@@ -48,7 +48,7 @@ def other_batches_for(change: str, monkeypatch) -> None:
     "change",
     [
         "fused",
-        "resident",
+        pytest.param("resident", marks=pytest.mark.slow),
         pytest.param("channels_last", marks=pytest.mark.slow),
         pytest.param("compiled", marks=pytest.mark.long),
     ],
