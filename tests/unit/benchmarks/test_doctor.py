@@ -261,7 +261,7 @@ ENDS = {
     "deadlock": (
         {REDUCE: "            torch.distributed.recv(running, 1 - self.rank)\n"},
         None,
-        "no rank got on for 8 s: rank 0 is in patient.py:103 (recv), rank 1 is in patient.py:103 (recv)",
+        "no rank got on for 12 s: rank 0 is in patient.py:103 (recv), rank 1 is in patient.py:103 (recv)",
     ),
     "crash": (
         {REDUCE: "            if not self.is_chief:\n                raise ValueError('no disk')\n" + REDUCE},
@@ -538,7 +538,7 @@ def test_no_rank_is_killed_before_all_have_written_where_they_are(tmp_path):
 def test_a_bad_end_is_explained(name, tmp_path):
     changes, pitfall, text = ENDS[name]
     patient = planted(changes, tmp_path)
-    answer = ask("--time-out", 8, "--json", tmp_path / "answer.json", patient, "--out", tmp_path)
+    answer = ask("--time-out", 12, "--json", tmp_path / "answer.json", patient, "--out", tmp_path)
     assert answer.returncode == 1, answer.stdout + answer.stderr
     written = json.loads((tmp_path / "answer.json").read_text())
     first = written["findings"][0]
