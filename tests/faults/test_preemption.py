@@ -15,7 +15,7 @@ import torch
 from common import ladder
 from common.args import parse_args
 from common.run.checkpointing import PATIENCE
-from tests.levels import farthest, run_level
+from tests.levels import farthest, run_level, run_on_ranks
 
 SETTINGS = ["--dataset", "synthetic", "--train-samples", "320", "--eval-samples", "100", "--batch-size", "16"]
 SETTINGS += ["--epochs", "1000", "--checkpoint-every", "5"]
@@ -58,18 +58,20 @@ def in_the_middle(level: str, folder: Path, processes: int | None = None) -> sub
 def assert_it_stopped_and_continues(level: str, folder: Path, said: str, processes: int | None = None) -> None:
     """Continued for some steps it has the weights of a run of as many steps that nobody stopped, bit for bit."""
     (step,) = re.findall(r"^stopped at step (\d+) by SIG\w+: run it again to continue$", said, re.MULTILINE)
-    weights = []
-    for name in (folder, folder.with_name("undisturbed")):
-        flags = ["--checkpoint-dir", str(name), "--max-steps", str(int(step) + 7)]
-        if processes:
-            code, said = finish(start(level, *flags, "--save", name.with_suffix(".pt"), processes=processes))
-            assert code == 0 and f"| {int(step) + 7} steps in" in said, said
-            weights.append(torch.load(name.with_suffix(".pt"), weights_only=True))
-        else:
-            result, final = run_level(level, [*SETTINGS, *flags])
-            assert result["steps"] == int(step) + 7
-            weights.append(final)
-    assert farthest(*weights) == 0
+    steps = int(step) + 7
+    more = ["--max-steps", str(steps), "--checkpoint-dir", str(folder)]
+    undisturbed = [*SETTINGS, *more[:-1], str(folder.with_name("undisturbed"))]
+    if processes:
+        path = folder.with_suffix(".pt")
+        code, said = finish(start(level, *more, "--save", path, processes=processes))
+        assert code == 0 and f"| {steps} steps in" in said, said
+        continued = torch.load(path, weights_only=True)
+        _, expected = run_on_ranks(level, processes, undisturbed)
+    else:
+        result, continued = run_level(level, [*SETTINGS, *more])
+        assert result["steps"] == steps
+        _, expected = run_level(level, undisturbed)
+    assert farthest(continued, expected) == 0
 
 
 @pytest.mark.slow

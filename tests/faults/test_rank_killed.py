@@ -13,7 +13,7 @@ import torch
 from common import ladder
 from common.processes import free_port
 from tests.faults.jobs import ON_LINUX, job, launcher, run_all_to_end, run_to_end, script, selected_cases, torchrun
-from tests.levels import farthest
+from tests.levels import farthest, run_on_ranks
 
 pytestmark = ON_LINUX
 
@@ -26,18 +26,7 @@ SABOTEUR = str(Path(__file__).parent / "saboteur.py")
 @cache
 def undisturbed(level: str) -> dict:
     """The weights of the same training without a kill, and without checkpoints."""
-    path = Path(os.environ["LADDER_TEST_FOLDER"], f"{ladder.level_of(level)}.pt")
-    done = run_to_end(torchrun(script(level), *TWO_EPOCHS, "--save", str(path)))
-    assert done.returncode == 0, done.stderr
-    return torch.load(path, weights_only=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LADDER_TEST_FOLDER", str(tmp_path_factory.mktemp("undisturbed")))
-        yield
-    undisturbed.cache_clear()
+    return run_on_ranks(level, 2, TWO_EPOCHS)[1]
 
 
 def checkpointing(folder: Path) -> list[str]:
