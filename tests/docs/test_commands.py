@@ -168,7 +168,7 @@ QUICK = {"common.ladder", "benchmarks.predict", "benchmarks.report.readmes"}
 # It has tests of its own, and would take half an hour here.
 OWN_TESTS = {"benchmarks.record"}
 # What a command leaves to its reader, or reads where another one has written it.
-OWN_FILES = re.compile(r"FOLDER|PATH|DATA|(solution|my_\w+)\.py|\w+\.json|--full")
+OWN_FILES = re.compile(r"FOLDER|PATH|DATA|SCRIPT|(solution|my_\w+)\.py|\w+\.json|--full")
 
 
 def module_commands() -> list:

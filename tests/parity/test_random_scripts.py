@@ -15,14 +15,14 @@ from tests.parity.random_trainings import TRAININGS
 
 pytest.importorskip("accelerate")
 # Random scripts step their schedules where torch advises otherwise.
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")
+pytestmark = [pytest.mark.filterwarnings("ignore:Detected call of"), pytest.mark.timeout(1200)]
 
 
 def assert_mostly_equal(kind, number, processes, folder):
-    """All differences are excused, and no more than a quarter of the scripts needs an excuse."""
+    """All differences are excused, and no more than three of ten scripts need an excuse."""
     counts = compare(kind, range(number), processes, str(folder))
     print(dict(counts))
-    assert counts[None] >= 0.75 * number, counts
+    assert counts[None] >= 0.7 * number, counts
 
 
 def cases(*quick_and_long):
