@@ -366,8 +366,10 @@ def shares_line(row: Row, found: Shares) -> str:
 
 def verdict(found: list[dict], batch: int) -> list[str]:
     """The level and number of devices to take, why, and what would change it, a line each."""
-    first, *others = found
-    best = max(others, key=lambda row: row["speed_up"], default=first)
+    first = found[0]
+    # On as many devices as the first row has nothing saves time: where another row is faster, noise has made it so.
+    larger = [row for row in found if row["devices"] > first["devices"]]
+    best = max(larger, key=lambda row: row["speed_up"], default=first)
     reliable = best["interval"][0] > FASTER and len(best["samples"]) >= FEWEST_ROUNDS
     speed = f"{best['speed_up']:.2f} times as fast as {first['name']}"
     if best is first or best["interval"][1] < FASTER:

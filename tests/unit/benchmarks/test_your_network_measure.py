@@ -98,6 +98,14 @@ def row(name: str, speed_up: float, interval: tuple[float, float], rounds: int =
     return found | more
 
 
+def test_the_verdict_advises_no_other_level_on_one_device():
+    first = row("00 raw loop, 1", 1.0, (1.0, 1.0))
+    take, *_ = measure.verdict([first, row("03 core, 1", 3.6, (1.4, 17.5))], 64)
+    assert take.startswith("Stay with 00 raw loop, 1 device: nothing")
+    take, *_ = measure.verdict([first, row("03 core, 1", 3.6, (1.4, 17.5)), row("02 DDP, 2", 1.6, (1.5, 1.7))], 64)
+    assert take.startswith("Take level 02 DDP, 2 devices")
+
+
 def test_the_verdict_takes_what_the_interval_settles():
     first = row("00 raw loop, 1", 1.0, (1.0, 1.0))
     shares = {"computing": 0.8, "waiting": 0.05, "all_reduce": 0.15}
