@@ -190,7 +190,7 @@ def _not_shards(shared: int, read: int, epoch: int, passes: tuple[Pass, ...]) ->
     if distributed:
         advice = "give the sampler, and what splits the data set, the same seed on all ranks, and each its own rank"
     else:
-        advice = f"give the DataLoader a DistributedSampler; now it has a {passes[0].sampler}"
+        advice = f"deal one order out among the ranks, as DistributedSampler does; now it is a {passes[0].sampler}"
     if _read_the_same_numbers(passes):
         return Finding(
             "training samples",

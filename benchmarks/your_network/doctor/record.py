@@ -55,7 +55,7 @@ class Pass:
         loader: the number of the DataLoader.
         size: the number of samples of its data set; below a `Subset`, of the whole one.
         plain: torch's own batch sampler deals out the samples, not one of a library that corrects them later.
-        sampler: the class of the sampler.
+        sampler: the class of the sampler, or of the batch sampler that stands for it.
         each_once: it is one of torch's samplers that give no number twice.
         samples: the numbers of the samples read, in order; None where they have none.
         read: their number, also where they have none.

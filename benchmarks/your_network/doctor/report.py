@@ -35,7 +35,7 @@ NEVER = (
     "gradients that the script reduces in a buffer of its own",
     "a loss that compares the samples of a batch: each rank compares those of its own shard only",
     "clocks (clock_without_wait, fast_halves)",
-    "random numbers in the workers of a DataLoader",
+    "random numbers in the workers of a DataLoader, and those that the script draws itself, as the noise of a GAN",
     "files that torch.save does not write",
 )
 UNKNOWN = "the doctor has seen that it is so, and not what causes it."

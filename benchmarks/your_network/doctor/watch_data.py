@@ -118,7 +118,7 @@ class DataWatch:
             loader=number,
             size=_size(loader.dataset),
             plain=plain,
-            sampler=type(loader.sampler).__name__,
+            sampler=type(loader.sampler if plain else loader.batch_sampler).__name__,
             each_once=plain and not replacement and type(loader.sampler) in EACH_ONCE,
             replacement=replacement,
         )
@@ -199,7 +199,10 @@ def _count(batch: Any) -> int:
 
 
 def _contents(batch: Any, samples: int) -> list[list[int]]:
-    """For each sample a fingerprint of each of its tensors: labels stay where images are augmented."""
+    """For each sample a fingerprint of each of its tensors: labels stay where images are augmented.
+
+    What fills texts up to the length of a batch's longest one is left out: it differs from batch to batch.
+    """
     contents: list[list[int]] = [[] for _ in range(samples)]
     for tensor in _tensors(batch):
         if tensor.dim() == 0 or len(tensor) != samples:
@@ -208,9 +211,21 @@ def _contents(batch: Any, samples: int) -> list[list[int]]:
         stride = max(1, rows.shape[1] // VALUES)
         spread = rows[:, ::stride][:, :VALUES]
         values = spread.cpu().contiguous()
-        for content, row in zip(contents, values.view(torch.uint8).numpy(), strict=True):
-            content.append(zlib.crc32(row))
+        filling = _filling(values).long()
+        begins = (filling.cumprod(1).sum(1) * (not values.is_floating_point())).tolist()  # one class of several stays
+        ends = (values.shape[1] - filling.flip(1).cumprod(1).sum(1)).tolist()
+        for content, row, begin, end in zip(contents, values.view(torch.uint8).numpy(), begins, ends, strict=True):
+            content.append(zlib.crc32(row[begin * values.itemsize : end * values.itemsize]))
     return contents
+
+
+def _filling(rows: Tensor) -> Tensor:
+    """Where a value stands that may fill rows up: 0, and, among whole numbers, one that ends a row at least twice."""
+    filling = rows == 0
+    if rows.is_floating_point() or rows.shape[1] < 2:
+        return filling
+    ends_twice = rows[:, -1] == rows[:, -2]
+    return filling | torch.isin(rows, rows[ends_twice, -1])
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

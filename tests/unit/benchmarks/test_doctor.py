@@ -16,7 +16,17 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks.your_network import __main__ as program
-from benchmarks.your_network.doctor import compare_calls, compare_data, compare_models, launch, record, report, watched
+from benchmarks.your_network.doctor import (
+    compare_calls,
+    compare_contents,
+    compare_data,
+    compare_models,
+    launch,
+    record,
+    report,
+    watch_data,
+    watched,
+)
 from benchmarks.your_network.doctor.answers import Finding, Healthy, Unseen
 from benchmarks.your_network.doctor.launch import Rank
 from benchmarks.your_network.doctor.record import Model, Pass, Record
@@ -501,6 +511,33 @@ def test_a_padded_epoch_is_told_with_what_it_repeats():
     assert isinstance(healthy, Healthy)
     padded = "no sample on two ranks but for a padded end, which repeats 1 of 45 (40 contents compared)"
     assert healthy.text == f"{padded}; rank by rank 23, 23 in epoch 0"
+
+
+@pytest.mark.parametrize("pad", [0, 1, -100])
+def test_a_text_is_the_same_however_far_it_is_filled_up(pad):
+    short, long = [5, 6, 7, 8], [3, 1, 4, 5, 9, 2, 6]
+    alone = watch_data._contents(torch.tensor([short, short[::-1]]), 2)
+    right = watch_data._contents(torch.tensor([short + 3 * [pad], long]), 2)
+    left = watch_data._contents({"words": torch.tensor([long, 3 * [pad] + short])}, 2)
+    assert alone[0] == right[0]
+    assert right[1] == left[0]
+    if pad == 0:  # another value is told by the end of a row
+        assert left[1] == alone[0]
+    assert alone[1] != alone[0]
+    sounds = torch.rand(2, 3, 2)
+    filled = torch.cat([sounds, torch.zeros(2, 4, 2)], dim=1)
+    assert watch_data._contents(sounds, 2) == watch_data._contents(filled, 2)
+    classes = watch_data._contents(torch.eye(4), 4)
+    assert len({row[0] for row in classes}) == 4
+
+
+def test_one_changed_read_in_ten_leaves_contents_the_same():
+    passes = [Pass(0, 40, True, "Own", samples=list(range(40)), contents=[[n] for n in range(40)]) for _ in range(2)]
+    passes[1].contents[3] = [99]
+    assert compare_contents.Contents([(one,) for one in passes]).places == [0]
+    for number in range(12):
+        passes[1].contents[number] = [99 + number]
+    assert compare_contents.Contents([(one,) for one in passes]).places == []
 
 
 def ask_program(*arguments: object) -> subprocess.CompletedProcess:
