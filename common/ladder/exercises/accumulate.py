@@ -245,6 +245,12 @@ def wrong_traffic(results: list[dict]) -> str | None:
             return None
         title = "gradients were not sent once in each step by dist.all_reduce: send them once, after the last backward"
         return side_by_side(f"{title}; messages in each step:", sent_by_hand, they_should_be=[1] * STEPS)
+    if [of_rank[0] for of_rank in sent] == [1] * len(results) and sent[0][1] == 0:
+        title = (
+            f"in step 2, which has {MICRO_BATCHES[1]} micro-batches and not {MICRO_BATCHES[0]}, DDP has sent no"
+            " gradient: the last micro-batch is the one at len(micro_batches) - 1"
+        )
+        return side_by_side(f"{title}; messages in each step:", sent, they_should_be=[1] * STEPS)
     last = MICRO_BATCHES[0] - 1  # of the first step
     last_backward_sends = results[0]["synchronised_backwards"][last]
     last_forward_sends = results[0]["synchronised_forwards"][last]
@@ -287,6 +293,8 @@ def wrong_weights(results: list[dict]) -> str | None:
         " micro-batches": with_mistake(added),
         f"the losses were divided by {MICRO_BATCHES[0]} in each step, and a step may have another number of"
         " micro-batches: divide by len(micro_batches)": with_mistake(lambda count: 1 / MICRO_BATCHES[0]),
+        "the losses were divided by the number of samples in a micro-batch, which mse_loss has done: divide them by"
+        " the number of micro-batches": with_mistake(lambda _: 1 / MICRO_BATCH_SIZE),
         "only the last micro-batch's loss was divided by the number of micro-batches: divide each one":
         with_mistake(averaged, earlier=added),
         "the old gradients were still there in the next step: call optimizer.zero_grad() once in each step":
@@ -311,5 +319,8 @@ def wrong_weights(results: list[dict]) -> str | None:
         known = "the weight has not moved: call optimizer.step() after the last backward, before zero_grad()"
     if known is None and not near(weights, weights[:1] * world_size):
         known = "the ranks have drifted apart: each has used gradients that the other has not seen"
-    title = known or "the weight is not that of one device with all samples of a step in one batch"
+    title = known or (
+        "the weight is not that of one device with all samples of a step in one batch: divide each micro-batch's loss"
+        " once, by the number of micro-batches, let the gradients add up, and make one step"
+    )
     return side_by_side(f"{title}; the weight after each step:", weights, it_should_be=expected)

@@ -16,7 +16,7 @@ MINUTES = 10
 READ = "02_ddp_raw/README.md"
 SAME_AS = "NaiveDDP (common/small/ddp/naive.py) and torch's DistributedDataParallel"
 # The gradients of the biases, by rank: on two and on three ranks no rank's own is the mean.
-FIRST = (1.0, 2.0, 6.0)
+FIRST = (1.0, 3.0, 8.0)
 LAST = (0.0, 2.0, 7.0)  # a gradient of zeros counts in the mean too
 
 
@@ -128,7 +128,8 @@ def wrong_gradient(name: str, results: list[dict]) -> str:
             "is still each rank's own: the sum of all ranks' has to be written into `parameter.grad`": own,
             "is rank 0's on every rank: copied, and not averaged": [own[0]] * world_size,
             "is divided by 2 however many ranks there are: take the world size": [scaled(total, 1 / 2)] * world_size,
-            "is divided by the world size, but not added up over the ranks": scaled(own, 1 / world_size),
+            "is divided by the world size, but not added up over the ranks: all_reduce has to be given `parameter.grad`"
+            " itself, into which it writes the sum": scaled(own, 1 / world_size),
             "is divided by the world size twice": [scaled(mean, 1 / world_size)] * world_size,
             "is gone": [None] * world_size,
         },
@@ -138,4 +139,4 @@ def wrong_gradient(name: str, results: list[dict]) -> str:
     right = [str(rank) for rank, gradient in enumerate(after) if near(gradient, mean)]
     if right:
         return f"is the mean on rank {', '.join(right)} only: the other ranks need it too"
-    return "is not the mean over the ranks"
+    return "is not the mean over the ranks, which is the sum over them, divided once by the world size"

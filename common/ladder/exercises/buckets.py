@@ -31,6 +31,10 @@ WORLD_SIZES = (2, 3)
 FACTORS = (1.0, 3.0, 8.0)  # of the gradients, by rank
 # What torch says of parts that are not cut as the gradients are, and the idea.
 HINTS = {
+    "'NoneType' object has no attribute 'nbytes'": "before the first backward parameter.grad is None: the parameter has"
+    " as many bytes",
+    "0-dim tensor": "the mean over the ranks is their sum divided by the world size; Tensor.mean is that of one rank's"
+    " numbers",
     "same number of dimensions": "parameter.grad.flatten() has one dimension: torch.cat puts such tensors into one row",
     "stack expects each tensor": "gradients differ in size: torch.cat, and not torch.stack, puts them into one row",
     "invalid for input of size": "a gradient's part of the message has parameter.numel() numbers, and begins where the"
@@ -107,7 +111,8 @@ def run(path: str) -> dict:
         one_list_twice = []
         for capacity in CAPACITIES:
             parameters = list(module.parameters())
-            filled = fill_buckets(parameters, capacity)
+            with hints_for(HINTS):
+                filled = fill_buckets(parameters, capacity)
             refuse_changed_list(parameters, module, "fill_buckets")
             buckets.append(named(filled, module))
             one_list_twice.append(has_a_list_twice(filled))
@@ -221,6 +226,8 @@ def wrong_gradients(results: list[dict]) -> str | None:
     messages = [result["messages"] for result in results]
     if results[0]["not_waited"]:
         title = "average_bucket has returned while its all-reduce was under way: wait for the handle"
+    elif not any(messages):
+        return "average_bucket has called no all_reduce, which gives the sum to all ranks"
     elif messages != [1] * world_size:
         title = f"a bucket of {len(SHAPES)} gradients is one message, so that its latency is paid once; the messages of"
         return side_by_side(f"{title} average_bucket:", messages, they_should_be=1)
@@ -233,7 +240,7 @@ def wrong_gradients(results: list[dict]) -> str | None:
         known = mistake(
             after,
             {
-                "they are the sums over the ranks: divide by the world size": [total] * world_size,
+                "they are the sums over the ranks: put back what is divided by the world size": [total] * world_size,
                 "they are each rank's own: put the means from the message back to where the gradients are": own,
                 "they are made of the parameters: pack `parameter.grad`": [result["parameters"] for result in results],
             },

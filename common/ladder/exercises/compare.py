@@ -88,8 +88,8 @@ def numbers_in(value: Any) -> list:
     return [value]
 
 
-def divisors(after: Sequence[list], total: list) -> list[float] | None:
-    """By what each entry of `total` was divided, if that was one number on all ranks.
+def divisors(after: Sequence[list], total: list) -> list[int] | None:
+    """By what each entry of `total` was divided, if that was one whole number on all ranks.
 
     Args:
         after: the quotients, for each rank.
@@ -98,12 +98,13 @@ def divisors(after: Sequence[list], total: list) -> list[float] | None:
     found = []
     for entry, sums in enumerate(total):
         parts = numbers_in([of_rank[entry] for of_rank in after])
-        if not all(is_number(part) and part for part in parts):
+        if not all(is_number(part) and part and math.isfinite(part) for part in parts):
             return None
         quotients = [whole / part for whole, part in zip(numbers_in(sums) * len(after), parts, strict=True)]
-        if not near(quotients, quotients[:1] * len(quotients)):
+        divisor = round(quotients[0])
+        if not near(quotients, [divisor] * len(quotients)):
             return None
-        found.append(quotients[0])
+        found.append(divisor)
     return found
 
 

@@ -10,11 +10,16 @@ from torch import nn
 
 from common.accelerator.sampler import DistributedEvalSampler
 from common.ladder.exercises.compare import is_number, near, plain, side_by_side
-from common.ladder.exercises.stage import Place, in_rounds, load_name, on_ranks
+from common.ladder.exercises.handles import all_waited_for
+from common.ladder.exercises.stage import Place, hints_for, in_rounds, load_name, number_of_ranks, on_ranks
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"
 SAME_AS = "one device, and DistributedEvalSampler (common/accelerator/sampler.py)"
+HINTS = {
+    "Dimension out of range": "the network takes a batch: image[None] makes one of a single image",
+    "cannot be converted to Scalar": "argmax(dim=1) has one entry for each sample of the batch; dim 0 is the batch",
+}
 SIZES = (100, 17, 3)  # on seven ranks: a remainder of two, one of three, and fewer samples than ranks
 
 
@@ -62,18 +67,16 @@ def run(path: str, size: int) -> dict:
     """On one rank: what is returned for a dataset of `size`, and how many samples the network saw."""
     accuracy = load_name(path, "accuracy")
     model = CountingNetwork()
-    try:
+    hints = HINTS | {"": f"with {situation(size, dist.get_world_size())}"}  # the last one for every error
+    with hints_for(hints), all_waited_for():
         returned = accuracy(model, dataset_of(size))
-    except Exception as error:
-        error.add_note(f"with {situation(size, dist.get_world_size())}")
-        raise
     if isinstance(returned, torch.Tensor):
         return {"returned": "a Tensor, of which .item() makes a number", "seen": model.seen}
     return {"returned": plain(returned), "seen": model.seen}
 
 
 def situation(size: int, world_size: int) -> str:
-    text = f"{size} samples on {world_size} ranks"
+    text = f"{size} samples on {number_of_ranks(world_size)}"
     return f"{text}, so that some ranks have none" if size < world_size else text
 
 
@@ -83,9 +86,9 @@ def check(path: Path) -> list[str]:
     def on(world_size: int) -> list[str]:
         for size in SIZES:
             results = on_ranks(world_size, partial(run, size=size), path, partial(why_it_hangs, size))
-            found = findings(results, size)
+            found = finding(results, size)
             if found:
-                return [f"{size} samples on {world_size} ranks: {finding}" for finding in found]
+                return [f"{size} samples on {number_of_ranks(world_size)}: {found}"]
         return []
 
     return in_rounds((7, 1), on)
@@ -100,34 +103,36 @@ def why_it_hangs(size: int, places: Sequence[Place | None]) -> str | None:
     return None
 
 
-def findings(results: Sequence[dict], size: int) -> list[str]:
+def finding(results: Sequence[dict], size: int) -> str | None:
     world_size = len(results)
     truth = true_accuracy(size)
     returned = [result["returned"] for result in results]
     seen = [result["seen"] for result in results]
     shares = [len(share_of(size, world_size, rank)) for rank in range(world_size)]
-    found = []
-    if sum(seen) > size:
-        title = f"the ranks together ran {sum(seen)} samples: some were evaluated twice"
-        found.append(f"{title}\n    samples by rank: {seen}\n    for example: {shares}")
-    if sum(seen) < size:
-        title = f"the ranks together ran {sum(seen)} samples: some were left out"
-        found.append(f"{title}\n    samples by rank: {seen}\n    for example: {shares}")
+    samples = f"\n    samples by rank: {seen}\n    for example: {shares}"
     if not all(is_number(value) for value in returned):
-        return [side_by_side("accuracy returns a number on every rank; these are what came:", returned)]
+        return side_by_side("accuracy returns a number on every rank; these are what came:", returned)
+    if sum(seen) > size:
+        return f"the ranks together ran {sum(seen)} samples: some were evaluated twice{samples}"
+    if sum(seen) < size:
+        return f"the ranks together ran {sum(seen)} samples: some were left out{samples}"
+    if size > 2 * world_size > 2 and max(seen) > size / 2:
+        return f"rank {seen.index(max(seen))} runs most samples, and the others wait for it: share them out{samples}"
     if near(returned, [truth] * world_size):
-        return found
+        return None
+    title = "this is not the fraction of right answers, which is their sum divided by the sum of samples"
     if not all(near(value, returned[0]) for value in returned):
         title = "the ranks return different numbers: add up the counts over all ranks, before you divide"
         if near(returned[0], truth):
-            title = "rank 0 has the right number, and other ranks have not: reduce gives the sum to one rank, and"
-            title += " all_reduce gives it to all"
+            title = (
+                "rank 0 has the right number, and other ranks have not: reduce gives the sum to one rank, and"
+                " all_reduce gives it to all"
+            )
     elif near(returned[0], mean_of_accuracies(size, world_size)):
-        title = "this is the mean of the ranks' accuracies, in which a small share counts as much as a large one: add"
-        title += " up right answers and samples, and divide once"
+        title = (
+            "this is the mean of the ranks' accuracies, in which a small share counts as much as a large one: add up"
+            " right answers and samples, and divide once"
+        )
     elif near(returned[0], world_size * truth) or near(returned[0], truth / world_size):
         title = "this is off by the number of ranks: divide the sum of right answers by the sum of samples"
-    else:
-        title = "this is not the fraction of right answers"
-    found.append(side_by_side(title, returned, one_device=truth))
-    return found
+    return side_by_side(title, returned, one_device=truth)

@@ -13,8 +13,9 @@ from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, scaled, shown, side_by_side
-from common.ladder.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
+from common.ladder.exercises.compare import agreed, flat, mistake, near, numbers_in, plain, scaled, shown, side_by_side
+from common.ladder.exercises.handles import all_waited_for
+from common.ladder.exercises.stage import Place, SolutionFailed, hints_for, in_rounds, load_name, on_ranks
 
 MINUTES = 25
 READ = "03_accelerate/MIXED_PRECISION.md"
@@ -38,6 +39,7 @@ PARAMETERS = (2, 3, 2)
 OVERFLOWS = {1: (-1, LARGE), 4: (-2, math.nan)}
 LEARNING_RATE = 2.0**24  # which moves a weight with a small gradient by a quarter
 MOMENTUM = 0.5  # by which a step with zeros for gradients still moves the weights
+HINTS = {"object is not callable": "scale, step and update are methods: keep a number under a name of its own"}
 FOR_ALL = (
     "no rank sees the others' gradients, so in every step all ranks have to call an all-reduce of whether one of their"
     " own has overflowed"
@@ -115,8 +117,10 @@ def run(path: str, scale: float, growth_interval: int) -> dict:
     on_one_device = trained(GradScaler("cpu", scale, growth_interval=growth_interval), everybody)
     shared_out = trained(ShardedGradScaler("cpu", scale, growth_interval=growth_interval), [rank])
     expected = agreed(one_device=of_part(on_one_device, rank), real=of_part(shared_out, 0))
-    scaler = load_name(path, "LossScaler")(scale=scale, growth_interval=growth_interval)
-    return {"steps": trained(scaler, [rank]), "expected": expected}
+    with hints_for(HINTS), all_waited_for():
+        scaler = load_name(path, "LossScaler")(scale=scale, growth_interval=growth_interval)
+        steps = trained(scaler, [rank])
+    return {"steps": steps, "expected": expected}
 
 
 def check(path: Path) -> list[str]:
@@ -188,10 +192,10 @@ def wrong_skip(steps: list[dict], number: int) -> str | None:
             f"rank {overflowed} skipped the step, because a gradient of its part overflowed, and rank {stepped[0]} made"
             f" it: one part of the network has moved, and the other has not. {FOR_ALL.capitalize()}"
         )
-    elif all(map(math.isfinite, flat(made[overflowed]))):
+    elif all(number is None or math.isfinite(number) for number in numbers_in(made[overflowed])):
         title = (
-            "optimizer.step() was called with other numbers in place of inf or nan, and the optimizer's momentum moves"
-            " the weights even for zeros: leave out the call"
+            "optimizer.step() was called with other numbers in place of inf or nan, or with none, and the optimizer's"
+            " momentum moves the weights even for zeros: leave out the call"
         )
     elif math.isnan(factor):
         title = f"rank {overflowed} made the step with a gradient that is nan: inf is not the only sign of an overflow"
@@ -248,17 +252,19 @@ def wrong_scale(steps: list[dict], expected: float, before: float, growth_interv
     scales = [step["scale"] for step in steps]
     if near(scales, [expected] * len(steps)):
         return None
+    doubles = (
+        f"the {ORDINALS[growth_interval]} step in a row without an overflow (growth_interval={growth_interval}) doubles"
+        " the scale"
+    )
     if not all(near(scale, scales[0]) for scale in scales):
         title = f"the ranks have different scales after the step: {FOR_ALL}"
     elif expected < before:
         title = "an overflow on any rank halves the scale of all ranks"
     elif expected > before:
-        title = (
-            f"the {ORDINALS[growth_interval]} step in a row without an overflow (growth_interval={growth_interval})"
-            " doubles the scale"
-        )
+        title = doubles
     else:
         title = (
-            "the scale stays: the steps in a row are counted anew after an overflow, and after the scale was doubled"
+            "the scale stays: the steps in a row are counted anew after an overflow, and after the scale was doubled;"
+            f" {doubles}"
         )
     return side_by_side(f"{title}; the scale after update():", scales, before=before, it_should_be=expected)

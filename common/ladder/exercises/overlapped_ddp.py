@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.ladder.exercises.compare import agreed, divisors, flat, mistake, near, plain, scaled, shown, side_by_side
 from common.ladder.exercises.link import Message, SlowLink, slow_link
-from common.ladder.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
+from common.ladder.exercises.stage import SolutionFailed, hints_for, in_rounds, load_name, on_ranks
 from common.small.ddp.overlapped import OverlappedDDP
 
 MINUTES = 25
@@ -21,6 +21,7 @@ WORLD_SIZES = (2, 3)
 INPUTS = (1.0, 3.0, 8.0)  # by rank
 STEPS = 2
 LAYERS = 3
+HINTS = {"takes 1 positional argument but 2": "a hook is called with its parameter: start_all_reduce(self, parameter)"}
 HOOKS_OF_MODULES = (
     "a full backward hook of a module may be called before its parameters' gradients are there, when parameter.grad is"
     " None: use parameter.register_post_accumulate_grad_hook on each parameter, which is called afterwards"
@@ -89,7 +90,8 @@ def run(path: str) -> dict:
         for parameter in module.parameters():  # before the solution's hooks, so that these see what is left
             parameter.register_post_accumulate_grad_hook(note_gradient)
         try:
-            found = averaged(solution(module), wait=True, link=link)
+            with hints_for(HINTS):
+                found = averaged(solution(module), wait=True, link=link)
         except (AttributeError, TypeError) as error:
             sentence = why_none(error, path, module, link)
             if sentence is None:
@@ -257,6 +259,7 @@ def wrong_gradients(results: list[dict]) -> str | None:
         divided_by = divisors(after, total)
         if known is None and divided_by:
             known = f"the sums were divided by {shown(divided_by)}: divide each one once, by the world size"
-        title = f"in step {step + 1} the gradients of the {LAYERS} layers are not the means over the ranks"
-        return side_by_side(f"{title}; {known}" if known else title, after, they_should_be=expected)
+        known = known or "a mean is the sum of the ranks' gradients, divided once by the world size"
+        title = f"in step {step + 1} the gradients of the {LAYERS} layers are not the means over the ranks; {known}"
+        return side_by_side(title, after, they_should_be=expected)
     return None

@@ -36,6 +36,7 @@ HINTS = {
     " collate_fn and a share of its batch_size",
     "mutually exclusive with shuffle": "the sampler shuffles, DistributedSampler(dataset, shuffle=True): the loader of"
     " such a sampler has no shuffle of its own",
+    "positive integer value": "batch_size // world size is a whole number, and with / it is none",
     "slice": "a batch is what the loader's collate_fn makes of its samples, here a dict, so nobody knows how to cut it:"
     " share out the numbers of the samples, by a sampler, before they become a batch",
 }
@@ -293,6 +294,13 @@ def wrong_shares(samples: list, batches: list) -> str:
     shares = [sorted(flat(of_rank)) for of_rank in samples]
     if shares == [list(range(SAMPLES))] * len(samples):
         return "every rank goes through all samples: a sampler has to deal them out (DistributedSampler does)"
+    if len(steps[0]) < BATCH_SIZE and sorted(of_all) == list(range(SAMPLES)):
+        return (
+            f"a step takes {len(steps[0])} samples, and a batch of the original loader has {BATCH_SIZE}: of them a rank"
+            " has batch_size // world size"
+        )
+    if shares == shares[:1] * len(shares):
+        return "all ranks have the same samples: the share of each begins with its own number, dist.get_rank()"
     twice = sorted({sample for sample in of_all if of_all.count(sample) > 1})
     missing = sorted(set(range(SAMPLES)) - set(of_all))
     if twice:

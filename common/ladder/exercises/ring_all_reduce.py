@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.ladder.exercises.compare import flat, near, plain, scaled, shown, side_by_side
+from common.ladder.exercises.handles import COLLECTIVES, Handle, refuse_forgotten_handles
 from common.ladder.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
 
 MINUTES = 40
@@ -22,36 +23,6 @@ READ = "02_ddp_raw/README.md"
 SAME_AS = "torch's all_reduce, with as few numbers on each link as a ring needs"
 WORLD_SIZES = (3, 2)
 SIZES = (6, 7)  # on three ranks in equal chunks, and in chunks of 3, 2 and 2
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-)
-
-
-class Handle:
-    """What isend or irecv returns to a solution: the handle of torch, and whether it was waited for.
-
-    It keeps torch's handle, with which the message would go: then the same happens each time that it is forgotten.
-    """
-
-    def __init__(self, call: str, work: Any) -> None:
-        self.call = call
-        self.work = work
-        self.was_waited_for = False
-
-    def wait(self, *timeout: Any) -> bool:
-        self.was_waited_for = True
-        return self.work.wait(*timeout)
 
 
 class Traffic:
@@ -92,14 +63,6 @@ class Traffic:
             )
         self.received.append(tensor.numel())
         refuse_other_size(left, self.rank, len(self.received), self.size, room=tensor)
-
-    def refuse_forgotten_handles(self) -> None:
-        forgotten = [handle.call for handle in self.handles if not handle.was_waited_for]
-        if forgotten:
-            raise SolutionFailed(
-                f"rank {self.rank} has not called wait() on these handles: {shown(forgotten)}. Before it returns, what"
-                " isend sends may not have gone, and what irecv receives may not have come"
-            )
 
 
 def chunk_sizes(size: int, world_size: int) -> list[int]:
@@ -222,7 +185,7 @@ def run(path: str, size: int) -> dict:
         ring_all_reduce = load_name(path, "ring_all_reduce")
         tensor = numbers_of(rank, size)
         ring_all_reduce(tensor)
-    traffic.refuse_forgotten_handles()
+    refuse_forgotten_handles(traffic.handles)
     return {
         "own": plain(numbers_of(rank, size)),
         "after": plain(tensor),
@@ -255,6 +218,11 @@ def why_it_hangs(places: Sequence[Place | None]) -> str | None:
         )
     if all("recv(" in code for code in codes):
         return "every rank waits in recv for a neighbour that has not sent yet: begin to send before you receive"
+    if all("wait(" in code for code in codes):
+        return (
+            "every rank is in wait(), until a neighbour answers, and the neighbour is in wait() too: begin to send,"
+            " then receive, and wait for the send after that"
+        )
     return "each message has to be sent by one rank and received by its right neighbour, equally often on all ranks"
 
 
@@ -275,7 +243,8 @@ def wrong_sums(results: list[dict]) -> str | None:
             " each later one is the chunk that the message before has brought, which is one number lower"
         )
     brings = ", ".join(f"rank {rank} brings {shown(of_rank[0])}" for rank, of_rank in enumerate(own))
-    return side_by_side(f"{title} ({brings}):", after, they_should_be=expected)
+    messages = f"each has sent {len(results[0]['sent'])} messages, of {2 * (len(results) - 1)}"
+    return side_by_side(f"{title} ({brings}; {messages}):", after, they_should_be=expected)
 
 
 def wrong_on_the_whole(results: list[dict]) -> str | None:
@@ -339,11 +308,12 @@ def wrong_contributions(results: list[dict]) -> str | None:
             "each rank has one finished chunk, so the first half, the reduce-scatter, is right; now send the finished"
             " chunks around, the all-gather, and write what arrives into `tensor`, not into a new tensor"
         )
-    if not any(finished):
+    begins = [result["sent"][world_size - 1] for result in results if len(result["sent"]) >= world_size]
+    if not any(finished) or (begins and not any(near(number, expected[0]) for number in flat(begins))):
         return (
-            "no chunk is finished. In the first half a rank adds what arrives to its chunk of the same number, and"
-            " passes that chunk on in the next step. Then its chunk (rank + 1) % world size is finished, and with this"
-            " one, not with the chunk of its own number, the second half begins"
+            "no chunk was finished when the second half began. In the first half a rank adds what arrives to its chunk"
+            " of the same number, and passes that chunk on in the next step. Then its chunk (rank + 1) % world size is"
+            " finished, and with this one, not with the chunk of its own number, the second half begins"
         )
     return None
 

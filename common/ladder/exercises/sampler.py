@@ -7,30 +7,26 @@ import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from common.accelerator.sampler import DistributedEvalSampler
-from common.ladder.exercises.compare import agreed, plain, side_by_side
-from common.ladder.exercises.stage import SolutionFailed, load_name, on_ranks
+from common.ladder.exercises.compare import agreed, flat, plain, side_by_side
+from common.ladder.exercises.stage import SolutionFailed, hints_for, load_name, number_of_ranks, on_ranks
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"
 SAME_AS = "DistributedEvalSampler (common/accelerator/sampler.py) and, where shares are equal, DistributedSampler"
 SEED = 43  # with which no rank's share is by chance the even numbers, or half of the numbers in a row
 CASES = ((8, 2), (10, 3), (2, 3))  # samples and ranks: equal shares, a remainder of one, fewer samples than ranks
-EPOCHS = 2
+EPOCHS = 3
 
 
-def expected_epochs(size: int, world_size: int, rank: int) -> list[list[int]]:
-    """The share of a rank in each epoch."""
+def expected_share(size: int, world_size: int, rank: int, epoch: int) -> list[int]:
     ours = DistributedEvalSampler(range(size), world_size, rank, shuffle=True, seed=SEED)
     torchs: DistributedSampler = DistributedSampler(TensorDataset(torch.arange(size)), world_size, rank, seed=SEED)
-    epochs = []
-    for epoch in range(EPOCHS):
-        ours.set_epoch(epoch)
-        torchs.set_epoch(epoch)
-        shares = {"whole": list(ours)}
-        if size % world_size == 0:
-            shares["real"] = list(torchs)
-        epochs.append(agreed(**shares))
-    return epochs
+    ours.set_epoch(epoch)
+    torchs.set_epoch(epoch)
+    shares = {"whole": list(ours)}
+    if size % world_size == 0:
+        shares["real"] = list(torchs)
+    return agreed(**shares)
 
 
 def number_or_its_type(entry: object) -> int | str:
@@ -51,7 +47,8 @@ def listed(sampler: Any) -> list[int | str]:
             f"__iter__ returned a {type(iterator).__name__}, of which there is no next one: return iter(...) of it,"
             " or yield its entries"
         )
-    numbers = [number_or_its_type(entry) for entry in iterator]
+    with hints_for({"from empty list": "an iterator ends by StopIteration, as that of iter(list) does"}):
+        numbers = [number_or_its_type(entry) for entry in iterator]
     if not torch.equal(torch.get_rng_state(), random_numbers):
         raise SolutionFailed(
             "the sampler has drawn from torch's global generator, or seeded it. The network's dropout draws from it"
@@ -67,7 +64,7 @@ def run(path: str) -> list[dict]:
     for size, world_size in CASES:
         # No sample is equal to its number, so a sampler that yields the samples themselves is seen.
         dataset = [f"sample {number}" for number in range(size)]
-        result: dict[str, list] = {"shares": [], "again": [], "without_set_epoch": [], "lengths": []}
+        result: dict[str, list] = {"shares": [], "again": [], "without_set_epoch": [], "lengths": [], "expected": []}
         for rank in range(world_size):
             torch.manual_seed(rank)  # ranks draw different random numbers
             sampler = solution(dataset, rank, world_size, SEED)
@@ -85,7 +82,8 @@ def run(path: str) -> list[dict]:
                 error.add_note("This was before set_epoch was called, in epoch 0.")
                 raise
             result["lengths"].append(plain(len(sampler)))
-        result["expected"] = [expected_epochs(size, world_size, rank) for rank in range(world_size)]
+        for rank in range(world_size):
+            result["expected"].append([expected_share(size, world_size, rank, epoch) for epoch in range(EPOCHS)])
         found.append(result)
     return found
 
@@ -99,7 +97,7 @@ def check(path: Path) -> list[str]:
     for (size, world_size), result in zip(CASES, results, strict=True):
         found = finding(size, result)
         if found:
-            return [f"{size} samples on {world_size} ranks: {found}"]
+            return [f"{size} samples on {number_of_ranks(world_size)}: {found}"]
     return []
 
 
@@ -131,38 +129,68 @@ def finding(size: int, result: dict) -> str | None:
 
 def wrong_shares(size: int, epoch: int, result: dict) -> str:
     shares = [of_rank[epoch] for of_rank in result["shares"]]
-    dealt = [sample for share in shares for sample in share]
+    expected = [of_rank[epoch] for of_rank in result["expected"]]
+    dealt = flat(shares)
     if not all(isinstance(sample, int) for sample in dealt):
         return (
             "a sampler yields the numbers of samples as ints (Tensor.tolist() makes them of a tensor), and not the"
             " samples"
         )
+    if sorted(dealt) != list(range(size)):
+        return wrong_dealing(size, shares, expected)
+    return wrong_order(size, epoch, result)
+
+
+def wrong_dealing(size: int, shares: list[list[int]], expected: list[list[int]]) -> str:
+    """The mistake by which samples are dealt out more than once, or never."""
+    dealt = flat(shares)
     twice = sorted({sample for sample in dealt if dealt.count(sample) > 1})
     missing = sorted(set(range(size)) - set(dealt))
+    if twice and shares == shares[:1] * len(shares):
+        return (
+            "all ranks have the same samples: take the rank and the world size from the arguments of __init__, because"
+            " here one process plays all ranks, and torch.distributed knows of one only"
+        )
     if twice and missing:
         return (
             f"samples {twice} are dealt out more than once and {missing} never: the ranks do not cut the same order."
             " Draw it from a generator of its own, seeded alike on all ranks"
         )
+    if twice and len(set(map(len, shares))) > 1:
+        return (
+            f"samples {twice} are dealt out more than once: of W ranks, rank r gets the positions r, r + W, r + 2 W and"
+            f" so on, and W is the world size, here {len(shares)}"
+        )
     if twice:
         return f"samples {twice} are dealt out more than once: do not fill up the shares"
-    if missing:
-        expected = [of_rank[epoch] for of_rank in result["expected"]]
-        order = [expected[position % len(expected)][position // len(expected)] for position in range(size)]
-        positions = [order.index(sample) for sample in missing]
-        return (
-            f"samples {missing}, at the positions {positions} of the order, are dealt out to nobody: rank 0 begins at"
-            " position 0, and a remainder belongs to the first ranks"
-        )
+    order = [expected[position % len(expected)][position // len(expected)] for position in range(size)]
+    positions = [order.index(sample) for sample in missing]
+    return (
+        f"samples {missing}, at the positions {positions} of the order, are dealt out to nobody: rank 0 begins at"
+        " position 0, and a remainder belongs to the first ranks"
+    )
+
+
+def wrong_order(size: int, epoch: int, result: dict) -> str:
+    """The mistake by which each sample is dealt out once, in another order."""
+    shares = [of_rank[epoch] for of_rank in result["shares"]]
+    expected = [of_rank[epoch] for of_rank in result["expected"]]
+    world_size = len(shares)
     if epoch > 0 and shares == [of_rank[0] for of_rank in result["shares"]]:
         return "the order is that of the epoch before: seed the generator with seed + epoch"
     if all(share == sorted(share) for share in shares):
         return "each sample is dealt out once, but the order is not shuffled"
-    reshuffled = any(first != second for first, second in result["shares"])
-    same_samples = all(set(first) == set(second) for first, second in result["shares"])
+    for other in range(2 * EPOCHS):
+        if shares == [expected_share(size, world_size, rank, other) for rank in range(world_size)]:
+            return (
+                f"the order is that of epoch {other}: set_epoch(epoch) says which epoch it is, whatever it was before,"
+                " and the generator is seeded with seed + epoch"
+            )
+    reshuffled = any(first != second for first, second, *_ in result["shares"])
+    same_samples = all(set(first) == set(second) for first, second, *_ in result["shares"])
     if reshuffled and same_samples:
         return "each rank has the same samples in every epoch: shuffle all samples, and then deal out their order"
-    if [sorted(share) for share in shares] == [sorted(of_rank[epoch]) for of_rank in result["expected"]]:
+    if list(map(sorted, shares)) == list(map(sorted, expected)):
         return "each rank has its samples, in another order"
     return (
         "each sample is dealt out once, but not in the order that was asked for: torch.randperm with a new generator in"

@@ -38,6 +38,20 @@ GLOO_LOG = re.compile(r"^\[rank\d+\]:\[[^\]]*\] ")
 CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
 
 
+# What Python and torch say of mistakes that are made in any exercise, and the idea.
+COMMON_HINTS = {
+    "'tuple' object has no attribute": "named_parameters() has pairs of a name and a parameter",
+    "'method' object": "without parentheses a method is not called",
+    "got builtin_function_or_method": "without parentheses a method is not called",
+    "before Module.__init__() call": "super().__init__() comes first in the __init__ of an nn.Module",
+    "'generator' object": "model.parameters() can be gone through once, and not indexed: make a list of it",
+    "Expected parameter `tensor`": "a collective takes a tensor; torch.tensor(number) makes one of a number",
+    "output tensor list": "all_gather needs a list with as many tensors as there are ranks",
+    "default process group twice": "there is a process group already, which the checker has made: leave this call out",
+    "a leaf Variable that requires grad": "change a parameter under torch.no_grad(), or as parameter.detach()",
+}
+
+
 class SolutionFailed(Exception):
     """The solution could not be run to its end; the message is a finding."""
 
@@ -109,15 +123,19 @@ def in_rounds(world_sizes: Sequence[int], findings: Callable[[int], Sequence[str
             found = [str(failure)]
         if found and before:
             title = (
-                f"on {world_size} ranks, after all was right on {before}: the number of ranks is dist.get_world_size(),"
-                f" and that of a rank dist.get_rank(). Is there a {before} in your code, or another number, for one of"
-                " them?"
+                f"on {number_of_ranks(world_size)}, after all was right on {before}: the number of ranks is"
+                f" dist.get_world_size(), and that of a rank dist.get_rank(). Is there a {before} in your code, or"
+                " another number, for one of them?"
             )
             return ["\n".join([title, *(textwrap.indent(finding, "    ") for finding in found)])]
         if found:
             return found
         before = world_size
     return []
+
+
+def number_of_ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
 
 
 @contextlib.contextmanager
@@ -191,7 +209,8 @@ def _play(job: Callable[[str], Any], path: str, folder: str) -> Any:
         _wait_for_all(store, "start", rank, world_size)
         faulthandler.dump_traceback_later(SECONDS, exit=True, file=where)
         try:
-            value = job(path)
+            with hints_for(COMMON_HINTS):
+                value = job(path)
         except BaseException as error:
             (files / f"{rank}.failure").write_bytes(pickle.dumps(_failure(error, path)))
             os._exit(1)  # which closes the connections, so that nobody waits for this rank any more
@@ -236,7 +255,7 @@ def _failure(error: BaseException, path: str) -> Failure:
 def _keeps_a_result_of_all_reduce(path: str) -> bool:
     """Whether the learner's file has a line that does something with the None that a blocking all-reduce returns."""
     lines = [line.strip() for line in Path(path).read_text().splitlines()]
-    calls = [line for line in lines if "all_reduce(" in line and "async_op" not in line]
+    calls = [line for line in lines if re.search(r"(?<!\w)all_reduce\(", line) and "async_op" not in line]
     return any(not re.match(r"[\w.]*all_reduce\(", line) for line in calls)
 
 
@@ -247,7 +266,8 @@ def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
         return failure.error
     where = "on every rank" if len(failures) == world_size else f"on rank {rank}"
     if failure.place is None:
-        return f"{where} the call of {file} raised {failure.error}\n    Does it have the signature of the starter file?"
+        hints = failure.hints or ["Does it have the signature of the starter file?"]
+        return "\n    ".join([f"{where} the call of {file} raised {failure.error}", *hints])
     sentence = f"{where} {failure.place} raised {failure.error}"
     return "\n    ".join([sentence, failure.place.code, *failure.hints])
 

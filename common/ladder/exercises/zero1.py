@@ -15,7 +15,8 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from common.ladder.exercises.compare import agreed, flat, near, plain, scaled, side_by_side
-from common.ladder.exercises.stage import Place, in_rounds, load_name, on_ranks
+from common.ladder.exercises.handles import all_waited_for
+from common.ladder.exercises.stage import Place, hints_for, in_rounds, load_name, on_ranks
 from common.small.zero import ZeRO1
 
 MINUTES = 30
@@ -114,6 +115,9 @@ class Steps:
     def after(self, optimizer: Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
 
+    def kinds(self) -> list[str]:
+        return [type(optimizer).__name__ for optimizer in self.optimizers.values()]
+
     def settings(self) -> list:
         """Those of SETTINGS that the optimizers have."""
         groups = flat(optimizer.param_groups for optimizer in self.optimizers.values())
@@ -144,14 +148,14 @@ def run(path: str) -> dict:
     own, mean = gradients_on_the_way(expected)
     module = network()
     first = weights_of(module)
-    with observed_steps() as steps:
-        try:
-            weights = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
-        except RuntimeError as error:
-            if "outputShape" in str(error):
-                ranks = dist.get_world_size()
-                error.add_note(f"{LAYER_SIZE} numbers have no {ranks} equal parts: fill them up with zeros first")
-            raise
+    ranks = dist.get_world_size()
+    hints = {
+        "outputShape": f"{LAYER_SIZE} numbers have no {ranks} equal parts: fill them up with zeros first",
+        "one of the params is": "AdamW takes a list of parameters, this rank's part of list(module.parameters())",
+        "instances of 'float' and 'dict'": "**settings hands the settings on by their names, such as lr=0.1",
+    }
+    with observed_steps() as steps, hints_for(hints), all_waited_for():
+        weights = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
     return {
         "first": first,
         "weights": weights,
@@ -161,7 +165,7 @@ def run(path: str) -> dict:
         "mean": mean,
         "state": steps.state_size(),
         "settings": steps.settings(),
-        "optimizers": len(steps.optimizers),
+        "optimizers": steps.kinds(),
     }
 
 
@@ -176,7 +180,7 @@ def why_it_hangs(places: Sequence[Place | None]) -> str | None:
     if any(in_broadcast):
         return (
             "a broadcast is not a send: the ranks that receive call it too. All ranks call it for each parameter, in"
-            " the same order, and `src` says who owns it"
+            " the same order, and `src`, the same number on all of them, says who owns it"
         )
     return None
 
@@ -193,7 +197,10 @@ def check(path: Path) -> list[str]:
 
 def wrong_optimizers(results: list[dict]) -> str | None:
     """A finding about the AdamWs with which the ranks step."""
-    optimizers = [result["optimizers"] for result in results]
+    kinds = sorted({kind for result in results for kind in result["optimizers"]} - {AdamW.__name__})
+    if kinds:
+        return f"the steps were made by {kinds[0]}, and not by AdamW: each rank makes one torch.optim.AdamW"
+    optimizers = [len(result["optimizers"]) for result in results]
     if max(optimizers) > 1:
         title = (
             "each rank makes one AdamW, in __init__, and keeps it, because a new one has no moments; those with which"
@@ -298,10 +305,17 @@ def wrong_weights(results: list[dict], step: int) -> str | None:
     for right_of_rank, old_of_rank in zip(right, old, strict=True):
         for is_right, is_old in zip(right_of_rank, old_of_rank, strict=True):
             known = known and (is_right or is_old)
+    # What comes out if the ranks' weights are averaged, of which one rank's is new.
+    mixed = [b + (e - b) / len(results) for b, e in zip(flat(before), flat(expected), strict=True)]
     on_some_rank = [any(of_ranks) for of_ranks in zip(*right, strict=True)]
     title = "the weights are not those of DDP with AdamW"
     if all(map(all, old)):
         title = "the weights have not moved: what a step writes into a part has to arrive in the parameters of `module`"
+    elif all(near(of_rank, mixed) for of_rank in numbers):
+        title = (
+            "each weight is the mean of its owner's new number and the old ones of the other ranks: do not average the"
+            " parts, but let each owner broadcast its own, or gather them"
+        )
     elif known and all(on_some_rank):
         title = (
             "each rank has new numbers in its own part and old ones in the others': after the step the ranks have to"

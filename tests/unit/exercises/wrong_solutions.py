@@ -112,6 +112,37 @@ WRONG = {
         idea="rank 0: has returned\n    rank 1: line 8 of solution.py: dist.all_reduce(parameter.grad)\n"
         "    a rank that has returned does not answer: all ranks must call the same collectives, equally often",
     ),
+    "average_gradients: pairs of names and parameters": Wrong(
+        "average_gradients",
+        old="model.parameters()",
+        new="model.named_parameters()",
+        idea="\n    named_parameters() has pairs of a name and a parameter",
+    ),
+    "average_gradients: a method that is not called": Wrong(
+        "average_gradients",
+        old="model.parameters()",
+        new="model.parameters",
+        idea="\n    without parentheses a method is not called",
+    ),
+    "average_gradients: another process group": Wrong(
+        "average_gradients",
+        old="    for parameter in",
+        new="""    dist.init_process_group("gloo")
+    for parameter in""",
+        idea="\n    there is a process group already, which the checker has made",
+    ),
+    "average_gradients: a copy is sent": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="dist.all_reduce(parameter.grad.clone())",
+        idea="not added up over the ranks: all_reduce has to be given `parameter.grad` itself",
+    ),
+    "average_gradients: the greatest of all ranks": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)",
+        idea="is not the mean over the ranks, which is the sum over them, divided once by the world size",
+    ),
     "accumulate: not divided": Wrong(
         "accumulate",
         old="(loss / len(micro_batches))",
@@ -281,6 +312,41 @@ WRONG = {
         new="3).backward",
         idea="the losses were divided by 3 in each step, and a step may have another number of micro-batches",
     ),
+    "accumulate: two ranks taken for granted": Wrong(
+        "accumulate",
+        old="""        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+""",
+        new="""        with model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+    import torch.distributed as dist
+
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= 2
+""",
+        idea="on 3 ranks, after all was right on 2: the number of ranks is dist.get_world_size()",
+    ),
+    "accumulate: the third micro-batch is the last": Wrong(
+        "accumulate",
+        old="number == len(micro_batches)",
+        new="number == 3",
+        idea="in step 2, which has 2 micro-batches and not 3, DDP has sent no gradient",
+    ),
+    "accumulate: divided by the samples": Wrong(
+        "accumulate",
+        old="len(micro_batches)).backward",
+        new="len(inputs)).backward",
+        idea="the losses were divided by the number of samples in a micro-batch, which mse_loss has done",
+    ),
+    "accumulate: no_sync that is not called": Wrong(
+        "accumulate",
+        old="model.no_sync()",
+        new="model.no_sync",
+        idea="\n    without parentheses a method is not called",
+    ),
     "exact_evaluation: padded": Wrong(
         "exact_evaluation",
         old="own = dataset[dist.get_rank() :: dist.get_world_size()]",
@@ -359,6 +425,42 @@ WRONG = {
         old="    return (counts[0] / counts[1]).item()",
         new="    return (counts[0] / counts[1]).item() if dist.get_rank() == 0 else None",
         idea="accuracy returns a number on every rank; these are what came:\n    rank 0: 0.66\n    rank 1: None",
+    ),
+    "exact_evaluation: seven ranks taken for granted": Wrong(
+        "exact_evaluation",
+        old="dist.get_world_size()",
+        new="7",
+        idea="on 1 rank, after all was right on 7: the number of ranks is dist.get_world_size()",
+    ),
+    "exact_evaluation: rank 0 runs all": Wrong(
+        "exact_evaluation",
+        old="dataset[dist.get_rank() :: dist.get_world_size()]",
+        new="[] if dist.get_rank() else dataset",
+        idea="rank 0 runs most samples, and the others wait for it: share them out",
+    ),
+    "exact_evaluation: no batch": Wrong(
+        "exact_evaluation",
+        old="model(image[None])",
+        new="model(image)",
+        idea="\n    the network takes a batch: image[None] makes one of a single image",
+    ),
+    "exact_evaluation: the largest of the batch": Wrong(
+        "exact_evaluation",
+        old="argmax(dim=1)",
+        new="argmax(dim=0)",
+        idea="\n    argmax(dim=1) has one entry for each sample of the batch",
+    ),
+    "exact_evaluation: numbers that are no tensor": Wrong(
+        "exact_evaluation",
+        old="torch.zeros(2, dtype=torch.float64)",
+        new="[0, 0]",
+        idea="\n    a collective takes a tensor; torch.tensor(number) makes one of a number",
+    ),
+    "exact_evaluation: not waited for": Wrong(
+        "exact_evaluation",
+        old="dist.all_reduce(counts)",
+        new="dist.all_reduce(counts, async_op=True)",
+        idea="rank 0 has not called wait() on these handles: [all_reduce]",
     ),
     "overlapped_ddp: not divided": Wrong(
         "overlapped_ddp",
@@ -546,6 +648,24 @@ WRONG = {
 """,
         idea="no all-reduce was called: a hook has to begin one for each gradient\n    a full backward hook of a"
         " module may be called before",
+    ),
+    "overlapped_ddp: a hook without its parameter": Wrong(
+        "overlapped_ddp",
+        old="self, parameter: nn.Parameter",
+        new="self",
+        idea="\n    a hook is called with its parameter: start_all_reduce(self, parameter)",
+    ),
+    "overlapped_ddp: divided by the rank's number": Wrong(
+        "overlapped_ddp",
+        old="        parameter.grad /= dist.get_world_size()\n",
+        new="        parameter.grad /= dist.get_rank() + 1\n",
+        idea="a mean is the sum of the ranks' gradients, divided once by the world size",
+    ),
+    "overlapped_ddp: the beginning of a module forgotten": Wrong(
+        "overlapped_ddp",
+        old="        super().__init__()\n",
+        new="",
+        idea="\n    super().__init__() comes first in the __init__ of an nn.Module",
     ),
     "buckets: the first layer first": Wrong(
         "buckets",
@@ -736,6 +856,30 @@ WRONG = {
         old="part.view_as(parameter)",
         new="part",
         idea="\n    view_as(parameter) gives a part of the message the shape of its parameter",
+    ),
+    "buckets: bytes of gradients that are not there": Wrong(
+        "buckets",
+        old="parameter.nbytes",
+        new="parameter.grad.nbytes",
+        idea="\n    before the first backward parameter.grad is None: the parameter has as many bytes",
+    ),
+    "buckets: the mean of the message": Wrong(
+        "buckets",
+        old="message /= dist.get_world_size()",
+        new="message = message.mean()",
+        idea="Tensor.mean is that of one rank's numbers",
+    ),
+    "buckets: a sum for rank 0": Wrong(
+        "buckets",
+        old="dist.all_reduce(message)",
+        new="dist.reduce(message, 0)",
+        idea="average_bucket has called no all_reduce, which gives the sum to all ranks",
+    ),
+    "buckets: the sum is put back": Wrong(
+        "buckets",
+        old="message /= dist.get_world_size()",
+        new="mean = message / dist.get_world_size()",
+        idea="they are the sums over the ranks: put back what is divided by the world size",
     ),
     "ring_all_reduce: one half": Wrong(
         "ring_all_reduce",
@@ -962,6 +1106,12 @@ WRONG = {
         new="chunks, right",
         idea="isend was given a tuple: a message is one tensor, such as one of the chunks",
     ),
+    "ring_all_reduce: the second half begins one chunk too low": Wrong(
+        "ring_all_reduce",
+        old="(rank + 1 - step)",
+        new="(rank - 1 - step)",
+        idea="no chunk was finished when the second half began",
+    ),
     "sampler: the epoch forgotten": Wrong(
         "sampler",
         old="self.seed + self.epoch",
@@ -1094,6 +1244,35 @@ WRONG = {
         old="order[self.rank :: self.world_size]",
         new="order[self.rank + 1 :: self.world_size]",
         idea=", at the positions [0] of the order, are dealt out to nobody: rank 0 begins at position 0",
+    ),
+    "sampler: two ranks taken for granted": Wrong(
+        "sampler",
+        old=":: self.world_size])",
+        new=":: 2])",
+        idea="10 samples on 3 ranks: epoch 0: samples [2, 5, 6, 9] are dealt out more than once: of W ranks,"
+        " rank r gets the positions r, r + W, r + 2 W and so on, and W is the world size, here 3",
+    ),
+    "sampler: the rank of the process group": Wrong(
+        "sampler",
+        old="order[self.rank",
+        new="order[torch.distributed.get_rank()",
+        idea="all ranks have the same samples: take the rank and the world size from the arguments of __init__",
+    ),
+    "sampler: epochs added up": Wrong(
+        "sampler",
+        old="        self.epoch = epoch",
+        new="        self.epoch += epoch",
+        idea="epoch 2: the order is that of epoch 3: set_epoch(epoch) says which epoch it is",
+    ),
+    "sampler: an iterator without an end": Wrong(
+        "sampler",
+        old="        return iter(order[self.rank :: self.world_size])",
+        new="""        self.left = order[self.rank :: self.world_size]
+        return self
+
+    def __next__(self):
+        return self.left.pop(0)""",
+        idea="\n    an iterator ends by StopIteration, as that of iter(list) does",
     ),
     "zero1: parts not exchanged": Wrong(
         "zero1",
@@ -1231,6 +1410,68 @@ WRONG = {
         new="            dist.reduce_scatter_tensor(parameter.grad.flatten()[:1], parameter.grad.flatten())",
         idea="\n    3 numbers have no 2 equal parts: fill them up with zeros first",
     ),
+    "zero1: two ranks taken for granted": Wrong(
+        "zero1",
+        old="dist.get_world_size()",
+        new="2",
+        idea="on 3 ranks, after all was right on 2: the number of ranks is dist.get_world_size()",
+    ),
+    "zero1: a mean over two ranks": Wrong(
+        "zero1",
+        old="parameter.grad /= dist.get_world_size()",
+        new="parameter.grad /= 2",
+        idea="on 3 ranks, after all was right on 2: the number of ranks is dist.get_world_size()",
+    ),
+    "zero1: parameters that are no list": Wrong(
+        "zero1",
+        old="list(module.parameters())",
+        new="module.parameters()",
+        idea="\n    model.parameters() can be gone through once, and not indexed: make a list of it",
+    ),
+    "zero1: Adam": Wrong(
+        "zero1",
+        old="torch.optim.AdamW",
+        new="torch.optim.Adam",
+        idea="the steps were made by Adam, and not by AdamW",
+    ),
+    "zero1: weights averaged": Wrong(
+        "zero1",
+        old="            dist.broadcast(parameter.detach(), src=number % dist.get_world_size())",
+        new="            dist.all_reduce(parameter.detach(), op=dist.ReduceOp.AVG)",
+        idea="each weight is the mean of its owner's new number and the old ones of the other ranks",
+    ),
+    "zero1: the module itself": Wrong(
+        "zero1",
+        old="AdamW(own",
+        new="AdamW(module",
+        idea="\n    AdamW takes a list of parameters, this rank's part of list(module.parameters())",
+    ),
+    "zero1: the settings in one argument": Wrong(
+        "zero1",
+        old="""**settings)
+
+    def step""",
+        new="""settings)
+
+    def step""",
+        idea="\n    **settings hands the settings on by their names, such as lr=0.1",
+    ),
+    "zero1: broadcasts not waited for": Wrong(
+        "zero1",
+        old="""% dist.get_world_size())
+
+    def zero""",
+        new="""% dist.get_world_size(), async_op=True)
+
+    def zero""",
+        idea="rank 0 has not called wait() on these handles: [broadcast, broadcast, broadcast",
+    ),
+    "zero1: a parameter changed in place": Wrong(
+        "zero1",
+        old="dist.broadcast(parameter.detach(), src=number % dist.get_world_size())",
+        new="parameter += 0",
+        idea="\n    change a parameter under torch.no_grad(), or as parameter.detach()",
+    ),
     "loss_scaler: the loss not scaled": Wrong(
         "loss_scaler",
         old="return loss * self.factor",
@@ -1348,6 +1589,48 @@ WRONG = {
         old="return loss * self.factor",
         new="loss *= self.factor\n        return loss",
         idea="in step 1 scale(loss) has changed the loss itself, which a training loop goes on to log",
+    ),
+    "loss_scaler: two ranks taken for granted": Wrong(
+        "loss_scaler",
+        old="        dist.all_reduce(overflows)\n",
+        new="""        flags = [torch.zeros(()), torch.zeros(())]
+        dist.all_gather(flags, overflows)
+        overflows = sum(flags)
+""",
+        idea="on 3 ranks, after all was right on 2: the number of ranks is dist.get_world_size()",
+    ),
+    "loss_scaler: doubled by every second step": Wrong(
+        "loss_scaler",
+        old="self.steps_in_a_row == self.growth_interval",
+        new="self.steps_in_a_row == 2",
+        idea="with scale=512.0 and growth_interval=3, in step 4 the scale stays",
+    ),
+    "loss_scaler: a scale of its own": Wrong(
+        "loss_scaler",
+        old="self.factor = scale",
+        new="self.factor = 1024.0",
+        idea="with scale=512.0 and growth_interval=3, in step 1 scale(loss) did not return the loss times the scale",
+    ),
+    "loss_scaler: no gradients for inf": Wrong(
+        "loss_scaler",
+        old="""        if not self.was_skipped:
+            optimizer.step()""",
+        new="""        if self.was_skipped:
+            optimizer.zero_grad()
+        optimizer.step()""",
+        idea="optimizer.step() was called with other numbers in place of inf or nan, or with none",
+    ),
+    "loss_scaler: a number of the name of a method": Wrong(
+        "loss_scaler",
+        old="self.factor",
+        new="self.scale",
+        idea="\n    scale, step and update are methods: keep a number under a name of its own",
+    ),
+    "loss_scaler: not waited for": Wrong(
+        "loss_scaler",
+        old="dist.all_reduce(overflows)",
+        new="dist.all_reduce(overflows, async_op=True)",
+        idea="rank 0 has not called wait() on these handles: [all_reduce",
     ),
     "prepare: the network not wrapped": Wrong(
         "prepare",
@@ -1583,5 +1866,24 @@ WRONG = {
             collate_fn=""",
         idea="\n    the sampler shuffles, DistributedSampler(dataset, shuffle=True): the loader of such a"
         " sampler has no shuffle",
+    ),
+    "prepare: a batch size that is no whole number": Wrong(
+        "prepare",
+        old="// dist",
+        new="/ dist",
+        idea="\n    batch_size // world size is a whole number, and with / it is none",
+    ),
+    "prepare: rank 0's share for all": Wrong(
+        "prepare",
+        old="DistributedSampler(obj.dataset,",
+        new="DistributedSampler(obj.dataset, dist.get_world_size(), 0,",
+        idea="all ranks have the same samples: the share of each begins with its own number, dist.get_rank()",
+    ),
+    "prepare: no batch size": Wrong(
+        "prepare",
+        old="            batch_size=obj.batch_size // dist.get_world_size(),\n",
+        new="",
+        idea="a step takes 2 samples, and a batch of the original loader has 6: of them a rank has batch_size //"
+        " world size",
     ),
 }
