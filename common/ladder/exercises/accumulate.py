@@ -138,7 +138,8 @@ def on_one_device(
         count = MICRO_BATCHES[step]
         for number in range(count):
             of_ranks = [micro_batches_of(rank, step, world_size)[number] for rank in range(world_size)]
-            inputs, targets = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
+            inputs = torch.cat([inputs for inputs, _ in of_ranks])
+            targets = torch.cat([targets for _, targets in of_ranks])
             factor = last if number == count - 1 else earlier or last
             gradient += factor(count) * (2 * (weight * inputs - targets) * inputs).mean().item()
         weight -= LEARNING_RATE * gradient

@@ -187,12 +187,14 @@ def wrong_skip(steps: list[dict], number: int) -> str | None:
     made = [step["stepped_with"][0][0] if step["stepped_with"] else None for step in steps]
     from_the_last, factor = OVERFLOWS[number]
     overflowed = from_the_last % len(steps)
+    numbers = [number for number in numbers_in(made[overflowed]) if number is not None]
+    overflows = [number for number in numbers if not math.isfinite(number)]
     if overflowed not in stepped:
         title = (
             f"rank {overflowed} skipped the step, because a gradient of its part overflowed, and rank {stepped[0]} made"
             f" it: one part of the network has moved, and the other has not. {FOR_ALL.capitalize()}"
         )
-    elif all(number is None or math.isfinite(number) for number in numbers_in(made[overflowed])):
+    elif not overflows:
         title = (
             "optimizer.step() was called with other numbers in place of inf or nan, or with none, and the optimizer's"
             " momentum moves the weights even for zeros: leave out the call"

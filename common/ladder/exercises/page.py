@@ -22,9 +22,10 @@ begin with, which has the task and gaps. Copy it, fill the gaps and check it:
     python -m common.ladder check average_gradients my_average_gradients.py
 
 A check takes some ten seconds, most of them to start the processes. Code that
-does not come to an end is stopped after eight seconds, and you are told in
-which line each rank was. When a solution has passed, the checker names the next
-exercise. `python -m common.ladder check --list` lists them. Solutions lie in
+is right on one number of ranks is run on another one too. Code that does not
+come to an end is stopped after eight seconds, and you are told in which line
+each rank was. When a solution has passed, the checker names the next exercise.
+`python -m common.ladder check --list` lists them. Solutions lie in
 `tests/unit/exercises/solutions`.
 """
 

@@ -255,7 +255,8 @@ def wrong_on_the_whole(results: list[dict]) -> str | None:
     expected = results[0]["expected"]
     steps = 2 * (world_size - 1)
     steps_made = [len(result["sent"]) for result in results]
-    rest = len(expected) % world_size
+    in_chunks = len(expected) - len(expected) % world_size  # how many numbers there are in chunks that are too small
+    last_in_none = [expected[:in_chunks] + of_rank[in_chunks:] for of_rank in own]
     if near(after, own):
         return "each rank still has its own numbers: what arrives has to be written into `tensor`"
     if near(after, [scaled(expected, 1 / world_size)] * world_size):
@@ -265,7 +266,7 @@ def wrong_on_the_whole(results: list[dict]) -> str | None:
             f"each half of the ring has W - 1 steps, so that a rank sends {steps} chunks in all; these ranks have sent"
             f" {shown(steps_made)}"
         )
-    if rest and near(after, [[*expected[:-rest], *of_rank[-rest:]] for of_rank in own]):
+    if near(after, last_in_none):
         return (
             f"the chunks are too small, so that the last numbers are in none of them: {len(expected)} numbers have"
             f" chunks of {shown(chunk_sizes(len(expected), world_size))}, which tensor_split({world_size}) cuts"
@@ -279,7 +280,10 @@ def wrong_contributions(results: list[dict]) -> str | None:
     after = [result["after"] for result in results]
     expected = results[0]["expected"]
     counts = [counted(number) for of_rank in after for number in of_rank]
-    passed_on = [message for result in results for message in result["sent"][1 : world_size - 1]]
+    passed_on = flat(message for result in results for message in result["sent"][1 : world_size - 1])
+    sums_passed_on = [number for number in passed_on if not is_of_one_rank(counted(number))]
+    begins = flat(result["sent"][world_size - 1] for result in results if len(result["sent"]) >= world_size)
+    begins_finished = any(near(number, expected[0]) for number in begins)
     finished = [sum(map(near, of_rank, expected)) for of_rank in after]
     some_twice = any(max(count) > 1 for count in counts)
     if some_twice and all(map(is_of_one_rank, counts)):
@@ -287,7 +291,7 @@ def wrong_contributions(results: list[dict]) -> str | None:
             "each number is that of one rank, added to itself: what arrived was written over your own chunk before the"
             " two were added. In the first half receive into a tensor beside it, such as torch.empty_like(chunk)"
         )
-    if passed_on and all(is_of_one_rank(counted(number)) for number in flat(passed_on)):
+    if passed_on and not sums_passed_on:
         return (
             "no sum was passed on in the first half. In each of its steps a rank adds what arrives to its chunk of the"
             " same number, and sends this very chunk in the next step: the numbers go down by one from step to step. It"
@@ -308,8 +312,7 @@ def wrong_contributions(results: list[dict]) -> str | None:
             "each rank has one finished chunk, so the first half, the reduce-scatter, is right; now send the finished"
             " chunks around, the all-gather, and write what arrives into `tensor`, not into a new tensor"
         )
-    begins = [result["sent"][world_size - 1] for result in results if len(result["sent"]) >= world_size]
-    if not any(finished) or (begins and not any(near(number, expected[0]) for number in flat(begins))):
+    if not any(finished) or (begins and not begins_finished):
         return (
             "no chunk was finished when the second half began. In the first half a rank adds what arrives to its chunk"
             " of the same number, and passes that chunk on in the next step. Then its chunk (rank + 1) % world size is"

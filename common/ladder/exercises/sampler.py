@@ -186,9 +186,9 @@ def wrong_order(size: int, epoch: int, result: dict) -> str:
                 f"the order is that of epoch {other}: set_epoch(epoch) says which epoch it is, whatever it was before,"
                 " and the generator is seeded with seed + epoch"
             )
-    reshuffled = any(first != second for first, second, *_ in result["shares"])
-    same_samples = all(set(first) == set(second) for first, second, *_ in result["shares"])
-    if reshuffled and same_samples:
+    first = [of_rank[0] for of_rank in result["shares"]]
+    second = [of_rank[1] for of_rank in result["shares"]]
+    if first != second and list(map(set, first)) == list(map(set, second)):
         return "each rank has the same samples in every epoch: shuffle all samples, and then deal out their order"
     if list(map(sorted, shares)) == list(map(sorted, expected)):
         return "each rank has its samples, in another order"

@@ -306,7 +306,8 @@ def wrong_weights(results: list[dict], step: int) -> str | None:
         for is_right, is_old in zip(right_of_rank, old_of_rank, strict=True):
             known = known and (is_right or is_old)
     # What comes out if the ranks' weights are averaged, of which one rank's is new.
-    mixed = [b + (e - b) / len(results) for b, e in zip(flat(before), flat(expected), strict=True)]
+    new = 1 / len(results)
+    mixed = added(scaled(flat(expected), new), scaled(flat(before), 1 - new))
     on_some_rank = [any(of_ranks) for of_ranks in zip(*right, strict=True)]
     title = "the weights are not those of DDP with AdamW"
     if all(map(all, old)):
