@@ -6,6 +6,8 @@ ordinary tensors of the CPU, so DDP's C++ code, FSDP and optimizers work on them
 their storages.
 
 Their numbers mean nothing. Small tensors are computed all the same: optimizers and wrappers read their steps and sizes.
+Where a small tensor is drawn at random or follows from a large one, its numbers are made up too. No shape may depend on
+them, nor may they be read as a list, as the sizes of parts are.
 A tensor is small if its storage is. What is cut out of a large one is not computed with: that memory may hold anything,
 and an operation that takes it for indices, such as EmbeddingBag's backward, would write wherever they point. A network
 whose shapes depend on the numbers of large tensors cannot run this way.
@@ -22,8 +24,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
 
 SMALL = 2**14  # bytes of a storage up to which tensors are computed
 REFUSED = "can't allocate memory"  # is in what torch raises where the system gives no memory
@@ -56,7 +60,8 @@ def hollow() -> Iterator[None]:
     was_disabled = log.disabled
     log.disabled = True
     try:
-        with _Hollow():
+        mode = _Hollow()
+        with mode, _Lists(mode):
             yield
     finally:
         log.disabled = was_disabled
@@ -91,20 +96,44 @@ class _Hollow(TorchDispatchMode):
         super().__init__()
         self.shapes = FakeTensorMode()
         self.known: dict[tuple, Any] = {}  # layouts of results, by operation and layouts of arguments
+        self.made_up = WeakTensorKeyDictionary()  # small tensors with random numbers, or that follow from large ones
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func.namespace in _NOT_ARITHMETIC or func in _READ_ONE_NUMBER or _changes_metadata_only(func):
-            return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
-        if tensors and func not in _UNFILLED and all(map(_is_small, tensors)):
+        if _changes_metadata_only(func):
+            results = func(*args, **kwargs)
+            if any(tensor in self.made_up for tensor in tensors):
+                self._mark(results)
+            return results
+        if func in _READ_ONE_NUMBER or func.namespace in _NOT_ARITHMETIC:
             return func(*args, **kwargs)
+        if tensors and func not in _UNFILLED and all(map(_is_small, tensors)):
+            return self._computed(func, args, kwargs, tensors)
         if _writes_to_arguments(func):
             written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
+            self._mark(written)
             return _as_returned(written)
         leaves, structure = tree_flatten((args, kwargs))
         layouts = self._layouts_of_results(func, leaves, structure)
-        return tree_map(partial(_allocated, leaves), layouts, is_leaf=_is_layout)
+        results = tree_map(partial(_allocated, leaves), layouts, is_leaf=_is_layout)
+        if tensors or torch.Tag.nondeterministic_seeded in func.tags:
+            self._mark(results)
+        return results
+
+    def _computed(self, func, args, kwargs, tensors: list[Tensor]) -> Any:
+        is_made_up = any(tensor in self.made_up for tensor in tensors)
+        if is_made_up and _shape_depends_on_numbers(func, tensors):
+            raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
+        results = func(*args, **kwargs)
+        if is_made_up:
+            self._mark(results)
+        return results
+
+    def _mark(self, results: Any) -> None:
+        for leaf in tree_iter(results):
+            if isinstance(leaf, Tensor) and _is_small(leaf):
+                self.made_up[leaf] = None
 
     def _layouts_of_results(self, func, leaves, structure) -> Any:
         layouts = tuple(map(_layout, leaves))
@@ -132,8 +161,27 @@ class _Hollow(TorchDispatchMode):
         return tree_map(partial(_layout, storages=storages), results)
 
 
+class _Lists(TorchFunctionMode):
+    """Refuses to make a list of numbers that are made up. It is no operation that a dispatch mode sees."""
+
+    def __init__(self, mode: _Hollow) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.tolist and (args[0] in self.mode.made_up or not _is_small(args[0])):
+            raise DependsOnNumbers("a list of numbers is read")
+        return func(*args, **(kwargs or {}))
+
+
 def _is_small(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() <= SMALL
+
+
+def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
+    if func is torch.ops.aten.index.Tensor:  # only a mask chooses as many elements as it is true
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
+    return torch.Tag.dynamic_output_shape in func.tags
 
 
 def _storage(tensor: Tensor) -> int:

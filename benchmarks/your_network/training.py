@@ -208,8 +208,16 @@ def make_optimizer(network: UserNetwork, parameters: list[nn.Parameter]) -> torc
     Raises:
         StepFailed: if it cannot be made.
     """
-    with explained(f"the optimizer of {network.title} cannot be made"):
-        return for_all_at_once(network.optimizer(parameters))
+    what = f"the optimizer of {network.title} cannot be made"
+    with explained(what):
+        optimizer = network.optimizer(parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            reason = (
+                f"optimizer(parameters) must return one optimizer of torch, not a {type(optimizer).__name__}; several "
+                "need as much as one with a group of parameters for each"
+            )
+            raise StepFailed(what, reason)
+    return for_all_at_once(optimizer)
 
 
 def for_all_at_once(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

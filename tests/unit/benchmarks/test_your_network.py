@@ -154,7 +154,7 @@ def test_batches_between_two_that_were_run_are_those_that_would_be_found_by_runn
         run.append(batch)
         return need(network, setting, batch)
 
-    monkeypatch.setattr(memory, "need", counted)
+    monkeypatch.setattr(memory, "need_without_computing", counted)
     found = memory.largest_batches(texts, setting, [20, 60, 240])
     assert len(run) == len(set(run)) <= 5  # two to begin with, the largest, and the smallest twice at most
     for size, batch in found.items():
@@ -170,7 +170,7 @@ def test_a_peak_that_is_flat_and_then_grows_by_a_square_is_followed(monkeypatch)
             raise TooLarge("a step")
         return memory.Need(({"activations": max(10**9, 32 * batch**2)},))
 
-    monkeypatch.setattr(memory, "need", need)
+    monkeypatch.setattr(memory, "need_without_computing", need)
     found = memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), [1, 8, 80])
     for size, batch in found.items():
         largest = (size * 2**30 / 32) ** 0.5
@@ -183,7 +183,7 @@ def test_a_batch_that_this_machine_refuses_is_not_the_answer_about_a_gpu(monkeyp
             raise TooLarge("a step")
         return memory.Need(({"activations": 2**20 * batch},))
 
-    monkeypatch.setattr(memory, "need", need)
+    monkeypatch.setattr(memory, "need_without_computing", need)
     found = memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), [1, 8, 80])
     assert found[1] == 2**10
     assert found[8] == 2**13
@@ -193,7 +193,7 @@ def test_a_batch_that_this_machine_refuses_is_not_the_answer_about_a_gpu(monkeyp
 def test_a_larger_gpu_never_holds_less(monkeypatch):
     """Also where the search for one size ends too soon."""
     found_by_search = {1: 100, 8: 900, 16: 800, 80: "no"}
-    monkeypatch.setattr(memory, "need", lambda *_: memory.Need(({"activations": 1},)))
+    monkeypatch.setattr(memory, "need_without_computing", lambda *_: memory.Need(({"activations": 1},)))
     monkeypatch.setattr(memory, "largest_batch", lambda _, __, limit, ___: found_by_search[limit // 2**30])
     found = memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), list(found_by_search))
     assert found == {1: 100, 8: 900, 16: 900, 80: "no"}
@@ -346,6 +346,7 @@ def test_a_shape_that_depends_on_numbers_is_noticed_and_computed(tmp_path):
             "mine:sparse cannot be asked about: the gradient of 0 is sparse: its bytes depend on the numbers",
         ),
         ("FILE:lookup", "the backward of mine:lookup failed: a gradient is sparse: its bytes depend on the numbers"),
+        ("FILE:two", "the optimizer of mine:two cannot be made: optimizer(parameters) must return one optimizer"),
         ("FILE:picky", "the optimizer of mine:picky failed: RuntimeError: SparseAdam does not support dense gradients"),
         ("FILE:keys", "the network returns a dict: write loss(outputs, targets)"),
         ("FILE:rows", "the loss must be a scalar tensor, not a tensor of shape (2,)"),
@@ -367,11 +368,14 @@ def test_what_cannot_be_asked_about_is_one_line(text, message, tmp_path, capsys)
         "    def forward(self, x): return nn.functional.embedding(x[:, 0].long(), self.weight, sparse=True)\n"
         "def lookup(): return Lookup(9, 5)\n"
         "def picky(): return nn.Linear(4, 5)\n"
+        "two = picky\n"
         "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
         "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
     )
     if text in ("FILE:keys", "FILE:lookup", "FILE:picky"):
         path.write_text(path.read_text().partition("def loss")[0])
+    if text == "FILE:two":
+        path.write_text(path.read_text() + "def optimizer(p): return [torch.optim.SGD(p), torch.optim.SGD(p)]\n")
     if text == "FILE:picky":
         path.write_text(path.read_text() + "def optimizer(p): return torch.optim.SparseAdam(p)\n")
     with pytest.raises(UserError):
@@ -603,7 +607,7 @@ def test_a_batch_that_fails_in_the_search_leaves_the_sizes_that_it_does_not_matt
             raise StepFailed("the batch", "there are not so many samples")
         return memory.Need(({"activations": 2**20 * batch},))
 
-    monkeypatch.setattr(memory, "need", need)
+    monkeypatch.setattr(memory, "need_without_computing", need)
     found = memory.largest_batches(None, Setting(strategies.ONE_DEVICE, 1), [1, 8, 80])
     assert found == {1: 2**10, 8: 2**13, 80: "the batch: there are not so many samples"}
     monkeypatch.setattr(memory, "LARGE", 20_000)
@@ -647,6 +651,53 @@ def test_a_small_part_of_a_large_tensor_is_not_computed_with():
         assert torch.zeros(50, 4)[tokens].shape == (10, 4)
         assert tokens.clone().max() == 0
         assert tokens.clone().new_empty(3).max() == 0
+
+
+EXPERTS = """
+import torch
+from torch import nn
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    def forward(self, samples):
+        chosen = self.router(samples).argmax(1)
+        return DISPATCH
+    def by_mask(self, samples, chosen):
+        scores = torch.zeros_like(samples)
+        for number, expert in enumerate(self.experts):
+            rows, = torch.where(chosen == number)
+            scores = scores.index_add(0, rows, expert(samples[rows]))
+        return scores
+    def by_counts(self, samples, chosen):
+        counts = nn.functional.one_hot(chosen, 3).sum(0).tolist()
+        parts = samples[chosen.argsort()].split(counts)
+        return torch.cat([expert(part) for expert, part in zip(self.experts, parts)])
+def build(): return Experts()
+def batch(n): return torch.randn(n, 8), torch.zeros(n).long()
+"""
+
+
+@pytest.mark.parametrize("dispatch", ["by_mask", "by_counts"])
+def test_experts_that_samples_are_routed_to_are_computed_and_no_batch_is_sought(dispatch, tmp_path, monkeypatch):
+    """However few the samples: small tensors are computed, but from numbers that are made up."""
+    path = tmp_path / "mine.py"
+    path.write_text(EXPERTS.replace("DISPATCH", f"self.{dispatch}(samples, chosen)"))
+    network = spec.load(f"{path}:build")
+    for batch in (2, 600):
+        assert memory.need(network, Setting(strategies.ONE_DEVICE, 1), batch).computed
+    row = memory._row(network, Setting(strategies.ONE_DEVICE, 1), 2, [8])
+    assert (row["computed"], row["largest_batch"]) == (True, None)
+
+    def small_only(_, setting, batch):
+        if batch > 8:
+            raise DependsOnNumbers("a mask")
+        return memory.Need(({"activations": 1},))
+
+    monkeypatch.setattr(memory, "need_without_computing", small_only)
+    row = memory._row(network, Setting(strategies.ONE_DEVICE, 1), 8, [8])
+    assert (row["computed"], row["largest_batch"]) == (True, None)
 
 
 def test_a_shape_that_does_not_fit_is_raised_and_not_logged_too():
