@@ -372,7 +372,7 @@ def verdict(found: list[dict], batch: int) -> list[str]:
     best = max(larger, key=lambda row: row["speed_up"], default=first)
     reliable = best["interval"][0] > FASTER and len(best["samples"]) >= FEWEST_ROUNDS
     speed = f"{best['speed_up']:.2f} times as fast as {first['name']}"
-    if best is first or best["interval"][1] < FASTER:
+    if best is first or best["speed_up"] < 1 or best["interval"][1] < FASTER:
         take = f"Stay with {first['name']} device{'s' * (first['devices'] > 1)}: nothing that was measured is faster."
     elif reliable:
         take = f"Take level {best['name']} devices: {speed} at a global batch of {batch}."

@@ -539,8 +539,10 @@ def _change(of_devices: dict[str, dict], chosen: dict, size: int | None, sizes: 
     larger = next((other for other in sizes if other > size), None)
     if larger and _largest(chosen, larger) is not None:
         holders.append(f"{chosen['strategy']} on GPUs of {larger} GiB up to {_largest(chosen, larger)}")
-    holders.append("or ask with --checkpointing or --precision bf16")
-    return f"a batch of more than {fits} samples. There {', '.join(holders)}."
+    ask = "ask with --checkpointing or --precision bf16"
+    if not holders:
+        return f"a batch of more than {fits} samples: {ask}."
+    return f"a batch of more than {fits} samples. There {', '.join(holders)}, or {ask}."
 
 
 def _of_one_gpu(alone: dict, sizes: Sequence[int]) -> str:

@@ -148,7 +148,7 @@ def test_batches_between_two_that_were_run_are_those_that_would_be_found_by_runn
     setting = Setting(strategies.ONE_DEVICE, 1)
     monkeypatch.setattr(memory, "GIB", 2**20)
     run = []
-    need = memory.need
+    need = memory.need_without_computing
 
     def counted(network, setting, batch):
         run.append(batch)
@@ -269,6 +269,8 @@ def test_the_verdict_advises_no_sharding_for_a_few_samples_more():
     *_, change = memory.verdict(rows_of((9, (48, 200)), (5, (100, 420)), (4, (104, 460))), (8, 24))
     assert "ZeRO" not in change
     assert "There DDP on GPUs of 24 GiB up to 420" in change
+    *_, change = memory.verdict(rows_of((9, (48, 200)), (5, (100, 420)), (4, (104, 460))), (8,))
+    assert change.endswith("a batch of more than 100 samples: ask with --checkpointing or --precision bf16.")
 
 
 def test_the_verdict_shards_where_ddp_does_not_fit():

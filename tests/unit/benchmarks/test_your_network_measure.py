@@ -125,6 +125,8 @@ def test_the_verdict_takes_what_the_interval_settles():
     assert measure.verdict([first, open_], 64)[0].startswith("Perhaps")
     few = row("02 DDP, 2", 1.6, (1.5, 1.7), rounds=2, shares=shares)
     assert "but 2 rounds settle nothing" in measure.verdict([first, few], 64)[0]
+    noisy = row("02 DDP, 2", 0.91, (0.7, 1.3), shares=shares)
+    assert measure.verdict([first, noisy], 64)[0].startswith("Stay with 00 raw loop, 1 device:")
     slow = row("02 DDP, 2", 0.8, (0.7, 0.9), shares=shares)
     assert measure.verdict([first, slow], 64)[0].startswith("Stay with 00 raw loop, 1 device:")
 
