@@ -255,7 +255,7 @@ def wrong_on_the_whole(results: list[dict]) -> str | None:
     expected = results[0]["expected"]
     steps = 2 * (world_size - 1)
     steps_made = [len(result["sent"]) for result in results]
-    in_chunks = len(expected) - len(expected) % world_size  # how many numbers there are in chunks that are too small
+    in_chunks = len(expected) - len(expected) % world_size  # numbers that are in one where each chunk is too small
     last_in_none = [expected[:in_chunks] + of_rank[in_chunks:] for of_rank in own]
     if near(after, own):
         return "each rank still has its own numbers: what arrives has to be written into `tensor`"
@@ -314,9 +314,10 @@ def wrong_contributions(results: list[dict]) -> str | None:
         )
     if not any(finished) or (begins and not begins_finished):
         return (
-            "no chunk was finished when the second half began. In the first half a rank adds what arrives to its chunk"
-            " of the same number, and passes that chunk on in the next step. Then its chunk (rank + 1) % world size is"
-            " finished, and with this one, not with the chunk of its own number, the second half begins"
+            "no chunk is finished after the first half, or another one was sent as the first of the second half. In the"
+            " first half a rank adds what arrives to its chunk of the same number, and passes that chunk on in the next"
+            " step. Then its chunk (rank + 1) % world size is finished, and with this one, not with the chunk of its"
+            " own number, the second half begins"
         )
     return None
 

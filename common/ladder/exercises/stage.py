@@ -36,8 +36,6 @@ COLLECTIVE = re.compile("reduce|gather|scatter|broadcast|barrier|send|recv|all_t
 GLOO_LOG = re.compile(r"^\[rank\d+\]:\[[^\]]*\] ")
 # gloo's words for "another rank has left": the consequence of that rank's error, and no error of its own.
 CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
-
-
 # What Python and torch say of mistakes that are made in any exercise, and the idea.
 COMMON_HINTS = {
     "'tuple' object has no attribute": "named_parameters() has pairs of a name and a parameter",

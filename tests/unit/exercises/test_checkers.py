@@ -49,6 +49,25 @@ UNUSUAL = {
         "parameter.grad = part.view_as(parameter)",
     ),
     "ring_all_reduce: receives in the background": ("dist.recv(arrived, left)", "dist.irecv(arrived, left).wait()"),
+    "ring_all_reduce: a copy of the own chunk is added to what arrives": (
+        """        arrived = torch.empty_like(mine)
+        dist.recv(arrived, left)
+        mine += arrived
+""",
+        """        own = mine.clone()
+        dist.recv(mine, left)
+        mine += own
+""",
+    ),
+    "exact_evaluation: the rest on the last rank": (
+        "own = dataset[dist.get_rank() :: dist.get_world_size()]",
+        """rank, size = dist.get_rank(), len(dataset) // dist.get_world_size()
+    own = dataset[rank * size : (rank + 1) * size if rank < dist.get_world_size() - 1 else None]""",
+    ),
+    "exact_evaluation: waited for by a future": (
+        "dist.all_reduce(counts)",
+        "dist.all_reduce(counts, async_op=True).get_future().wait()",
+    ),
     "sampler: a generator function": ("return iter(order", "yield from (order"),
     "accumulate: clears the gradients first": (
         """    for number, (inputs, targets) in enumerate(micro_batches, start=1):

@@ -1110,7 +1110,7 @@ WRONG = {
         "ring_all_reduce",
         old="(rank + 1 - step)",
         new="(rank - 1 - step)",
-        idea="no chunk was finished when the second half began",
+        idea="no chunk is finished after the first half, or another one was sent as the first of the second half",
     ),
     "sampler: the epoch forgotten": Wrong(
         "sampler",
