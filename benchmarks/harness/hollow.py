@@ -7,7 +7,7 @@ their storages.
 
 Their numbers mean nothing. Small tensors are computed all the same: optimizers and wrappers read their steps and sizes.
 Where a small tensor is drawn at random or follows from a large one, its numbers are made up too. No shape may depend on
-them, nor may they be read as a list, as the sizes of parts are.
+them, nor may they be read as a list or a whole number, as the sizes of parts are.
 A tensor is small if its storage is. What is cut out of a large one is not computed with: that memory may hold anything,
 and an operation that takes it for indices, such as EmbeddingBag's backward, would write wherever they point. A network
 whose shapes depend on the numbers of large tensors cannot run this way.
@@ -35,6 +35,7 @@ MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 # What these do to a tensor is not its numbers: they send it, or say where it begins in a profile.
 _NOT_ARITHMETIC = ("c10d", "profiler")
 _READ_ONE_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+_WHOLE = (torch.int32, torch.int64)  # numbers that are mostly read for a shape
 # These leave their results as they are, which a small tensor's must not be: what fills it may not be computed.
 _UNFILLED = (
     torch.ops.aten.empty_like.default,
@@ -61,7 +62,7 @@ def hollow() -> Iterator[None]:
     log.disabled = True
     try:
         mode = _Hollow()
-        with mode, _Lists(mode):
+        with mode, _Sizes(mode):
             yield
     finally:
         log.disabled = was_disabled
@@ -161,16 +162,20 @@ class _Hollow(TorchDispatchMode):
         return tree_map(partial(_layout, storages=storages), results)
 
 
-class _Lists(TorchFunctionMode):
-    """Refuses to make a list of numbers that are made up. It is no operation that a dispatch mode sees."""
+class _Sizes(TorchFunctionMode):
+    """Refuses to read a list, or a whole number, that is made up: it may be the size of a part.
+
+    A dispatch mode sees no list being made, and does not know who reads a number: DDP reads some too.
+    """
 
     def __init__(self, mode: _Hollow) -> None:
         super().__init__()
         self.mode = mode
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is Tensor.tolist and (args[0] in self.mode.made_up or not _is_small(args[0])):
-            raise DependsOnNumbers("a list of numbers is read")
+        reads = func is Tensor.tolist or (func is Tensor.item and args[0].dtype in _WHOLE)
+        if reads and (args[0] in self.mode.made_up or not _is_small(args[0])):
+            raise DependsOnNumbers(f"{func.__name__} reads numbers")
         return func(*args, **(kwargs or {}))
 
 

@@ -676,12 +676,18 @@ class Experts(nn.Module):
         counts = nn.functional.one_hot(chosen, 3).sum(0).tolist()
         parts = samples[chosen.argsort()].split(counts)
         return torch.cat([expert(part) for expert, part in zip(self.experts, parts)])
+    def by_loop(self, samples, chosen):
+        ordered = samples[chosen.argsort()]
+        ends = nn.functional.one_hot(chosen, 3).sum(0).cumsum(0)
+        begins = [0, *(end.item() for end in ends[:-1])]
+        parts = [ordered[begin:end] for begin, end in zip(begins, ends)]
+        return torch.cat([expert(part) for expert, part in zip(self.experts, parts)])
 def build(): return Experts()
 def batch(n): return torch.randn(n, 8), torch.zeros(n).long()
 """
 
 
-@pytest.mark.parametrize("dispatch", ["by_mask", "by_counts"])
+@pytest.mark.parametrize("dispatch", ["by_mask", "by_counts", "by_loop"])
 def test_experts_that_samples_are_routed_to_are_computed_and_no_batch_is_sought(dispatch, tmp_path, monkeypatch):
     """However few the samples: small tensors are computed, but from numbers that are made up."""
     path = tmp_path / "mine.py"
