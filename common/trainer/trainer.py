@@ -705,7 +705,7 @@ class Trainer:
                 predictions.add(logits, labels)
             # A loader that is not prepared repeats nothing, and the accelerator does not know where it ends.
             if is_prepared and accelerator.gradient_state.end_of_dataloader:
-                rows_of_last_step = self._count_rows_of_last_step()
+                rows_of_last_step = self._count_rows_of_last_step(rows or batch_size)
             self.call_event("on_prediction_step")
 
         steps = evaluation.gather_steps(accelerator, predictions.on_host())
@@ -727,19 +727,26 @@ class Trainer:
         num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or num_observed
         return evaluation.EvalLoopOutput(prediction.logits, prediction.labels, metrics, num_samples)
 
-    def _count_rows_of_last_step(self) -> int | None:
-        """The samples of the last step, over all ranks, that are no repetitions; None if none is repeated.
+    def _count_rows_of_last_step(self, own_rows: int) -> int | None:
+        """The samples of the last step, over all ranks, that are no repetitions; None if no rank lacks one of its own.
 
-        The accelerator knows it while the last batch is at hand: it cuts what is gathered then. Where ranks may have
-        different numbers of batches (`even_batches` off) nothing is repeated, and gathering now would wait for a rank
-        that has no batch.
+        Where ranks may have different numbers of batches (`even_batches` off) nothing is repeated, and gathering now
+        would wait for a rank that has no batch.
+
+        Args:
+            own_rows: in this rank's last batch.
         """
         accelerator = self.accelerator
         if accelerator.num_processes > 1 and not self.args.loading.even_batches:
             return None
-        own = torch.zeros(self.args.per_device_eval_batch_size, device=accelerator.device)
-        rows = len(accelerator.gather_for_metrics(own))
-        return rows if rows < len(own) * accelerator.num_processes else None
+        partial = accelerator.gradient_state.active_dataloader.partial_step
+        if partial is None:
+            return None
+        if partial.num_real_all_ranks is not None:
+            return partial.num_real_all_ranks
+        # Where the data set makes the batches, each rank knows the rows of its own alone.
+        own = torch.zeros(own_rows, device=accelerator.device)
+        return len(accelerator.gather_for_metrics(own))
 
     def _run_evaluation(
         self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str

@@ -351,3 +351,25 @@ def test_a_plain_loader_is_evaluated_whole_after_a_training_with_a_short_last_ba
     trainer.train()
     trainer.evaluate()
     assert counts == [24, 24]
+
+
+class LargerBatches(Trainer):
+    """Prepares loaders whose batches are larger than the arguments say."""
+
+    def get_test_dataloader(self, test_dataset):
+        return self.accelerator.prepare(DataLoader(test_dataset, batch_size=4, collate_fn=self.data_collator))
+
+
+def predict_in_larger_batches(folder) -> list[int]:
+    torch.set_num_threads(1)
+    try:
+        trainer = make_trainer(folder, trainer_class=LargerBatches, per_device_eval_batch_size=3)
+        return trainer.predict(Points(7)).label_ids.tolist()
+    finally:
+        forget_states()
+
+
+def test_no_sample_is_repeated_where_an_override_prepares_larger_batches(tmp_path):
+    """The second rank's batch of 4 has 3 samples, as many as the arguments say for a whole one."""
+    expected = Points(7).labels.tolist()
+    assert ranks(2).run(predict_in_larger_batches, tmp_path) == [expected, expected]
