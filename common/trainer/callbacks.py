@@ -257,18 +257,20 @@ class EarlyStoppingCallback(TrainerCallback):
         metric = metrics.get(str(args.best_metric_key))
         if metric is None:  # one of several evaluation sets, and not the one to watch
             return
-        # The Trainer updates `best_metric` after this event.
-        if self._is_improvement(metric, state.best_metric, bool(args.greater_is_better)):
+        self.check_metric_value(args, state, control, metric)
+        self._stop_without_patience(control)
+
+    def check_metric_value(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metric_value: float
+    ) -> None:
+        """Count an evaluation that brought no improvement; one that did begins the count anew."""
+        # The Trainer updates `best_metric` after the event.
+        is_better = np.greater if args.greater_is_better else np.less
+        best = state.best_metric
+        if best is None or (is_better(metric_value, best) and abs(metric_value - best) > self.early_stopping_threshold):
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1
-        self._stop_without_patience(control)
-
-    def _is_improvement(self, metric: float, best: float | None, greater_is_better: bool) -> bool:
-        if best is None:
-            return True
-        is_better = np.greater if greater_is_better else np.less
-        return is_better(metric, best) and abs(metric - best) > self.early_stopping_threshold
 
     def _stop_without_patience(self, control: TrainerControl) -> None:
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

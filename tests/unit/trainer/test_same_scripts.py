@@ -518,6 +518,25 @@ def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
     assert ours == theirs
 
 
+def test_early_stopping_asks_its_own_judgement_of_a_metric(tmp_path):
+    def script(library, folder):
+        values = []
+
+        class Impatient(library.EarlyStoppingCallback):
+            def check_metric_value(self, args, state, control, metric_value):
+                values.append(metric_value)
+                self.early_stopping_patience_counter += 1
+
+        settings = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+        trainer = make(library, folder, extra={"callbacks": [Impatient(2)]}, **settings)
+        trainer.train()
+        return values, end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    assert len(ours[0]) == 2
+
+
 def test_trackers_get_the_names_of_transformers(transformers):
     from transformers.integrations.integration_utils import rewrite_logs
 
