@@ -93,6 +93,7 @@ def _steady_places(reads: list[list[Row]], width: int) -> list[int]:
         values_of_samples = [{row[place] for row in rows} for rows in reads]
         again = [values for values, rows in zip(values_of_samples, reads, strict=True) if len(rows) > 1]
         steady = sum(len(values) == 1 for values in again)
-        if steady >= ALIKE * len(again) and len(set.union(*values_of_samples)) > 1:
+        is_of_all = len(set.union(*values_of_samples)) == 1
+        if steady >= ALIKE * len(again) and not is_of_all:
             places.append(place)
     return places
