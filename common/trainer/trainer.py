@@ -699,7 +699,8 @@ class Trainer:
             if loss is not None:
                 losses.append(evaluation.BatchLoss(rows or batch_size, loss))
             if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, labels)
+                labels = self._pad_to_longest(labels)
+                logits = self.preprocess_logits_for_metrics(self._pad_to_longest(logits), labels)
             if logits is not None or labels is not None:
                 # They leave the device at once, the losses at the end.
                 predictions.add(logits, labels)
@@ -738,6 +739,16 @@ class Trainer:
         """
         accelerator = self.accelerator
         if accelerator.num_processes > 1 and not self.args.loading.even_batches:
+    def _pad_to_longest(self, data: Any) -> Any:
+        """A batch's logits or labels, along dimension 1 as long as the longest of all ranks; what is new is -100.
+
+        Where ranks may have different numbers of batches (`even_batches` off) they stay as they are: a rank without a
+        batch could not say how long its own are.
+        """
+        if data is None or self.accelerator.num_processes == 1 or not self.args.loading.even_batches:
+            return data
+        return self.accelerator.pad_across_processes(data, dim=1, pad_index=evaluation.PADDING)
+
             return None
         partial = accelerator.gradient_state.active_dataloader.partial_step
         if partial is None:

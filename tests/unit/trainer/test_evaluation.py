@@ -373,3 +373,52 @@ def test_no_sample_is_repeated_where_an_override_prepares_larger_batches(tmp_pat
     """The second rank's batch of 4 has 3 samples, as many as the arguments say for a whole one."""
     expected = Points(7).labels.tolist()
     assert ranks(2).run(predict_in_larger_batches, tmp_path) == [expected, expected]
+
+
+class Certain(nn.Module):
+    """Is certain of the token that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, tokens, labels=None):
+        return {"loss": self.linear(torch.ones(1, 1)).sum(), "logits": F.one_hot(tokens, 4).float()}
+
+
+class Sentences(Points):
+    """The sample at index i is i + 1 tokens long."""
+
+    def __getitem__(self, index):
+        tokens = torch.full((index + 1,), 3)
+        return {"tokens": tokens, "labels": tokens}
+
+
+def predict_the_winner(folder, even_batches: bool) -> tuple[list, list]:
+    """The predictions, and the lengths that the function which reduces the logits is given."""
+    torch.set_num_threads(1)
+    lengths = []
+
+    def keep_the_winner(logits, labels):
+        lengths.append((logits.shape[1], labels.shape[1]))
+        return logits.argmax(-1)
+
+    try:
+        extra = {"preprocess_logits_for_metrics": keep_the_winner}
+        settings = {"per_device_eval_batch_size": 1, "accelerator_config": {"even_batches": even_batches}}
+        trainer = make_trainer(folder, model=Certain(), extra=extra, **settings)
+        return trainer.predict(Sentences(4 if even_batches else 3)).predictions.tolist(), lengths
+    finally:
+        forget_states()
+
+
+def test_logits_to_reduce_are_as_long_on_all_processes_as_in_transformers(tmp_path):
+    """Padding along the second dimension is -100 in each logit, of which the first is the largest."""
+    for predictions, lengths in ranks(2).run(predict_the_winner, tmp_path, True):
+        assert predictions == [[3, 0, -100, -100], [3, 3, -100, -100], [3, 3, 3, 0], [3, 3, 3, 3]]
+        assert lengths == [(2, 2), (4, 4)]
+
+
+def test_logits_to_reduce_wait_for_no_rank_that_may_have_no_batch(tmp_path):
+    for predictions, _ in ranks(2).run(predict_the_winner, tmp_path, False, timeout=60):
+        assert predictions == [[3, -100, -100], [3, 3, -100], [3, 3, 3]]
