@@ -340,12 +340,19 @@ class Trainer:
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
         if not self._is_share_of_step(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
+        self._set_optimizer_mode("train")
         self.accelerator.backward(loss)
         return loss.detach()
 
     def _is_share_of_step(self, num_items: Tensor | None) -> bool:
         """True if the loss is this micro-batch's share of the step's loss, and not its own mean."""
         if self.loss_is_scaled_for_ga is not None:
+    def _set_optimizer_mode(self, mode: str) -> None:
+        """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
+        enter_mode = getattr(self.optimizer, mode, None)
+        if callable(enter_mode):
+            enter_mode()
+
             return self.loss_is_scaled_for_ga
         if self.compute_loss_func is not None:
             return True
@@ -690,6 +697,7 @@ class Trainer:
         losses = []
         predictions = evaluation.Predictions()
         num_observed = 0
+        self._set_optimizer_mode("eval")
         rows_of_last_step = None
         for inputs in loading.read_batches(dataloader, accelerator.device):
             rows = batches.count_samples(inputs) or 0

@@ -24,7 +24,7 @@ from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
 from common.trainer.reporting import _tracked_name
 from tests.parity.random_trainers import NetWithKeywords, comparable, digest, reset
-from tests.toys import Net, Points, Stream
+from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.both import end, make, on_both
 from tests.unit.trainer.toy import without_timings
 
@@ -535,6 +535,47 @@ def test_early_stopping_asks_its_own_judgement_of_a_metric(tmp_path):
     ours, theirs = on_both(script, tmp_path)
     assert ours == theirs
     assert len(ours[0]) == 2
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Evaluates half the weights that it trains, in place of an average, and counts how often it is told of a mode."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.is_training = True
+        self.calls = []
+
+    def _scale(self, factor) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.mul_(factor)
+
+    def train(self) -> None:
+        self.calls.append("train")
+        if not self.is_training:
+            self._scale(2)
+        self.is_training = True
+
+    def eval(self) -> None:
+        self.calls.append("eval")
+        if self.is_training:
+            self._scale(0.5)
+        self.is_training = False
+
+
+def test_an_optimizer_with_modes_is_told_of_them(tmp_path):
+    def script(library, folder):
+        model = seeded_net()
+        optimizer = ScheduleFree(model.parameters())
+        extra = {"model": model, "optimizers": (optimizer, None)}
+        trainer = make(library, folder, extra=extra, eval_strategy="epoch")
+        trainer.evaluate()
+        trainer.train()
+        trainer.predict(Points(5))
+        return optimizer.calls, end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    assert ours[0][:2] == ["eval", "train"] and ours[0][-1] == "eval"
 
 
 def test_trackers_get_the_names_of_transformers(transformers):
