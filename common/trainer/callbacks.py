@@ -12,8 +12,9 @@ from common.trainer.state import TrainerControl, TrainerState
 class TrainerCallback:
     """The events of a run. Override those that you need; the others cost nothing.
 
-    Every event gets `args`, `state` and `control`, and by keyword `model`, `optimizer`, `lr_scheduler`,
-    `train_dataloader` and `eval_dataloader`: write the ones you need into the signature and `**kwargs` for the rest.
+    Every event gets `args`, `state` and `control`, and by keyword `model`, `processing_class`, `optimizer`,
+    `lr_scheduler`, `train_dataloader` and `eval_dataloader`: write the ones you need into the signature and `**kwargs`
+    for the rest.
     `on_log` also gets `logs`, `on_evaluate` and `on_predict` get `metrics`. A callback changes the run through
     `control`, and may return it. All ranks call it.
 

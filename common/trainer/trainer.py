@@ -931,6 +931,7 @@ class Trainer:
         kwargs["optimizer"] = self.optimizer
         kwargs["lr_scheduler"] = self.lr_scheduler
         kwargs["train_dataloader"] = self.train_dataloader
+        kwargs["processing_class"] = self.processing_class
         kwargs["eval_dataloader"] = self.eval_dataloader
         for listener in listeners:
             changed = listener(self.args, self.state, self.control, **kwargs)

@@ -578,6 +578,22 @@ def test_an_optimizer_with_modes_is_told_of_them(tmp_path):
     assert ours[0][:2] == ["eval", "train"] and ours[0][-1] == "eval"
 
 
+def test_every_event_gets_the_processing_class(tmp_path):
+    def script(library, folder):
+        given = []
+        events = [name for name in vars(library.TrainerCallback) if name.startswith("on_") and name != "on_push_begin"]
+
+        def listen(self, args, state, control, processing_class, **kwargs):
+            given.append(processing_class)
+
+        listener = type("Listener", (library.TrainerCallback,), dict.fromkeys(events, listen))
+        make(library, folder, extra={"callbacks": [listener], "processing_class": "a tokenizer"}).train()
+        return given
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs and set(ours) == {"a tokenizer"}
+
+
 def test_trackers_get_the_names_of_transformers(transformers):
     from transformers.integrations.integration_utils import rewrite_logs
 
