@@ -12,6 +12,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,6 +145,8 @@ class Trainer:
         # The reporter is the last to be called, to show what the others did.
         reporter = reporting.default_reporter(self.args.disable_tqdm)
         self.callback_handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or []), reporter])
+        if self.is_world_process_zero():
+            Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.call_event("on_init_end")
 
     def _check_arguments(
@@ -337,22 +340,22 @@ class Trainer:
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
         model.train()
+        self._set_optimizer_mode("train")
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
         if not self._is_share_of_step(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
-        self._set_optimizer_mode("train")
         self.accelerator.backward(loss)
         return loss.detach()
 
-    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
-        """True if the loss is this micro-batch's share of the step's loss, and not its own mean."""
-        if self.loss_is_scaled_for_ga is not None:
     def _set_optimizer_mode(self, mode: str) -> None:
         """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
         enter_mode = getattr(self.optimizer, mode, None)
         if callable(enter_mode):
             enter_mode()
 
+    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
+        """True if the loss is this micro-batch's share of the step's loss, and not its own mean."""
+        if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
         if self.compute_loss_func is not None:
             return True
@@ -694,10 +697,10 @@ class Trainer:
         self.eval_dataloader = dataloader
         model = self._model_for_evaluation()
         model.eval()
+        self._set_optimizer_mode("eval")
         losses = []
         predictions = evaluation.Predictions()
         num_observed = 0
-        self._set_optimizer_mode("eval")
         rows_of_last_step = None
         for inputs in loading.read_batches(dataloader, accelerator.device):
             rows = batches.count_samples(inputs) or 0
@@ -736,6 +739,16 @@ class Trainer:
         num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or num_observed
         return evaluation.EvalLoopOutput(prediction.logits, prediction.labels, metrics, num_samples)
 
+    def _pad_to_longest(self, data: Any) -> Any:
+        """A batch's logits or labels, along dimension 1 as long as the longest of all ranks; what is new is -100.
+
+        Where ranks may have different numbers of batches (`even_batches` off) they stay as they are: a rank without a
+        batch could not say how long its own are.
+        """
+        if data is None or self.accelerator.num_processes == 1 or not self.args.loading.even_batches:
+            return data
+        return self.accelerator.pad_across_processes(data, dim=1, pad_index=evaluation.PADDING)
+
     def _count_rows_of_last_step(self, own_rows: int) -> int | None:
         """The samples of the last step, over all ranks, that are no repetitions; None if no rank lacks one of its own.
 
@@ -747,16 +760,6 @@ class Trainer:
         """
         accelerator = self.accelerator
         if accelerator.num_processes > 1 and not self.args.loading.even_batches:
-    def _pad_to_longest(self, data: Any) -> Any:
-        """A batch's logits or labels, along dimension 1 as long as the longest of all ranks; what is new is -100.
-
-        Where ranks may have different numbers of batches (`even_batches` off) they stay as they are: a rank without a
-        batch could not say how long its own are.
-        """
-        if data is None or self.accelerator.num_processes == 1 or not self.args.loading.even_batches:
-            return data
-        return self.accelerator.pad_across_processes(data, dim=1, pad_index=evaluation.PADDING)
-
             return None
         partial = accelerator.gradient_state.active_dataloader.partial_step
         if partial is None:
@@ -928,10 +931,10 @@ class Trainer:
         if not listeners:
             return
         kwargs["model"] = self.model
+        kwargs["processing_class"] = self.processing_class
         kwargs["optimizer"] = self.optimizer
         kwargs["lr_scheduler"] = self.lr_scheduler
         kwargs["train_dataloader"] = self.train_dataloader
-        kwargs["processing_class"] = self.processing_class
         kwargs["eval_dataloader"] = self.eval_dataloader
         for listener in listeners:
             changed = listener(self.args, self.state, self.control, **kwargs)

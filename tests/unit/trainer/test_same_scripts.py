@@ -4,6 +4,7 @@ Each script is written once, for whichever library it is given, and what it come
 """
 
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -592,6 +593,16 @@ def test_every_event_gets_the_processing_class(tmp_path):
 
     ours, theirs = on_both(script, tmp_path)
     assert ours == theirs and set(ours) == {"a tokenizer"}
+
+
+def test_the_output_folder_is_there_when_the_trainer_is(tmp_path):
+    def script(library, folder):
+        make(library, f"{folder}/of/a run")
+        return Path(f"{folder}/of/a run").is_dir()
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    assert ours is True
 
 
 def test_trackers_get_the_names_of_transformers(transformers):
