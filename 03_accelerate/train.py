@@ -57,7 +57,8 @@ def train_rank(args, accelerator, device):
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
     run = Run(args, train_set, test_set, device)
-    accelerator.print(run.plan, flush=True)  # once, not once per process
+    if accelerator.is_main_process:  # once, not once per process
+        print(run.plan, flush=True)
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)  # another order for each epoch
         model.train()

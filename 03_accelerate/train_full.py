@@ -66,11 +66,12 @@ def train_rank(args, accelerator, device, checkpoints):
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
     run = Run(args, train_set, test_set, device)
-    accelerator.print(run.plan, flush=True)  # once, not once per process
+    if accelerator.is_main_process:  # once, not once per process
+        print(run.plan, flush=True)
     accelerator.register_for_checkpointing(run)
     if checkpoints.can_resume(prefix="checkpoint_", subfolder="checkpoints"):  # rank 0 looks: all resume, or none
         accelerator.load_state()  # the newest that is whole
-        accelerator.print(f"{args.level}: resumed at step {run.steps}", flush=True)
+        run.report_resumption()
     for epoch in run.epochs():
         train_loader.set_epoch(epoch)  # another order for each epoch
         loader = train_loader

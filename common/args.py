@@ -33,6 +33,7 @@ _OWN_FLAGS = {
     "--checkpoint-every": _FULL,
 }
 # How a launcher's configuration file arrives.
+PRECISIONS = ("no", "fp16", "bf16")
 _LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
 _LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 _LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
@@ -85,11 +86,14 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
         args.replicas = _replicas(args)
     if name in _FULL:
         args.gradient_accumulation_steps = _accumulation_steps(args, parser)
+        if args.mixed_precision not in PRECISIONS:  # argparse does not look at a default
+            fail(f"the launcher asks for {args.mixed_precision} ({_LAUNCHER_PRECISION}): use {', '.join(PRECISIONS)}")
     else:
         _refuse_what_the_launcher_asks_for(parser.prog)
     _check_environment(name)
     _check_world(name)
-    _check_batch_size(args)
+    check_batch_divides(args, int(os.environ.get("WORLD_SIZE", 1)))
+    _check_number_of_samples(args)
     _check_shared_memory(args)
     _warn_of_slow_precision(args)
     if args.cores_per_device:
@@ -141,7 +145,7 @@ def _make_parser(name: str, prog: str) -> _Parser:
 def _add_flags_of_long_training(parser: _Parser) -> None:
     flag = parser.add_argument
     launchers = os.environ.get(_LAUNCHER_PRECISION, "no")
-    flag("--mixed-precision", choices=["no", "fp16", "bf16"], default=launchers, help="default: the launcher's, or no")
+    flag("--mixed-precision", choices=PRECISIONS, default=launchers, help="default: the launcher's, or no")
     flag("--gradient-accumulation-steps", type=_positive, metavar="N", help="micro-batches per optimizer step")
     flag("--checkpoint-dir", type=_folder, metavar="PATH", help="save there, and resume from the newest one in it")
     flag(
@@ -282,6 +286,8 @@ def _positive_float(text: str) -> float:
 def _writable(text: str) -> Path:
     """A path in a folder that can be written to: better to learn that before the training than after it."""
     path = Path(text)
+    if os.environ.get("RANK", "0") != "0":  # rank 0 writes, and its machine may be another one
+        return path
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written: it must be a file in a folder that exists")
     return path
@@ -400,8 +406,9 @@ def _check_shared_memory(args: argparse.Namespace) -> None:
     """Loader workers hand their batches over in /dev/shm, of which a container has 64 MB."""
     if args.num_workers == 0 or not _SHARED_MEMORY.is_dir():
         return
-    # Each worker has two batches ready, and some more are in use. The ranks share the batch, so their sum is the same.
-    batch = args.batch_size * (_PIXELS * args.dtype.itemsize + torch.int64.itemsize)
+    # Each worker has two micro-batches ready, and some more are in use. The ranks share one, so their sum is the same.
+    micro_batch = args.batch_size // getattr(args, "gradient_accumulation_steps", 1)
+    batch = micro_batch * (_PIXELS * args.dtype.itemsize + torch.int64.itemsize)
     needed = (2 * args.num_workers + 4) * batch
     free = shutil.disk_usage(_SHARED_MEMORY).free
     if free < needed:
@@ -419,9 +426,12 @@ def _check_world(script: str) -> None:
         fail(f"{script} is one process, but WORLD_SIZE is {world_size}: {advice}")
 
 
-def _check_batch_size(args: argparse.Namespace) -> None:
-    """Refuse a global batch that the processes cannot share evenly, or that the training set cannot fill."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
+def check_batch_divides(args: argparse.Namespace, world_size: int) -> None:
+    """Refuse a global batch that so many processes cannot share evenly.
+
+    Raises:
+        UserError: after one line that names the nearest batches that they can.
+    """
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
     parts = world_size * accumulation
     if args.batch_size % parts:
@@ -430,6 +440,10 @@ def _check_batch_size(args: argparse.Namespace) -> None:
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
         processes = f"{world_size} process{'es' if world_size > 1 else ''}"
         fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")
+
+
+def _check_number_of_samples(args: argparse.Namespace) -> None:
+    """Refuse a batch that the training set cannot fill."""
     samples = min(args.train_samples or TRAINING_DIGITS, TRAINING_DIGITS)
     if samples < args.batch_size:
         fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")

@@ -162,6 +162,8 @@ class Ledger:
     def follow_size(self, tensor: Tensor) -> None:
         """Look at the storage's size before every operation: whoever resizes it calls none."""
         storage = tensor.untyped_storage()
+        if storage._cdata not in self._alive:  # it was made before the accounting, which does not charge it
+            return
         self._resized[storage._cdata] = _Followed(weakref.ref(storage), nbytes=-1)  # looked at in any case
 
     def look_at_sizes(self) -> None:

@@ -32,9 +32,12 @@ from common.cores import use_all_cores
 from common.gpus import hide_gpus
 
 MOMENT = 5  # seconds that ranks have to answer once another one has failed
-_context = multiprocessing.get_context("forkserver")
-# Imported once and forked, not once per rank: torch's optimizers import its compiler, which takes seconds.
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
+# Windows can only spawn.
+_START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+_context: Any = multiprocessing.get_context(_START_METHOD)
+if _START_METHOD == "forkserver":
+    # Imported once and forked, not once per rank: torch's optimizers import its compiler, which takes seconds.
+    _context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
 
 
 class RankFailed(RuntimeError):

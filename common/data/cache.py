@@ -15,11 +15,14 @@ from common.errors import fail
 
 def cache_dir() -> Path:
     """A folder of the user's that can be written to, whatever becomes of `--data-dir`."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     # All users of a Unix share one folder for temporary files; on Windows, which has no getuid, each has his own.
     user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
     temporary = Path(tempfile.gettempdir()) / f"parallelism-ladder{user}"
-    for folder in (base / "parallelism-ladder", temporary):
+    folders = [temporary]
+    if base.is_absolute():  # it is not where nobody knows the user's home
+        folders.insert(0, base / "parallelism-ladder")
+    for folder in folders:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
@@ -63,8 +66,11 @@ def one_process_at_a_time(purpose: str, resource: str) -> Iterator[FailureNote]:
 
 
 def _job() -> str:
-    """A text that the ranks of one launch on this machine have in common, and nobody else has."""
+    """A text that the ranks of one launch on this machine have in common, and nobody else has.
+
+    A port may be the same at each launch. The process that has started the ranks is another one.
+    """
     port = os.environ.get("MASTER_PORT")
     if port:
-        return f"{os.environ.get('TORCHELASTIC_RUN_ID')}:{port}"
+        return f"{os.environ.get('TORCHELASTIC_RUN_ID')}:{port}:{os.getppid()}"
     return f"{os.getpid()}:{time.monotonic_ns()}"

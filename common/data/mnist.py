@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import http.client
 import socket
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def download(raw: Path) -> str | None:
                 MNIST(folder, download=True)
             for name in MNIST_FILES:
                 (raw_folder(folder) / name).replace(raw / name)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
         for empty in made:  # of a data folder that may be misspelt nothing is left
             with contextlib.suppress(OSError):
                 empty.rmdir()

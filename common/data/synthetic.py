@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.data.cache import cache_dir
-from common.data.idx import write_idx
+from common.data.idx import IdxError, write_idx
 from common.data.mnist import MNIST_FILES, md5
 from common.files import discard_draft, new_draft, replace_folder
 
@@ -49,8 +49,19 @@ def synthetic_folder() -> Path:
 
 
 def checksums_of_synthetic(raw: Path) -> dict[str, str]:
-    """The md5 of each of the four files in `raw`, as they were drawn."""
-    return json.loads((raw / CHECKSUMS).read_text())
+    """The md5 of each of the four files in `raw`, as they were drawn.
+
+    Raises:
+        IdxError: if the file with the checksums is damaged.
+    """
+    path = raw / CHECKSUMS
+    try:
+        checksums = json.loads(path.read_text())
+    except ValueError as error:
+        raise IdxError(f"{path} is damaged: {error}") from error
+    if not isinstance(checksums, dict) or checksums.keys() != set(MNIST_FILES):
+        raise IdxError(f"{path} is damaged: it does not name the four files")
+    return checksums
 
 
 def _write(raw: Path) -> None:

@@ -54,6 +54,8 @@ class Checkpointing:
         self._interval_began = time.monotonic()
         self._time_is_up = False
         self._answer_in_flight: DeferredRead | None = None
+        # True if the time was up in the last answer, and another answer is under way that was asked for before it.
+        self._time_was_up = False
 
     def can_resume(self, prefix: str, subfolder: str = "") -> bool:
         """True on all ranks if rank 0 finds a checkpoint, whole or damaged. A collective: all processes must call it.
@@ -93,7 +95,11 @@ class Checkpointing:
         arrived = self._answer_in_flight if self._device.type == "cpu" else answer_before
         if arrived is not None:
             signal_number, time_is_up = arrived.tolist()
-            self._take_answer(signal_number, bool(time_is_up))
+            # A GPU's answer comes one exchange late. What was asked in between knew nothing of the checkpoint.
+            is_stale = self._time_was_up
+            time_is_up = bool(time_is_up) and not is_stale
+            self._time_was_up = time_is_up and arrived is answer_before
+            self._take_answer(signal_number, time_is_up)
 
     def _seconds_are_over(self) -> bool:
         return time.monotonic() - self._interval_began >= self.interval.seconds
@@ -175,6 +181,8 @@ class Preemption:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             self._settled.set()
+            # Not by `close` alone: loader workers are forks and hold copies, and an error keeps them alive.
+            sending_end.shutdown(socket.SHUT_RDWR)
             sending_end.close()
             listener.join()
             receiving_end.close()

@@ -20,7 +20,7 @@ class Meter:
     """Steps, training time without evaluation, and steady-state throughput.
 
     The steady state begins after `warm_up_steps` steps of this process; fewer steps are measured as a whole. The device
-    is synchronised before a clock is read, which happens once at the warm-up's end and twice an epoch.
+    is synchronised before a clock is read: at the warm-up's end, twice an epoch, and at each checkpoint.
     """
 
     def __init__(self, device: torch.device, images_per_step: int, warm_up_steps: int) -> None:

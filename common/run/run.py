@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.allocator import keep_large_blocks, why_not
+from common.args import check_batch_divides
 from common.cores import threads_per_worker
 from common.errors import fail
 from common.files import write_atomically
@@ -42,7 +43,7 @@ class Run:
         world_size: the number of workers, processes or replicas; by default of processes.
 
     Raises:
-        UserError: if the training set does not fill one batch.
+        UserError: if the processes cannot share a batch evenly, or the training set does not fill one.
 
     Attributes:
         accumulation: micro-batches of each worker in one optimizer step.
@@ -80,6 +81,7 @@ class Run:
 
         self.accumulation = getattr(args, "gradient_accumulation_steps", 1)
         self.steps_per_epoch = self.train_samples // args.batch_size
+        check_batch_divides(args, get_world_size())  # a notebook makes the flags before it starts the processes
         if self.steps_per_epoch == 0:
             fail(f"{self.train_samples} training samples are fewer than one batch of {args.batch_size}")
         self.total_steps = self.steps_per_epoch * args.epochs
@@ -241,7 +243,7 @@ class Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a run that was asked to do the same; UserError names what differs."""
         for name, ours in self.identity().items():
-            theirs = state["identity"].get(name)
+            theirs = state["identity"].get(name, ours)  # an older checkpoint does not know all of them
             if theirs != ours:
                 run = f"a run with {name} {theirs}, not {ours}"
                 fail(f"the checkpoint in {self.args.checkpoint_dir} is of {run}")
@@ -252,6 +254,11 @@ class Run:
         self._epoch_loss.micro_batches = round(state["micro_batches"] * per_micro_batch)
         self._epoch_loss.total.fill_(state["loss_total"] * per_micro_batch)
 
+    def report_resumption(self) -> None:
+        """Say once at which step the run goes on."""
+        if self.rank == 0:
+            print(f"{self.args.level}: resumed at step {self.steps}", flush=True)
+
     def identity(self) -> dict[str, Any]:
         """All that must not change between a checkpoint and its resumption."""
         return {
@@ -261,6 +268,8 @@ class Run:
             "batch size": self.args.batch_size,
             "learning rate": self.args.lr,
             "seed": self.args.seed,
+            "dtype": str(self.args.dtype).removeprefix("torch."),
+            "dropout": not self.args.no_dropout,
         }
 
     def peak_memory_bytes(self) -> list[int]:

@@ -166,7 +166,7 @@ class Trainer:
 
     def batches_of_all_epochs(self, loader: DataLoaderShard) -> Iterator[Any]:
         """This rank's batches, epoch after epoch, beginning with the one after the last step."""
-        while True:
+        while self.state.global_step < self.args.max_steps:
             epoch, steps_done = divmod(self.state.global_step, len(loader))
             loader.set_epoch(epoch)
             random_state = self.generator.get_state()

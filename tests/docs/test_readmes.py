@@ -26,6 +26,7 @@ ARITHMETIC = {
     "47 MB": "60,000 images of 28 × 28 pixels, a byte each",
     "25 MiB": "torch's default for a bucket",
     "1 MiB": "torch's default for the first bucket",
+    "20 seconds": "PATIENCE in common/run/checkpointing.py",
     "95 %": "the confidence that an interval asks for",
 }
 

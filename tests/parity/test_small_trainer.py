@@ -117,6 +117,9 @@ def test_a_resumed_training_ends_with_the_same_bits(save_steps, tmp_path):
     resumed = example(SMALL, str(tmp_path), settings, resume=f"'{tmp_path}/checkpoint-{save_steps}.pt'")
     assert_equal_weights(resumed["weights"], whole["weights"])
     assert resumed["logs"] == whole["logs"]
+    again = example(SMALL, str(tmp_path), settings, resume=f"'{tmp_path}/checkpoint-10.pt'")
+    assert again["steps"] == 10
+    assert_equal_weights(again["weights"], whole["weights"])
 
 
 def test_a_callback_stops_the_training_and_columns_stay(tmp_path):

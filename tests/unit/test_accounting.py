@@ -85,6 +85,16 @@ def test_storage_that_is_resized_without_an_operation_is_followed():
         assert ledger.current() == 512
 
 
+def test_what_was_made_before_is_not_followed():
+    made_before = torch.ones(128)
+    with accounting() as ledger:
+        ledger.follow_size(made_before)
+        made_before.untyped_storage().resize_(4096)
+        kept = torch.ones(128).to(DEVICE)
+        kept.add_(1)
+        assert ledger.current() == 512
+
+
 def test_a_linear_layer_is_counted_to_the_byte():
     """One step of AdamW on Linear(128 → 64) without bias, batch 32: everything is a multiple of 512 bytes."""
     inputs, outputs, batch = 128, 64, 32

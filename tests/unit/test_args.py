@@ -218,8 +218,20 @@ def test_too_little_shared_memory_for_the_workers_is_one_line(capsys, monkeypatc
     said = refusal(capsys, "02_ddp_raw", "--num-workers", "4")
     assert "--num-workers 4 needs 2.3 MiB in /, which has 2.0 MiB free: give it more" in said
     assert parse("02_ddp_raw", "--num-workers", "2").num_workers == 2
+    four = ["--num-workers", "4", "--gradient-accumulation-steps", "2"]  # a worker hands over a micro-batch
+    assert parse(FULL, *four).num_workers == 4
     usage.free = 0
     assert parse("02_ddp_raw").num_workers == 0
+
+
+def test_only_rank_0s_machine_needs_the_folder_of_the_results(capsys, monkeypatch, tmp_path):
+    path = tmp_path / "of_the_first_machine" / "w.pt"
+    assert "must be a file in a folder that exists" in refusal(capsys, "02_ddp_raw", "--save", str(path))
+    for variable, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("MASTER_ADDR", "first")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert parse("02_ddp_raw", "--save", str(path)).save == path
 
 
 @pytest.mark.parametrize("missing", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"])
@@ -253,6 +265,8 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch, capsy
     args = parse(FULL)
     assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 2)
     assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    assert "asks for fp8 (ACCELERATE_MIXED_PRECISION): use no, fp16, bf16" in refusal(capsys, FULL)
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "none")
     assert "argument --gradient-accumulation-steps: must be a whole number" in refusal(capsys, FULL)
 

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import hashlib
+import http.client
 import http.server
 import json
 import os
@@ -23,6 +24,7 @@ from torchvision import transforms
 from torchvision.datasets import MNIST
 
 from common.data import collate, load_data, loading
+from common.data.cache import cache_dir, one_process_at_a_time
 from common.data.mnist import MNIST_FILES
 from common.data.synthetic import synthetic_folder
 from common.errors import UserError
@@ -180,6 +182,34 @@ def test_without_mnist_and_network_mnist_is_an_error(tmp_path, monkeypatch):
     assert not (tmp_path / "empty").exists()  # its name may be misspelt
 
 
+def test_an_answer_that_is_not_http_is_no_network(tmp_path, monkeypatch):
+    def answered(*args, **kwargs):
+        raise http.client.BadStatusLine("login first")
+
+    monkeypatch.setattr(MNIST, "download", answered)
+    assert load_data(flags(dataset="auto", data_dir=tmp_path / "empty"))[0].name == "synthetic"
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_failure_is_not_that_of_the_next_launch_with_the_same_port(tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "29511")
+    with one_process_at_a_time("test", str(tmp_path)) as note:
+        note.write("no network")
+    with one_process_at_a_time("test", str(tmp_path)) as note:
+        assert note.read() == "no network"
+    monkeypatch.setattr("os.getppid", lambda: -1)
+    with one_process_at_a_time("test", str(tmp_path)) as note:
+        assert note.read() is None
+
+
+def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where nobody knows it
+    assert cache_dir().is_absolute() and cache_dir().is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_data_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="Not a directory"):
@@ -271,6 +301,10 @@ def test_the_synthetic_cache_is_verified(tmp_path, monkeypatch):
     _flip_a_bit(cached / "MNIST" / "raw" / "t10k-images-idx3-ubyte")
     with pytest.raises(UserError, match="is not the one of synthetic"):
         load_data(flags())
+    for damaged in ("", "[]", "{}"):
+        (cached / "MNIST/raw/md5.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"md5\.json is damaged: .* Remove "):
+            load_data(flags())
 
 
 # A GPU may round a division in another way.

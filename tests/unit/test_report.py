@@ -327,6 +327,8 @@ def train_on_other_data() -> str:
         (["--train-samples", "100"], "training samples 96, not 100"),
         (["--batch-size", "16"], "batch size 32, not 16"),
         (["--dataset", "mnist"], "dataset synthetic, not mnist"),
+        (["--dtype", "float64"], "dtype float32, not float64"),
+        (["--no-dropout"], "dropout True, not False"),
     ],
 )
 def test_a_run_that_was_asked_for_something_else_is_not_resumed(level, flags, difference, tmp_path, capsys, request):
@@ -339,6 +341,13 @@ def test_a_run_that_was_asked_for_something_else_is_not_resumed(level, flags, di
     with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} is of a run with {difference}"):
         module.train(parse_args(module.__file__, [*argv, *flags]))
     assert "Resumed" not in capsys.readouterr().out
+
+
+def test_a_batch_that_a_notebooks_processes_cannot_share_is_refused(monkeypatch):
+    """Its flags are made before the processes are."""
+    monkeypatch.setattr("common.run.run.get_world_size", lambda: 3)
+    with pytest.raises(UserError, match=r"--batch-size 64 does not divide by 3 \(3 processes\): use 63 or 66"):
+        a_run(level="04_trainer")
 
 
 @pytest.mark.parametrize("level", ladder.with_checkpoints())

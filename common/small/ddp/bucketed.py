@@ -102,10 +102,10 @@ class BucketedDDP(nn.Module):
             bucket.missing = set(bucket.parameters)
 
     def _finish(self) -> None:
-        self._backward_is_running = False
         self._check_all_gradients_came()
         for bucket in self.buckets:
             bucket.finish()
+        self._backward_is_running = False
 
     def _check_all_gradients_came(self) -> None:
         missing = [name for name, parameter in self.module.named_parameters() if self._is_missing(parameter)]

@@ -25,7 +25,8 @@ class ZeRO1:
     def step(self) -> None:
         """One step of all ranks with the mean of their gradients. A collective."""
         for shard in self.shards:
-            shard.reduce_gradient()
+            if shard.parameter.grad is not None:  # as for an optimizer, a parameter without one stays as it is
+                shard.reduce_gradient()
         self.optimizer.step()
         for shard in self.shards:
             shard.gather()

@@ -87,6 +87,8 @@ class ZeRO3:
         """A context in which all parameters are whole, to be saved or looked at. A collective."""
         for shard in self.shards.values():
             shard.gather()
-        yield
-        for shard in self.shards.values():
-            shard.free()
+        try:
+            yield
+        finally:
+            for shard in self.shards.values():
+                shard.free()

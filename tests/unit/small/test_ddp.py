@@ -156,19 +156,30 @@ class Forgetful(nn.Module):
         super().__init__()
         self.used = nn.Linear(2, 1)
         self.unused = nn.Linear(2, 1)
+        self.remembers = False
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.used(values)
+        values = self.used(values)
+        return self.unused(values.expand(1, 2)) if self.remembers else values
 
 
-def error_of_an_unused_layer() -> str:
-    with process_group(), pytest.raises(RuntimeError) as error:
-        BucketedDDP(Forgetful())(torch.ones(1, 2)).sum().backward()
-    return str(error.value)
+def error_of_an_unused_layer() -> tuple[str, torch.Tensor]:
+    """The message, and a gradient after the next backward."""
+    with process_group():
+        network = Forgetful()
+        model = BucketedDDP(network, bucket_mib=12 / 2**20)  # one for each layer
+        with pytest.raises(RuntimeError) as error:
+            model(torch.ones(1, 2)).sum().backward()
+        network.zero_grad()
+        network.remembers = True
+        model(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+        return str(error.value), network.used.weight.grad.clone()
 
 
-def test_a_parameter_without_a_gradient_is_named():
-    for message in ranks(2).run(error_of_an_unused_layer):
+def test_a_parameter_without_a_gradient_is_named_and_the_next_backward_is_averaged():
+    (_, first), (_, second) = outcomes = ranks(2).run(error_of_an_unused_layer)
+    assert torch.equal(first, second) and first.abs().sum() > 0
+    for message, _ in outcomes:
         assert "no gradient" in message
         assert "unused.weight, unused.bias" in message
         assert "used.weight, used.bias, unused" not in message

@@ -1,5 +1,6 @@
 """What ZeRO leaves in the memory of each rank, and how the parts behave."""
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -163,6 +164,40 @@ def average_gradients(module: nn.Module) -> None:
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
+
+
+def step_without_a_gradient(kind: Callable) -> tuple[bool, bool]:
+    """Of two layers, of which the forward uses the first: whether each has the weights that it had."""
+    with process_group():
+        torch.manual_seed(0)
+        network = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+        optimizer = kind(network, torch.optim.AdamW, lr=0.1)
+        whole = optimizer.gathered if kind is ZeRO3 else contextlib.nullcontext
+        with whole():
+            before = [layer.weight.detach().clone() for layer in network]
+        network[0](torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        with whole():
+            used, unused = (torch.equal(layer.weight, old) for layer, old in zip(network, before, strict=True))
+        return used, unused
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_parameter_without_a_gradient_stays_as_it_is(kind):
+    assert ranks(2).run(step_without_a_gradient, kind) == [(False, True)] * 2
+
+
+def bytes_after_an_error() -> list[int]:
+    with process_group():
+        network = nn.Linear(3, 2)
+        zero = ZeRO3(network, torch.optim.SGD, lr=0.1)
+        with pytest.raises(OSError), zero.gathered():
+            raise OSError("the disk is full")
+        return [parameter.untyped_storage().nbytes() for parameter in network.parameters()]
+
+
+def test_an_error_while_parameters_are_whole_leaves_their_parts_only():
+    assert ranks(2).run(bytes_after_an_error) == [[0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("kind", OURS)
