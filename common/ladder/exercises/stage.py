@@ -169,7 +169,7 @@ def on_ranks(
         lost = None
         values = []
         try:
-            values = pool.run(_play, job, solution, name, timeout=PATIENCE + SECONDS)
+            values = pool.run(_play, job, solution, name, SECONDS, timeout=PATIENCE + SECONDS)
         except RankFailed as error:
             lost = str(error)
         failures = {int(path.stem): pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.failure"))}
@@ -189,8 +189,8 @@ def on_ranks(
     return values
 
 
-def _play(job: Callable[[str], Any], path: str, folder: str) -> Any:
-    """The value of the job on this rank. A rank that is not ready within SECONDS writes where it is, and exits."""
+def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> Any:
+    """The value of the job on this rank. A rank that is not ready within `seconds` writes where it is, and exits."""
     rank = int(os.environ["RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
     files = Path(folder)
@@ -205,7 +205,7 @@ def _play(job: Callable[[str], Any], path: str, folder: str) -> Any:
     with open(files / f"{rank}.stuck", "w") as where, group, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's name a line of the checker, and would stand before the findings
         _wait_for_all(store, "start", rank, world_size)
-        faulthandler.dump_traceback_later(SECONDS, exit=True, file=where)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=where)
         try:
             with hints_for(COMMON_HINTS):
                 value = job(path)
@@ -214,7 +214,7 @@ def _play(job: Callable[[str], Any], path: str, folder: str) -> Any:
             os._exit(1)  # which closes the connections, so that nobody waits for this rank any more
         finally:
             faulthandler.cancel_dump_traceback_later()
-        store.set_timeout(timedelta(seconds=SECONDS + 1))
+        store.set_timeout(timedelta(seconds=seconds + 1))
         # By no collective: it would answer one of a rank whose solution has called one more. And a rank that left
         # would close its connections: whoever still waits for it would see that, and could not be asked where.
         with contextlib.suppress(RuntimeError):
