@@ -16,6 +16,9 @@ POSITION_LABELS = ("start_positions", "end_positions")
 # The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
 CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 
+# Bytes: torch allocates memory on the CPU at multiples of it.
+ALIGNMENT = 64
+
 
 def default_data_collator(samples: list) -> Any:
     """Stack samples along a new first dimension: dicts become a dict, tuples a tuple, anything else a tensor.
@@ -230,6 +233,12 @@ def count_samples(batch: Any) -> int | None:
             if found is not None:
                 return found
     return None
+
+
+def aligned(leaf: Any) -> Any:
+    """A tensor that begins at a multiple of 64 bytes, as torch's own do, or a copy that does; anything else as it is."""
+    is_strided = isinstance(leaf, Tensor) and leaf.layout == torch.strided
+    return leaf.clone() if is_strided and leaf.data_ptr() % ALIGNMENT != 0 else leaf
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:

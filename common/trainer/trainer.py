@@ -24,6 +24,7 @@ from common.accelerator import Accelerator, utils
 from common.accelerator.checkpointing import get_random_states, set_random_states
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
+from common.nested import map_nested
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import SWITCHED_OFF, CallbackHandler, DefaultFlowCallback
@@ -341,11 +342,23 @@ class Trainer:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
         model.train()
         self._set_optimizer_mode("train")
+        inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
         if not self._is_share_of_step(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """A batch for the model; an override may change it.
+
+        With several processes on the CPU, tensors that do not begin at an aligned address are copied, as in the
+        original: a product may take another path over such rows and end with other bits. They are, for example, the
+        part of a batch that the main process has read for all.
+        """
+        if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
+            return inputs
+        return map_nested(batches.aligned, inputs)
 
     def _set_optimizer_mode(self, mode: str) -> None:
         """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
@@ -814,6 +827,7 @@ class Trainer:
 
         Without labels there is no loss, unless the model has a parameter `return_loss`.
         """
+        inputs = self._prepare_inputs(inputs)
         labels = batches.get_labels(inputs, self.label_names)
         has_loss = labels is not None or self._gives_loss_without_labels(inputs)
         loss = None

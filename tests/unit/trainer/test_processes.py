@@ -368,3 +368,41 @@ def test_the_loader_of_an_override_is_dealt_out(name, tmp_path):
 def test_what_is_no_data_loader_is_read_by_every_rank(tmp_path):
     for epochs in ranks(2).run(samples_seen, tmp_path, "list"):
         assert all(torch.equal(epoch, Points(48).x[:, 0]) for epoch in epochs)
+
+
+class Narrow(Points):
+    """Rows of 24 bytes, so that the second half of a batch seldom begins at a multiple of 64 bytes."""
+
+    def __getitem__(self, index):
+        return {"x": self.x[index, :6], "labels": self.labels[index]}
+
+
+class Addressed(torch.nn.Module):
+    """Remembers at which addresses its inputs began, in bytes after a multiple of 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 10)
+        self.offsets = []
+
+    def forward(self, x, labels=None):
+        self.offsets.append(x.data_ptr() % 64)
+        logits = self.linear(x)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def offsets_of_inputs(folder) -> list[int]:
+    try:
+        settings = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 3, "eval_strategy": "epoch"}
+        extra = {"train_dataset": Narrow(12), "eval_dataset": Narrow(12)}
+        dispatched = {"dispatch_batches": True}
+        trainer = make_trainer(folder, model=Addressed(), extra=extra, accelerator_config=dispatched, **settings)
+        trainer.train()
+        return trainer.model.offsets
+    finally:
+        forget_states()
+
+
+def test_the_inputs_of_each_rank_begin_where_those_of_transformers_do(tmp_path):
+    """A product over rows that begin elsewhere may take another path, and then ends with other bits."""
+    assert ranks(2).run(offsets_of_inputs, tmp_path) == [[0] * 4, [0] * 4]

@@ -605,6 +605,25 @@ def test_the_output_folder_is_there_when_the_trainer_is(tmp_path):
     assert ours is True
 
 
+def test_an_override_prepares_the_inputs(tmp_path):
+    def script(library, folder):
+        calls = []
+
+        class Own(library.Trainer):
+            def _prepare_inputs(self, inputs):
+                inputs = super()._prepare_inputs(inputs)
+                calls.append((self.model.training, len(inputs["x"])))
+                return {**inputs, "x": inputs["x"] + 1}
+
+        trainer = make(library, folder, Own, eval_strategy="epoch")
+        trainer.train()
+        trainer.predict(Points(5))
+        return calls, end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
 def test_trackers_get_the_names_of_transformers(transformers):
     from transformers.integrations.integration_utils import rewrite_logs
 
