@@ -46,6 +46,7 @@ class Progress:
         saved_steps: the steps of which this run has saved a checkpoint. Others in the folder are another run's.
         start_time, first_step: when and where this call of `train` began.
         ignore_keys: what the evaluations of this call leave out of a model's output.
+        trial: what this call of `train` was given for a `model_init`.
         stream_ended: whether the epoch's batches came to their end before as many were read as had been planned.
         batches_to_skip: batches of the epoch that are passed over because a checkpoint's run has trained on them.
         random_states_after_skip: the random states to go on with when they have been passed over.
@@ -80,6 +81,7 @@ class Progress:
     start_time: float = field(default_factory=time.time)
     first_step: int = 0
     ignore_keys: list[str] | None = None
+    trial: Any = None
     stream_ended: bool = False
     batches_to_skip: int = 0
     random_states_after_skip: dict[str, Any] | None = None

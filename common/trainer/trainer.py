@@ -198,6 +198,7 @@ class Trainer:
         progress.start_time = time.time()
         progress.first_step = self.state.global_step
         progress.ignore_keys = ignore_keys_for_eval
+        progress.trial = trial
 
         if progress.carried_batches == 0:
             self.model_wrapped.zero_grad()
@@ -506,7 +507,8 @@ class Trainer:
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
-            self._save_checkpoint()
+            self._save_checkpoint(self.model_wrapped, self.progress.trial)
+            self.call_event("on_save")
 
     def _log_training(self) -> None:
         """Log the mean loss of the steps since the last time, over all ranks. It waits for the device."""
@@ -549,8 +551,13 @@ class Trainer:
 
     # Checkpoints.
 
-    def _save_checkpoint(self) -> None:
-        """Save everything that the run needs to go on. All ranks must call this."""
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save everything that the run needs to go on. All ranks must call this.
+
+        Args:
+            model: the prepared one, for overrides.
+            trial: what `train` was given, for overrides.
+        """
         state = self.state
         progress = self.progress
         progress.saved_steps.append(state.global_step)
@@ -568,7 +575,6 @@ class Trainer:
             limit = self.args.save_total_limit
             parts = checkpoint.parts_for_from_pretrained(self.model, self.processing_class)
             checkpoint.save_checkpoint(self.accelerator, state, parts, self.args.output_dir, limit)
-        self.call_event("on_save")
 
     def _note_best_checkpoint(self) -> None:
         """Remember where the best model is saved, if this run has saved it; another run's folder is not it."""

@@ -605,6 +605,29 @@ def test_the_output_folder_is_there_when_the_trainer_is(tmp_path):
     assert ours is True
 
 
+def test_an_override_that_saves_a_checkpoint_gets_the_model_and_the_trial(tmp_path):
+    def script(library, folder):
+        calls = []
+
+        class Own(library.Trainer):
+            def _save_checkpoint(self, model, trial):
+                calls.append((self.state.global_step, model is self.model, trial))
+                super()._save_checkpoint(model, trial)
+
+        class Saved(library.TrainerCallback):
+            def on_save(self, args, state, control, **kwargs):
+                calls.append(("saved", state.global_step))
+
+        settings = {"save_strategy": "steps", "save_steps": 4}
+        trainer = make(library, folder, Own, extra={"callbacks": [Saved]}, **settings)
+        trainer.train(trial={"lr": 1})
+        return calls, sorted(path.name for path in Path(folder).iterdir())
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    assert ours[0][:2] == [(4, True, {"lr": 1}), ("saved", 4)]
+
+
 def test_an_override_prepares_the_inputs(tmp_path):
     def script(library, folder):
         calls = []
