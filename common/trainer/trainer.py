@@ -922,11 +922,17 @@ class Trainer:
         self.create_optimizer()
         self.create_scheduler(num_training_steps=num_training_steps)
 
-    def create_optimizer(self) -> torch.optim.Optimizer:
-        """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay."""
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay.
+
+        Args:
+            model: whose parameters it changes; by default the Trainer's own.
+        """
         if self.optimizer is None:
-            decay_names = set(self.get_decay_parameter_names(self.model))
-            self.optimizer = optimization.make_optimizer(self.model, self.args, decay_names)
+            if model is None:
+                model = self.model
+            decay_names = set(self.get_decay_parameter_names(model))
+            self.optimizer = optimization.make_optimizer(model, self.args, decay_names)
         return self.optimizer
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

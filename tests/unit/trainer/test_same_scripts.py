@@ -628,6 +628,20 @@ def test_an_override_that_saves_a_checkpoint_gets_the_model_and_the_trial(tmp_pa
     assert ours[0][:2] == [(4, True, {"lr": 1}), ("saved", 4)]
 
 
+def test_an_optimizer_is_made_for_the_model_that_is_given(tmp_path):
+    def script(library, folder):
+        class Own(library.Trainer):
+            def create_optimizer(self, model=None):
+                return super().create_optimizer(self.model.linear if model is None else model)
+
+        trainer = make(library, folder, Own, weight_decay=0.5)
+        trainer.train()
+        return [len(group["params"]) for group in trainer.optimizer.param_groups], end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
 def test_an_override_prepares_the_inputs(tmp_path):
     def script(library, folder):
         calls = []
