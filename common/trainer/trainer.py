@@ -97,12 +97,12 @@ class Trainer:
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         processing_class: Any = None,
-        *,
         model_init: Callable[..., nn.Module] | None = None,
         compute_loss_func: Callable | None = None,
         compute_metrics: Callable[[evaluation.EvalPrediction], dict[str, Any]] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None] = (None, None),
+        *,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.args = TrainingArguments() if args is None else args

@@ -642,6 +642,27 @@ def test_an_optimizer_is_made_for_the_model_that_is_given(tmp_path):
     assert ours == theirs
 
 
+def test_arguments_may_be_given_by_position(tmp_path):
+    def script(library, folder):
+        model = seeded_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+        args = library.TrainingArguments(folder, eval_strategy="epoch", **settings)
+
+        def count(prediction):
+            return {"count": len(prediction.label_ids)}
+
+        data = (Points(22), Points(16))
+        trainer = library.Trainer(
+            model, args, None, *data, None, None, None, count, [library.TrainerCallback()], (optimizer, None)
+        )
+        trainer.train()
+        return end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
 def test_an_override_prepares_the_inputs(tmp_path):
     def script(library, folder):
         calls = []
