@@ -117,8 +117,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     try:
         weight = equal_shards()
-        say(f"and one device with all four samples gets w = {one_device():g}; torch's DDP gets {ddp():g}")
-        assert weight == one_device() == ddp()
+        weight_of_ddp = ddp()
+        weight_of_one = one_device()
+        say(f"and one device with all four samples gets w = {weight_of_one:g}; torch's DDP gets {weight_of_ddp:g}")
+        assert weight == weight_of_one == weight_of_ddp
         unequal_shards()
     finally:
         dist.destroy_process_group()

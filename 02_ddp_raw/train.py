@@ -44,7 +44,8 @@ def train(args):
     store = dist.HashStore()
     if "RANK" in os.environ:
         store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=args.timeout))
-        # Where nodes have unequal GPUs, some ranks would wait in nccl and some in gloo. This compares what they chose.
+        # After a restart the store still has the dead ranks' addresses, so each attempt gets a prefix of its own.
+        # `meet` also compares the backends: with unequal GPUs some ranks would wait in nccl and some in gloo.
         store = dist.PrefixStore(meet(store, rank, world_size, args.timeout, backend), store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=args.timeout)
     with abort_on_error():

@@ -86,5 +86,5 @@ def _compare_backends(choices: list[str]) -> str:
     different = ", ".join(dict.fromkeys(choices))
     return (
         f"the nodes chose different backends: {different}. nccl needs a GPU for every process of every node: start as "
-        "many processes as the smallest node has GPUs, or give all the same InitProcessGroupKwargs(backend=...)"
+        "many processes as the smallest node has GPUs, or let all compute on the CPU"
     )

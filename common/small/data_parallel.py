@@ -78,6 +78,7 @@ class EmulatedDataParallel(nn.Module):
         gradients = torch.is_grad_enabled()  # a setting of each thread
 
         def apply(replica: nn.Module, shard: Tensor, generator: torch.Generator) -> Tensor:
+            # `inherited` lets the accounting of memory, if there is one, count this thread's tensors too.
             with inherited(), torch.set_grad_enabled(gradients), _OwnRandomness(generator):
                 return replica(shard)
 
@@ -95,10 +96,12 @@ def replicate(module: nn.Module, n: int) -> list[nn.Module]:
     stays; the others get copies on their devices.
     """
     tensors = [*module.parameters(), *module.buffers()]
-    return [
-        copy.deepcopy(module, {id(tensor): copy_to(tensor, 0, device, "parameters") for tensor in tensors})
-        for device in range(n)
-    ]
+    replicas = []
+    for device in range(n):
+        # What `deepcopy` finds in its memo it takes for copied already. So it copies the modules only.
+        memo = {id(tensor): copy_to(tensor, 0, device, "parameters") for tensor in tensors}
+        replicas.append(copy.deepcopy(module, memo))
+    return replicas
 
 
 def scatter(batch: Tensor, n: int) -> list[Tensor]:
