@@ -50,6 +50,14 @@ class Images(Dataset):
             return self.transform(image), label
 
 
+def check(train_set, val_set, batch_size):
+    """End the run if it would make no step, or if a class had another number in the evaluation."""
+    if val_set.files.classes != train_set.files.classes:
+        raise SystemExit(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
+    if len(train_set) < batch_size:
+        raise SystemExit(f"{len(train_set)} training images do not fill a batch of {batch_size}")
+
+
 def build_network(arch, classes):
     return torchvision.models.get_model(arch, num_classes=classes)
 
@@ -78,10 +86,20 @@ def save(path, model, optimizer, schedule, epoch):
     os.replace(path + ".new", path)  # at once: a crash leaves the old one whole
 
 
+def load(path, model, optimizer, schedule, device):
+    """Go on from a checkpoint. Returns the epoch that comes next."""
+    saved = torch.load(path, map_location=device, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    schedule.load_state_dict(saved["schedule"])
+    return saved["epoch"] + 1
+
+
 def train(args):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
     val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    check(train_set, val_set, args.batch_size)
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loading = {"num_workers": args.workers, "pin_memory": device.type == "cuda"}
     train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, **loading)
@@ -91,13 +109,11 @@ def train(args):
     model = build_network(args.arch, len(train_set.files.classes)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
+    if args.checkpoint:
+        os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)  # now, not after an epoch
     first_epoch = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
-        saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        schedule.load_state_dict(saved["schedule"])
-        first_epoch = saved["epoch"] + 1
+        first_epoch = load(args.checkpoint, model, optimizer, schedule, device)
 
     for epoch in range(first_epoch, args.epochs):
         sampler.generator.manual_seed(args.seed + epoch)  # another order for each epoch

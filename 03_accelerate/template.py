@@ -51,6 +51,14 @@ class Images(Dataset):
             return self.transform(image), label
 
 
+def check(train_set, val_set, batch_size):
+    """End the run if it would make no step, or if a class had another number in the evaluation."""
+    if val_set.files.classes != train_set.files.classes:
+        raise SystemExit(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
+    if len(train_set) < batch_size:
+        raise SystemExit(f"{len(train_set)} training images do not fill a batch of {batch_size}")
+
+
 def build_network(arch, classes):
     return torchvision.models.get_model(arch, num_classes=classes)
 
@@ -80,6 +88,7 @@ def train(args):
     )
     train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
     val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    check(train_set, val_set, args.batch_size)
     loading = {"num_workers": args.workers, "pin_memory": accelerator.device.type == "cuda"}
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **loading)
     val_loader = DataLoader(val_set, args.batch_size, **loading)
@@ -92,10 +101,10 @@ def train(args):
         model, optimizer, schedule, train_loader, val_loader
     )
     first_epoch = 0
-    checkpoints = sorted(Path(args.checkpoint or "none").glob("epoch_???"))
-    if checkpoints:
-        accelerator.load_state(checkpoints[-1])
-        first_epoch = int(checkpoints[-1].name.removeprefix("epoch_")) + 1
+    found = [args.checkpoint and max(Path(args.checkpoint).glob("epoch_?????"), default=None)]
+    if found[0]:
+        accelerator.load_state(found[0])
+        first_epoch = int(found[0].name.removeprefix("epoch_")) + 1
 
     for epoch in range(first_epoch, args.epochs):
         train_loader.set_epoch(epoch)  # another order for each epoch
@@ -115,7 +124,7 @@ def train(args):
         correct, seen = totals.tolist()
         accelerator.print(f"epoch {epoch}: accuracy {correct / seen:.2%} of {seen:.0f}", flush=True)
         if args.checkpoint:
-            accelerator.save_state(f"{args.checkpoint}/epoch_{epoch:03}")
+            accelerator.save_state(f"{args.checkpoint}/epoch_{epoch:05}")
     accelerator.end_training()
     return accelerator.unwrap_model(model)
 

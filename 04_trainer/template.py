@@ -52,6 +52,14 @@ class Images(Dataset):
             return self.transform(image), label
 
 
+def check(train_set, val_set, batch_size):
+    """End the run if it would make no step, or if a class had another number in the evaluation."""
+    if val_set.files.classes != train_set.files.classes:
+        raise SystemExit(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
+    if len(train_set) < batch_size:
+        raise SystemExit(f"{len(train_set)} training images do not fill a batch of {batch_size}")
+
+
 def build_network(arch, classes):
     return torchvision.models.get_model(arch, num_classes=classes)
 
@@ -104,12 +112,15 @@ def count_correct(prediction):
 
 
 def train(args):
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if args.batch_size % world_size:
+        raise SystemExit(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
     train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
     val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    check(train_set, val_set, args.batch_size)
     torch.manual_seed(args.seed)
     model = build_network(args.arch, len(train_set.files.classes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
     steps = len(train_set) // args.batch_size * args.epochs
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     training_args = TrainingArguments(
@@ -142,8 +153,8 @@ def train(args):
         callbacks=[NextCrops(train_set)],
     )
     torch.manual_seed(args.seed + trainer.accelerator.process_index)  # by default all ranks drop the same units out
-    interrupted = any(Path(training_args.output_dir).glob("checkpoint-*"))
-    trainer.train(resume_from_checkpoint=bool(args.checkpoint) and interrupted)
+    found = [bool(args.checkpoint) and any(Path(args.checkpoint).glob("checkpoint-*"))]
+    trainer.train(resume_from_checkpoint=found[0])
     return model
 
 

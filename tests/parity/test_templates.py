@@ -103,6 +103,14 @@ def run_ddp_template(argv):
     return left
 
 
+def refusal(level, argv):
+    """The message with which a template ends; None if it trains."""
+    try:
+        run_template(level, argv)
+    except (SystemExit, OSError) as end:
+        return str(end)
+
+
 def running_means(level, argv, **options):
     """A batch norm's on this rank: after the last forward in training, and in the evaluation that follows."""
     norm = nn.BatchNorm2d(3)
@@ -115,6 +123,10 @@ def running_means(level, argv, **options):
     network = nn.Sequential(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
     run_template(level, argv, network=network, **options)
     return seen
+
+
+def processes(level):
+    return 2 if level in PARALLEL else 1
 
 
 def train(level, images, world_size, *more, **options):
@@ -193,6 +205,43 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, ima
     assert farthest(resumed, whole) == 0
     again = train(level, images, world_size, *saved, dropout=0.5)
     assert farthest(again, whole) == 0, "a run that is complete trains nothing more"
+
+
+@pytest.mark.parametrize("level", ladder.levels())
+def test_classes_that_differ_between_training_and_evaluation_are_refused(level, images, tmp_path):
+    """Each folder numbers its own classes, so the accuracy would be wrong."""
+    (tmp_path / "train").symlink_to(images / "train")
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "light").symlink_to(images / "val" / "light")
+    argv = [str(tmp_path), "--size", "32", "--batch-size", "8", "--workers", "0"]
+    expected = f"{tmp_path}/train and {tmp_path}/val must have the same classes"
+    assert set(ranks(processes(level)).run(refusal, level, argv)) == {expected}
+
+
+@pytest.mark.parametrize(
+    "level, argv, message",
+    [
+        *((level, [], "50 training images do not fill a batch of 64") for level in ladder.levels()),
+        *(
+            (level, ["--batch-size", "9"], "--batch-size 9 cannot be divided among 2 processes")
+            for level in ("02_ddp_raw", "04_trainer")
+        ),
+    ],
+)
+def test_a_batch_that_cannot_be_filled_or_divided_is_refused(level, argv, message, images):
+    argv = [str(images), "--size", "32", "--workers", "0", *argv]
+    assert set(ranks(processes(level)).run(refusal, level, argv)) == {message}
+
+
+@pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel", "02_ddp_raw"])
+def test_the_folder_of_a_checkpoint_is_made_or_refused_before_the_training(level, images, tmp_path):
+    argv = [str(images), "--size", "32", "--epochs", "1", "--batch-size", "8", "--workers", "0"]
+    path = tmp_path / "new" / "folder" / "run.pt"
+    assert ranks(1).run(refusal, level, [*argv, "--checkpoint", str(path)]) == [None]
+    assert path.is_file()
+    path = images / "train" / "dark" / "0.png" / "run.pt"
+    (message,) = ranks(1).run(refusal, level, [*argv, "--checkpoint", str(path)])
+    assert "File exists" in message, "after an epoch torch.save would raise a RuntimeError"
 
 
 @pytest.mark.parametrize("level", ladder.levels())
