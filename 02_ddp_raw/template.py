@@ -129,7 +129,9 @@ def train(args):
     if rank == 0 and args.checkpoint:
         os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)  # now, not after an epoch
     first_epoch = 0
-    if args.checkpoint and os.path.exists(args.checkpoint):
+    found = [bool(args.checkpoint) and os.path.exists(args.checkpoint)]
+    dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
+    if found[0]:
         first_epoch = load(args.checkpoint, model.module, optimizer, schedule, device)  # every rank reads the file
 
     for epoch in range(first_epoch, args.epochs):

@@ -16,7 +16,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from common.accelerator import Accelerator
-from common.accelerator.utils import DataLoaderConfiguration, set_seed
+from common.accelerator.utils import DataLoaderConfiguration, broadcast_object_list, set_seed
 
 
 class Images(Dataset):
@@ -102,6 +102,7 @@ def train(args):
     )
     first_epoch = 0
     found = [args.checkpoint and max(Path(args.checkpoint).glob("epoch_?????"), default=None)]
+    broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
     if found[0]:
         accelerator.load_state(found[0])
         first_epoch = int(found[0].name.removeprefix("epoch_")) + 1

@@ -154,6 +154,8 @@ def train(args):
     )
     torch.manual_seed(args.seed + trainer.accelerator.process_index)  # by default all ranks drop the same units out
     found = [bool(args.checkpoint) and any(Path(args.checkpoint).glob("checkpoint-*"))]
+    if dist.is_initialized():
+        dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
     trainer.train(resume_from_checkpoint=found[0])
     return model
 

@@ -3,8 +3,10 @@
 Their network here has no batch norm, whose statistics are a rank's own, and computes in float64.
 """
 
+import contextlib
 import gc
 import importlib.util
+import os
 from pathlib import Path
 from unittest import mock
 
@@ -17,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common import ladder
-from common.processes import ranks
+from common.processes import RankFailed, ranks
 from tests.levels import farthest
 from tests.states import OURS, forget_states
 
@@ -109,6 +111,12 @@ def refusal(level, argv):
         run_template(level, argv)
     except (SystemExit, OSError) as end:
         return str(end)
+
+
+def run_in_own_folder(level, folders, argv, **options):
+    """Train in the folder of this rank, as on several machines without a shared disk."""
+    with contextlib.chdir(folders[int(os.environ["RANK"])]):
+        return run_template(level, argv, **options)
 
 
 def running_means(level, argv, **options):
@@ -242,6 +250,36 @@ def test_the_folder_of_a_checkpoint_is_made_or_refused_before_the_training(level
     path = images / "train" / "dark" / "0.png" / "run.pt"
     (message,) = ranks(1).run(refusal, level, [*argv, "--checkpoint", str(path)])
     assert "File exists" in message, "after an epoch torch.save would raise a RuntimeError"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A folder for each of two ranks."""
+    paths = [tmp_path / "0", tmp_path / "1"]
+    for path in paths:
+        path.mkdir()
+    return paths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", PARALLEL)
+def test_rank_0_looks_for_the_checkpoint(level, images, expected, folders):
+    """If only another rank sees one, all begin anew. Some would else train other weights than the others."""
+    argv = [str(images), "--size", "32", "--batch-size", "8", "--workers", "0", "--checkpoint", "run", "--epochs"]
+    ranks(2).run(run_in_own_folder, level, folders, [*argv, "1"])
+    assert [(folder / "run").exists() for folder in folders] == [True, False]
+    weights = ranks(2).run(run_in_own_folder, level, folders[::-1], [*argv, str(EPOCHS)])[0]
+    assert farthest(weights, expected) <= 1e-9
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_find_the_checkpoint_of_rank_0_ends_the_run(images, folders):
+    argv = [str(images), "--size", "32", "--batch-size", "8", "--workers", "0", "--checkpoint", "run", "--epochs"]
+    ranks(2).run(run_in_own_folder, "02_ddp_raw", folders, [*argv, "1"])
+    before = (folders[0] / "run").read_bytes()
+    with pytest.raises(RankFailed, match="No such file or directory: 'run'"):
+        ranks(2).run(run_in_own_folder, "02_ddp_raw", folders, [*argv, "2"])
+    assert (folders[0] / "run").read_bytes() == before
 
 
 @pytest.mark.parametrize("level", ladder.levels())
