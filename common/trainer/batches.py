@@ -270,7 +270,7 @@ def get_loss(outputs: Any) -> Tensor:
 
 
 def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
-    """The outputs of a model besides its loss: one tensor, or a tuple of several or none.
+    """The outputs of a model besides its loss: one tensor, or several or none in a tuple, or in a list as the model's.
 
     Args:
         ignore_keys: keys of a dict, or attributes of an object, to leave out.
@@ -279,7 +279,8 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
     if isinstance(outputs, Tensor):
         return () if outputs.dim() == 0 else outputs
     if isinstance(outputs, tuple | list):
-        logits = tuple(outputs[1:]) if holds_loss else tuple(outputs)
+        # A slice of a list is a list, and one of a named tuple is a tuple.
+        logits: Any = outputs[1:] if holds_loss else outputs[:]
     else:
         named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
         ignored = [*ignore_keys, "loss"] if holds_loss else ignore_keys

@@ -682,6 +682,33 @@ def test_an_override_prepares_the_inputs(tmp_path):
     assert ours == theirs
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_outputs_in_a_list_are_predictions_in_a_list(is_trained, tmp_path):
+    class Lists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.linear = nn.Linear(16, 10)
+
+        def forward(self, x, labels=None):
+            logits = self.linear(x)
+            outputs = [logits, [logits * 2, logits[:, :1]]]
+            return outputs if labels is None else [F.cross_entropy(logits, labels), *outputs]
+
+    class Unlabelled(Points):
+        def __getitem__(self, index):
+            return {"x": self.x[index]}
+
+    def script(library, folder):
+        data = Points(16) if is_trained else Unlabelled(16)
+        predictions = make(library, folder, extra={"model": Lists()}).predict(data).predictions
+        assert type(predictions) is list and type(predictions[1]) is list
+        return [digest(torch.from_numpy(part)) for part in (predictions[0], *predictions[1])]
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
 def test_trackers_get_the_names_of_transformers(transformers):
     from transformers.integrations.integration_utils import rewrite_logs
 
