@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard, batches_of, prepare_data_loader
 from common.accelerator.resume import StatefulDataLoaderShard, can_be_redrawn
-from common.accelerator.sampler import innermost_sampler
+from common.accelerator.sampler import SeedableRandomSampler, innermost_sampler
 from common.trainer import batches
 from common.trainer.arguments import TrainingArguments
 
@@ -128,6 +128,14 @@ def _has_fixed_order(loader: Any) -> bool:
     sampler = innermost_sampler(batches_of(loader))
     knows_epochs = hasattr(sampler, "set_epoch") or hasattr(loader.dataset, "set_epoch")
     return can_be_redrawn(batches_of(loader)) and not knows_epochs
+
+
+def seedable_sampler(loader: Any) -> SeedableRandomSampler | None:
+    """The sampler that draws the order of a prepared loader from a seed and the epoch; None where nothing does."""
+    if not is_prepared(loader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    sampler = innermost_sampler(batches_of(loader))
+    return sampler if isinstance(sampler, SeedableRandomSampler) else None
 
 
 def go_back_to(loader: Any, epoch: int, batches_done: int) -> None:

@@ -597,6 +597,8 @@ class Trainer:
         accelerator = self.accelerator
         progress = self.progress
         own_random_states = get_random_states(accelerator.device)
+        sampler = loading.seedable_sampler(self.train_dataloader)
+        own_seed = None if sampler is None else sampler.initial_seed
         counts_alike = False
 
         def load_trainer_state(models: list[nn.Module], input_dir: str) -> None:
@@ -612,6 +614,9 @@ class Trainer:
         with accelerator.register_load_state_pre_hook(load_trainer_state):
             accelerator.load_state(folder)
         accelerator.step = 0  # of the checkpoint; this Trainer counts the micro-batches itself
+        if sampler is not None and own_seed is not None:
+            # The order of what is left depends on the seed that this run was given, as in `transformers`.
+            sampler.initial_seed = own_seed
 
         # Of other loaders nobody but this Trainer knows how far they were read.
         knows_position = loading.keeps_position(self.train_dataloader) and counts_alike

@@ -709,6 +709,36 @@ def test_outputs_in_a_list_are_predictions_in_a_list(is_trained, tmp_path):
     assert ours == theirs
 
 
+SEEDS = {
+    "data_seed": ({"data_seed": 3}, {"data_seed": 5}),
+    "seed": ({"seed": 3}, {"seed": 5}),
+    "both": ({"seed": 3, "data_seed": 4}, {"seed": 5, "data_seed": 4}),
+    "same": ({"data_seed": 3}, {"data_seed": 3}),
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.parametrize("step", [3, 5])
+def test_a_training_resumed_with_another_seed_ends_the_same(name, step, tmp_path):
+    """22 samples in batches of 8: three steps are an epoch."""
+    first, second = SEEDS[name]
+
+    def script(library, folder):
+        class Stop(library.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == step:
+                    control.should_training_stop = True
+
+        saving = {"save_strategy": "steps", "save_steps": step, "num_train_epochs": 3}
+        make(library, folder, extra={"callbacks": [Stop]}, **saving, **first).train()
+        trainer = make(library, folder, **saving, **second)
+        output = trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}")
+        return end_of_resumed(trainer, output)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
 def test_trackers_get_the_names_of_transformers(transformers):
     from transformers.integrations.integration_utils import rewrite_logs
 
