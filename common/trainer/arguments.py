@@ -67,6 +67,9 @@ COUNT_OR_NONE = Requirement(lambda value: value is None or _is_count(value), "wh
 COUNT_OR_NO_LIMIT = Requirement(lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
 INTERVAL = Requirement(lambda value: 0 < value < 1 or _is_count(value), "whole and above 0, or a share below 1")
 COUNT_OR_SHARE = Requirement(lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
+COUNT_SHARE_OR_NONE = Requirement(
+    lambda value: value is None or COUNT_OR_SHARE.holds(value), "whole, a share below 1, or None"
+)
 ABOVE_ZERO = Requirement(lambda value: value > 0, "above 0")
 WHOLE = Requirement(lambda value: value == int(value), "whole")
 WHOLE_OR_NONE = Requirement(lambda value: value is None or value == int(value), "whole, or None")
@@ -85,7 +88,7 @@ REQUIREMENTS = {
     "save_total_limit": COUNT_OR_NONE,
     "max_steps": COUNT_OR_NO_LIMIT,
     "logging_steps": INTERVAL,
-    "eval_steps": INTERVAL,
+    "eval_steps": COUNT_SHARE_OR_NONE,
     "save_steps": INTERVAL,
     "num_train_epochs": NOT_NEGATIVE,
     "adam_epsilon": ABOVE_ZERO,
@@ -120,8 +123,8 @@ class TrainingArguments:
         lr_scheduler_kwargs: what the schedule can be told beyond the steps, for example {"power": 2.0}, or JSON for it.
         warmup_steps: steps of warm-up, or below 1 the share of all steps.
         max_grad_norm: clip the total norm of the gradients to this; 0 leaves them alone.
-        logging_steps, eval_steps, save_steps: below 1, the share of all steps. `eval_steps` defaults to
-            `logging_steps`.
+        logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
+            `eval_steps` defaults to `logging_steps`.
         logging_first_step: log after the first step too.
         logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
             in its place; leave losses that are not finite out of an evaluation's loss.
@@ -215,7 +218,7 @@ class TrainingArguments:
         self._complete_accelerator_config()
         if self.eval_strategy != "no":
             self.do_eval = True
-        if self.eval_steps is None or self.eval_steps == 0:
+        if self.eval_strategy == "steps" and (self.eval_steps is None or self.eval_steps == 0):
             self.eval_steps = self.logging_steps
         self._complete_metric()
         for name, requirement in REQUIREMENTS.items():

@@ -173,12 +173,15 @@ class CallbackHandler:
                 self.listeners[event].append(listener)
 
     def states(self) -> dict[str, Any]:
-        """The states of the callbacks that have one, in a list for each class name."""
-        states: dict[str, list] = {}
+        """The states of the callbacks that have one, by class name; a list where several share the name."""
+        found: dict[str, list] = {}
         for callback in self.callbacks:
             if callable(getattr(callback, "state", None)):
-                of_same_class = states.setdefault(type(callback).__name__, [])
+                of_same_class = found.setdefault(type(callback).__name__, [])
                 of_same_class.append(callback.state())
+        states: dict[str, Any] = {}
+        for name, of_same_class in found.items():
+            states[name] = of_same_class if len(of_same_class) > 1 else of_same_class[0]
         return states
 
     def restore(self, states: dict[str, Any]) -> None:
@@ -186,7 +189,9 @@ class CallbackHandler:
 
         The states of a class go to its callbacks in their order; what there is no callback for is left out.
         """
-        left = {name: list(found) for name, found in states.items()}
+        left = {}
+        for name, found in states.items():
+            left[name] = list(found) if isinstance(found, list) else [found]
         for callback in self.callbacks:
             of_same_class = left.get(type(callback).__name__)
             if of_same_class:

@@ -651,7 +651,8 @@ class Trainer:
         state.is_local_process_zero = self.accelerator.is_local_main_process
         state.is_world_process_zero = self.accelerator.is_main_process
         state.logging_steps = steps_between(args.logging_steps, max_steps)
-        state.eval_steps = steps_between(args.eval_steps or args.logging_steps, max_steps)
+        if args.eval_steps is not None:
+            state.eval_steps = steps_between(args.eval_steps, max_steps)
         state.save_steps = steps_between(args.save_steps, max_steps)
         return state
 

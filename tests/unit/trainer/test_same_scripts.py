@@ -739,6 +739,30 @@ def test_a_training_resumed_with_another_seed_ends_the_same(name, step, tmp_path
     assert ours == theirs
 
 
+@pytest.mark.parametrize("strategy", ["no", "epoch", "steps"])
+@pytest.mark.parametrize("given", [{}, {"eval_steps": 3}, {"eval_steps": 0.5}])
+def test_callbacks_see_the_interval_of_evaluations(strategy, given, tmp_path):
+    def script(library, folder):
+        trainer = make(library, folder, eval_strategy=strategy, logging_steps=2, **given)
+        trainer.train()
+        return trainer.args.eval_steps, trainer.state.eval_steps, end(trainer)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours[:2] == theirs[:2]
+
+
+def test_the_state_of_a_callback_is_where_scripts_look_for_it(tmp_path):
+    def script(library, folder):
+        extra = {"callbacks": [library.EarlyStoppingCallback(5)]}
+        settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "metric_for_best_model": "loss"}
+        make(library, folder, extra=extra, **settings).train()
+        saved = library.TrainerState.load_from_json(f"{folder}/checkpoint-3/trainer_state.json")
+        return saved.stateful_callbacks["EarlyStoppingCallback"]
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+
+
 def test_trackers_get_the_names_of_transformers(transformers):
     from transformers.integrations.integration_utils import rewrite_logs
 
