@@ -237,8 +237,10 @@ def count_samples(batch: Any) -> int | None:
 
 def aligned(leaf: Any) -> Any:
     """A tensor that begins at a multiple of 64 bytes, as torch's own do, or a copy that does; others as they are."""
-    is_strided = isinstance(leaf, Tensor) and leaf.layout == torch.strided
-    return leaf.clone() if is_strided and leaf.data_ptr() % ALIGNMENT != 0 else leaf
+    if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
+        return leaf
+    is_aligned = leaf.data_ptr() % ALIGNMENT == 0
+    return leaf if is_aligned else leaf.clone()
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
