@@ -142,8 +142,8 @@ def pytest_commands() -> list[list[str]]:
     return [words for words in all_commands() if words[0] == "pytest"]
 
 
-# Every run of the checks collects them itself.
-WHOLE_RUNS = [["pytest", "-rs"], ["pytest", "-m", "slow"]]
+# Every run of the checks collects what they do.
+WHOLE_RUNS = [["pytest", "-rs"], ["pytest", "-m", "slow"], ["pytest", "-m", "long"]]
 # One process for all of them: the first one imports what the tests do, which takes most of the time.
 COLLECT = """
 import json, sys, pytest
@@ -241,12 +241,15 @@ def at_the_root(monkeypatch):
 
 
 def marked_commands() -> list:
-    """Of the commands that start one script in one way, with as many processes, one is slow and the others long."""
+    """Of the commands that start one script with as many processes one is slow, and so is one of the launcher's.
+
+    The others are long.
+    """
     ways = set()
     cases = []
     for text, words in level_commands().items():
         script, _, processes, nodes = script_and_world(words)
-        way = script, processes, nodes, "launch" in words
+        way = "launch" if "launch" in words else (script, processes, nodes)
         cases.append(pytest.param(text, marks=pytest.mark.long if way in ways else pytest.mark.slow))
         ways.add(way)
     return cases

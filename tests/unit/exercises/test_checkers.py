@@ -275,7 +275,7 @@ HANGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hang", HANGS)
-def test_ranks_that_do_not_return_are_named_with_their_lines_in_time(hang, tmp_path):
+def test_ranks_that_do_not_return_are_named_with_their_lines_in_time(hang, tmp_path, little_patience):
     old, new, said = HANGS[hang]
     began = time.monotonic()
     [finding] = exercises.check("average_gradients", solution("average_gradients", tmp_path, old, new))
