@@ -21,35 +21,56 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
 
 def map_nested(
-    function: Callable[..., Any],
+    function: Callable[[Any], Any],
     data: Any,
-    *others: Any,
     is_leaf: Callable[[Any], bool] | None = None,
     skip_keys: Collection[Any] = (),
 ) -> Any:
     """The structure of `data`, of the same classes, with `function(leaf)` in place of each leaf.
 
     Args:
-        others: structures like `data`, of which `function` gets the leaf of the same place as further arguments.
         is_leaf: true for lists, tuples and mappings that `function` is to get whole.
         skip_keys: keys of mappings whose values stay as they are.
+    """
+
+    def walk(data: Any) -> Any:
+        if is_leaf is not None and is_leaf(data):
+            return function(data)
+        if isinstance(data, (tuple, list)):
+            return honor_type(data, [walk(item) for item in data])
+        if isinstance(data, Mapping):
+            content = {}
+            for key, value in data.items():
+                content[key] = value if key in skip_keys else walk(value)
+            mapping_class: Any = type(data)
+            return mapping_class(content)
+        return function(data)
+
+    return walk(data)
+
+
+def zip_nested(
+    function: Callable[..., Any], data: Any, *others: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """The structure of `data` with `function(leaf, *others)` in place of each leaf.
+
+    Args:
+        others: structures like `data`, of which `function` gets the leaf of the same place.
+        is_leaf: true for lists, tuples and mappings in `data` that `function` is to get whole.
     """
 
     def walk(data: Any, *others: Any) -> Any:
         if is_leaf is not None and is_leaf(data):
             return function(data, *others)
         if isinstance(data, (tuple, list)):
-            mapped = []
+            zipped = []
             for index, item in enumerate(data):
-                mapped.append(walk(item, *(other[index] for other in others)))
-            return honor_type(data, mapped)
+                zipped.append(walk(item, *(other[index] for other in others)))
+            return honor_type(data, zipped)
         if isinstance(data, Mapping):
             content = {}
             for key, value in data.items():
-                if key in skip_keys:
-                    content[key] = value
-                else:
-                    content[key] = walk(value, *(other[key] for other in others))
+                content[key] = walk(value, *(other[key] for other in others))
             mapping_class: Any = type(data)
             return mapping_class(content)
         return function(data, *others)

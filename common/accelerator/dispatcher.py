@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from common.nested import map_nested
+from common.nested import map_nested, zip_nested
 
 from .operations import broadcast_object_list, concatenate, holds_tensors, is_list_of_entries
 from .sampler import PartialStep
@@ -207,7 +207,7 @@ def _join_rows(parts: Sequence[Any]) -> Any:
             return type(first)(chain(first, *others))
         return concatenate([first, *others])
 
-    return map_nested(join, *parts, is_leaf=is_list_of_entries)
+    return zip_nested(join, *parts, is_leaf=is_list_of_entries)
 
 
 def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:

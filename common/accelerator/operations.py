@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from common.process_group import all_gather_object
 
-from ..nested import leaves, map_nested
+from ..nested import leaves, map_nested, zip_nested
 from .sampler import PartialStep
 from .state import DistributedType, PartialState
 
@@ -221,7 +221,7 @@ def concatenate(data: list[Any], dim: int = 0) -> Any:
             raise TypeError(f"Can only concatenate tensors but got {type(first)}")
         return first
 
-    return map_nested(join, *data)
+    return zip_nested(join, *data)
 
 
 def slice_tensors(

@@ -174,9 +174,10 @@ class BatchSamplerShard(BatchSampler):
 
     def _iter_alone(self, batches: Iterator[list]) -> Iterator[list]:
         """Step k is batch k, of a single process."""
+        size = self.batch_size
         for batch in batches:
             rows = len(batch)
-            if self.batch_size is None or rows == self.batch_size:
+            if size is None or rows == size:
                 yield batch
             else:
                 partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows, most_rows=rows)

@@ -42,7 +42,7 @@ LOADING_OPTIONS = (
 
 
 class StepState(NamedTuple):
-    """The facts about a step while the script works on its batch: see DataLoaderStateMixin."""
+    """The facts about a step while the script works on its batch: see the properties of DataLoaderStateMixin."""
 
     end_of_dataloader: bool = False
     remainder: int = -1
@@ -53,26 +53,39 @@ class DataLoaderStateMixin:
     """The facts that a loader tells the accumulation of gradients and `gather_for_metrics`.
 
     Attributes:
-        end_of_dataloader: whether the batch just yielded is the last.
-        remainder: samples of all processes in the last step, 0 if that step is whole, -1 where it is not known. In a
-            DataLoaderDispatcher's whole last step it is the number of samples.
-        partial_step: a PartialStep where some process lacks samples of its own in this step, else None.
+        step_state: those of the step whose batch was yielded last.
     """
 
-    end_of_dataloader = False
-    remainder = -1
-    partial_step: PartialStep | None = None
+    step_state = StepState()
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """True if the batch just yielded is the last."""
+        return self.step_state.end_of_dataloader
+
+    @property
+    def remainder(self) -> int:
+        """Samples of all processes in the last step, 0 if that step is whole, -1 where it is not known.
+
+        In a DataLoaderDispatcher's whole last step it is the number of samples.
+        """
+        return self.step_state.remainder
+
+    @property
+    def partial_step(self) -> PartialStep | None:
+        """A PartialStep where some process lacks samples of its own in this step, else None."""
+        return self.step_state.partial_step
 
     def reset(self) -> None:
         """Forget where the last pass ended."""
-        self.end_of_dataloader, self.remainder, self.partial_step = StepState()
+        self.step_state = StepState()
 
     def begin(self: Any) -> None:
         """Become the active loader."""
         self.reset()
         with suppress(Exception):  # as in the original: a data set without a length may raise anything
             if not self._drop_last:
-                self.remainder = self.total_dataset_length % self.total_batch_size
+                self.step_state = StepState(remainder=self.total_dataset_length % self.total_batch_size)
         self.gradient_state._add_dataloader(self)
 
     def end(self: Any) -> None:
@@ -137,12 +150,12 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         self._non_blocking = _non_blocking
         self._index_batches = index_batches
         self._rng_state_at_checkpoint = rng_state_at_checkpoint
-        self._shown = StepState()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        own = None
-        outer = self._shown  # of a loop over this very loader, if this pass is begun within one
+        outer = self.step_state  # of a loop over this very loader, if this pass is begun within one
         self.begin()
+        before_first_step = self.step_state
+        own = before_first_step
         try:
             with self._generators_kept_at_checkpoint():
                 if self.rng_types:
@@ -150,17 +163,17 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
                 self.set_epoch(self.iteration)
                 reading = self._start_reading()
             for number, (batch, own) in enumerate(self._steps(reading)):
+                self.step_state = own
                 if number < self.skip_batches:
                     continue
-                self._show(own)
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 yield batch
         finally:
-            left_of_other_pass = outer if self._shown is own else self._shown
+            left_of_other_pass = outer if self.step_state is own else self.step_state
             self.end()
-            self._show(left_of_other_pass)
-        if own is not None:  # as in the original, a pass without batches is no epoch
+            self.step_state = left_of_other_pass
+        if own is not before_first_step:  # as in the original, a pass without batches is no epoch
             self.iteration += 1
 
     def _start_reading(self) -> Any:
@@ -187,11 +200,6 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
                 batch, partial = batch
             yield batch, StepState(following is nothing, remainder, partial)
             batch = following
-
-    def _show(self, state: StepState) -> None:
-        """Let the attributes of DataLoaderStateMixin describe a step."""
-        self._shown = state
-        self.end_of_dataloader, self.remainder, self.partial_step = state
 
     @property
     def _index_sampler(self) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.accelerator import Accelerator
 from common.accelerator.utils import gather_object, send_to_device
-from common.nested import leaves, map_nested
+from common.nested import leaves, map_nested, zip_nested
 
 # Predictions of batches with different second dimensions, such as lengths of texts, are filled up with this value.
 PADDING = -100
@@ -233,7 +233,7 @@ def concatenate(parts: list) -> Any:
             return np.concatenate([_padded(array, longest) for array in arrays])
         return np.concatenate(arrays)
 
-    return map_nested(join, *parts)
+    return zip_nested(join, *parts)
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:

@@ -128,7 +128,8 @@ class Progress:
         if replace_not_finite:
             # Both are computed, because asking which one is needed would wait for the device.
             mean = self.loss_since_log / (1 + step - self.logged_step)
-            loss = torch.where(torch.isfinite(loss), loss, mean)
+            is_finite = loss.abs() < float("inf")  # no comparison holds for NaN
+            loss = torch.where(is_finite, loss, mean)
         # This makes a new tensor, because `loss_of_whole_steps` may be the old one. It is a float32 one, whatever the
         # model computes in.
         self.loss_since_log = (self.loss_since_log + loss).to(self.loss_since_log.dtype)

@@ -345,8 +345,9 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        if not self._is_share_of_step(num_items_in_batch):
-            loss = loss / self.current_gradient_accumulation_steps
+        micro_batches = self.current_gradient_accumulation_steps
+        if micro_batches > 1 and not self._is_share_of_step(num_items_in_batch):
+            loss = loss / micro_batches
         self.accelerator.backward(loss)
         return loss.detach()
 
