@@ -11,6 +11,24 @@ from typing import Any
 import torch.distributed as dist
 
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
+# The functions of torch.distributed that all ranks of a group call together, to exchange data.
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
 
 
 def is_distributed() -> bool:

@@ -15,32 +15,15 @@ from torch import Tensor
 
 from benchmarks.your_network.doctor.record import Record, Save
 from benchmarks.your_network.doctor.watcher import Watcher
+from common.process_group import COLLECTIVES
 
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-)
+ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
 CALLS = 100_000
 DEPTH = 3  # at which a state dict lies in what is saved
 
 
 def watch_collectives(watcher: Watcher, before_all_reduce: Callable[[Tensor], None]) -> None:
-    for name in COLLECTIVES:
+    for name in ON_ALL_RANKS:
         setattr(dist, name, _noted_collective(watcher, name, getattr(dist, name), before_all_reduce))
 
 

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.ladder.exercises.compare import flat, near, plain, scaled, shown, side_by_side
-from common.ladder.exercises.handles import COLLECTIVES, Handle, refuse_forgotten_handles
+from common.ladder.exercises.handles import Handle, refuse_forgotten_handles
 from common.ladder.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
+from common.process_group import COLLECTIVES
 
 MINUTES = 40
 READ = "02_ddp_raw/README.md"
@@ -279,10 +280,14 @@ def wrong_contributions(results: list[dict]) -> str | None:
     world_size = len(results)
     after = [result["after"] for result in results]
     expected = results[0]["expected"]
-    counts = [counted(number) for of_rank in after for number in of_rank]
-    passed_on = flat(message for result in results for message in result["sent"][1 : world_size - 1])
+    counts = [counted(number) for number in flat(after)]
+    passed_on = []
+    begins = []
+    for result in results:
+        passed_on += flat(result["sent"][1 : world_size - 1])  # in the first half, after the rank's own chunk
+        if len(result["sent"]) >= world_size:
+            begins += result["sent"][world_size - 1]  # the second half
     sums_passed_on = [number for number in passed_on if not is_of_one_rank(counted(number))]
-    begins = flat(result["sent"][world_size - 1] for result in results if len(result["sent"]) >= world_size)
     begins_finished = any(near(number, expected[0]) for number in begins)
     finished = [sum(map(near, of_rank, expected)) for of_rank in after]
     some_twice = any(max(count) > 1 for count in counts)
@@ -334,7 +339,7 @@ def is_of_one_rank(count: list[int]) -> bool:
 
 
 def sums_are_in_new_tensors(results: list[dict]) -> bool:
-    """Whether every rank began the second half by sending a sum over all ranks that is not in its tensor."""
+    """True where every rank began the second half by sending a sum over all ranks that is not in its tensor."""
     world_size = len(results)
     expected = results[0]["expected"]
     for rank, result in enumerate(results):
