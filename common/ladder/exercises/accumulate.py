@@ -91,13 +91,18 @@ class Observed:
 def trained(model: Any) -> list[float]:
     """The weight after each step of the small DDP or of torch's, by which a solution is measured."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     weights = []
     for step in range(STEPS):
-        *first, (inputs, targets) = micro_batches_of(dist.get_rank(), step, dist.get_world_size())
+        *earlier, last = micro_batches_of(rank, step, world_size)
         with model.no_sync():
-            for earlier_inputs, earlier_targets in first:
-                (F.mse_loss(model(earlier_inputs), earlier_targets) / MICRO_BATCHES[step]).backward()
-        (F.mse_loss(model(inputs), targets) / MICRO_BATCHES[step]).backward()
+            for inputs, targets in earlier:
+                loss = F.mse_loss(model(inputs), targets) / MICRO_BATCHES[step]
+                loss.backward()
+        inputs, targets = last
+        loss = F.mse_loss(model(inputs), targets) / MICRO_BATCHES[step]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         weights.append(model.module.weight.item())
@@ -246,7 +251,8 @@ def wrong_traffic(results: list[dict]) -> str | None:
             return None
         title = "gradients were not sent once in each step by dist.all_reduce: send them once, after the last backward"
         return side_by_side(f"{title}; messages in each step:", sent_by_hand, they_should_be=[1] * STEPS)
-    if [of_rank[0] for of_rank in sent] == [1] * len(results) and sent[0][1] == 0:
+    sent_in_step_1 = [of_rank[0] for of_rank in sent]
+    if sent_in_step_1 == [1] * len(results) and sent[0][1] == 0:
         title = (
             f"in step 2, which has {MICRO_BATCHES[1]} micro-batches and not {MICRO_BATCHES[0]}, DDP has sent no"
             " gradient: the last micro-batch is the one at len(micro_batches) - 1"

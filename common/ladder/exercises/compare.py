@@ -98,9 +98,12 @@ def divisors(after: Sequence[list], total: list) -> list[int] | None:
     found = []
     for entry, sums in enumerate(total):
         parts = numbers_in([of_rank[entry] for of_rank in after])
-        if not all(is_number(part) and part and math.isfinite(part) for part in parts):
+        if not all(map(is_number, parts)):
             return None
-        quotients = [whole / part for whole, part in zip(numbers_in(sums) * len(after), parts, strict=True)]
+        if 0 in parts or not all(map(math.isfinite, parts)):
+            return None
+        wholes = numbers_in(sums) * len(after)
+        quotients = [whole / part for whole, part in zip(wholes, parts, strict=True)]
         divisor = round(quotients[0])
         if not near(quotients, [divisor] * len(quotients)):
             return None

@@ -63,8 +63,8 @@ class Arrival:
 
 def same_memory(tensor: Tensor, others: Sequence[Tensor | None]) -> list[int]:
     """The numbers of those that begin where `tensor` does."""
-    pointers = [None if other is None else other.data_ptr() for other in others]
-    return [number for number, pointer in enumerate(pointers) if pointer == tensor.data_ptr()]
+    begin = tensor.data_ptr()
+    return [number for number, other in enumerate(others) if other is not None and other.data_ptr() == begin]
 
 
 class SlowLink:

@@ -51,7 +51,8 @@ def loss_of(parameters: Sequence[nn.Parameter], rank: int, step: int) -> torch.T
     factors = torch.full((len(parameters), 2), SMALL).half()
     if step in OVERFLOWS and OVERFLOWS[step][0] % dist.get_world_size() == rank:
         factors[1, 1] = OVERFLOWS[step][1]
-    return 1 + (torch.stack(list(parameters)).half() * factors * factors).float().sum()
+    products = torch.stack(list(parameters)).half() * factors * factors
+    return 1 + products.float().sum()
 
 
 def optimizer_of(parts: Sequence[list[nn.Parameter]]) -> SGD:

@@ -178,7 +178,7 @@ def run(path: str) -> dict:
 
 
 def equally_many(batches: list) -> bool:
-    """Whether all ranks have as many batches; a rank with more would wait in backward for ever."""
+    """True on all ranks if they have equally many batches. A rank with more would wait in backward for ever."""
     counts: list = [None] * dist.get_world_size()
     dist.all_gather_object(counts, len(batches))
     return len(set(counts)) == 1
@@ -206,7 +206,9 @@ def check(path: Path) -> list[str]:
     def on(world_size: int) -> list[str | None]:
         results = on_ranks(world_size, run, path)
         found = [wrong_network(results), wrong_optimizer(results), wrong_samples(results)]
-        return found if any(found) else [wrong_weights(results), wrong_shuffle(results)]
+        if any(found):
+            return found
+        return [wrong_weights(results), wrong_shuffle(results)]
 
     return in_rounds(WORLD_SIZES, on)
 
@@ -291,7 +293,8 @@ def wrong_shares(samples: list, batches: list) -> str:
     shares = [sorted(flat(of_rank)) for of_rank in samples]
     if shares == [list(range(SAMPLES))] * len(samples):
         return "every rank goes through all samples: a sampler has to deal them out (DistributedSampler does)"
-    if len(steps[0]) < BATCH_SIZE and sorted(of_all) == list(range(SAMPLES)):
+    each_sample_once = sorted(of_all) == list(range(SAMPLES))
+    if each_sample_once and len(steps[0]) < BATCH_SIZE:
         return (
             f"a step takes {len(steps[0])} samples, and a batch of the original loader has {BATCH_SIZE}: of them a rank"
             " has batch_size // world size"

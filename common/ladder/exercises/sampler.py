@@ -156,7 +156,8 @@ def wrong_dealing(size: int, shares: list[list[int]], expected: list[list[int]])
             f"samples {twice} are dealt out more than once and {missing} never: the ranks do not cut the same order."
             " Draw it from a generator of its own, seeded alike on all ranks"
         )
-    if twice and len(set(map(len, shares))) > 1:
+    sizes = {len(share) for share in shares}
+    if twice and len(sizes) > 1:
         return (
             f"samples {twice} are dealt out more than once: of W ranks, rank r gets the positions r, r + W, r + 2 W and"
             f" so on, and W is the world size, here {len(shares)}"
@@ -186,9 +187,9 @@ def wrong_order(size: int, epoch: int, result: dict) -> str:
                 f"the order is that of epoch {other}: set_epoch(epoch) says which epoch it is, whatever it was before,"
                 " and the generator is seeded with seed + epoch"
             )
-    first = [of_rank[0] for of_rank in result["shares"]]
-    second = [of_rank[1] for of_rank in result["shares"]]
-    if first != second and list(map(set, first)) == list(map(set, second)):
+    same_order = all(of_rank[0] == of_rank[1] for of_rank in result["shares"])
+    same_samples = all(set(of_rank[0]) == set(of_rank[1]) for of_rank in result["shares"])
+    if same_samples and not same_order:
         return "each rank has the same samples in every epoch: shuffle all samples, and then deal out their order"
     if list(map(sorted, shares)) == list(map(sorted, expected)):
         return "each rank has its samples, in another order"

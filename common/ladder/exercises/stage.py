@@ -172,7 +172,9 @@ def on_ranks(
             values = pool.run(_play, job, solution, name, SECONDS, timeout=PATIENCE + SECONDS)
         except RankFailed as error:
             lost = str(error)
-        failures = {int(path.stem): pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.failure"))}
+        failures = {}
+        for file in sorted(folder.glob("*.failure")):
+            failures[int(file.stem)] = pickle.loads(file.read_bytes())
         errors = {rank: failure for rank, failure in failures.items() if not failure.is_consequence}
         if failures:
             pool.stop()  # nobody knows what a collective has left behind
@@ -251,7 +253,7 @@ def _failure(error: BaseException, path: str) -> Failure:
 
 
 def _keeps_a_result_of_all_reduce(path: str) -> bool:
-    """Whether the learner's file has a line that does something with the None that a blocking all-reduce returns."""
+    """True where a line of the learner's file does something with the None that a blocking all-reduce returns."""
     lines = [line.strip() for line in Path(path).read_text().splitlines()]
     calls = [line for line in lines if re.search(r"(?<!\w)all_reduce\(", line) and "async_op" not in line]
     return any(not re.match(r"[\w.]*all_reduce\(", line) for line in calls)
@@ -319,4 +321,5 @@ def _place_in(report: Path, path: str) -> Place | None:
         places.append(place._replace(waits=in_a_collective or in_cpp))
     of_the_learner = [place for place in places if place.file == path]
     of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
-    return next(iter([*of_the_learner, *of_checkers, *places]), None)
+    best_first = [*of_the_learner, *of_checkers, *places]
+    return best_first[0] if best_first else None

@@ -84,7 +84,8 @@ def trained_by_the_small_one() -> list:
 
 def gradients_on_the_way(weights: list) -> tuple[list, list]:
     """This rank's own gradients before each step, and the means over the ranks, where the weights are right."""
-    own, mean = [], []
+    own = []
+    mean = []
     for before in [weights_of(network()), *weights[:-1]]:
         module = network()
         for parameter, numbers in zip(module.parameters(), before, strict=True):
@@ -282,7 +283,7 @@ def wrong_gradients(results: list[dict], step: int) -> str | None:
             * world_size,
         }
     for sentence, numbers in candidates.items():
-        if all(are_among(*pair) for pair in zip(stepped_with, numbers, strict=True)):
+        if all(map(are_among, stepped_with, numbers)):
             title = f"{title}; {sentence}"
             break
     had = {f"rank {rank} had": result["own"][step] for rank, result in enumerate(results)}
@@ -301,10 +302,8 @@ def wrong_weights(results: list[dict], step: int) -> str | None:
     # For each rank and weight: is it the right one, is it the one of before the step?
     right = [equal_places(of_rank, flat(expected)) for of_rank in numbers]
     old = [equal_places(of_rank, flat(before)) for of_rank in numbers]
-    known = True
-    for right_of_rank, old_of_rank in zip(right, old, strict=True):
-        for is_right, is_old in zip(right_of_rank, old_of_rank, strict=True):
-            known = known and (is_right or is_old)
+    right_or_old = [is_right or is_old for is_right, is_old in zip(flat(right), flat(old), strict=True)]
+    known = all(right_or_old)
     # What comes out if the ranks' weights are averaged, of which one rank's is new.
     new = 1 / len(results)
     mixed = added(scaled(flat(expected), new), scaled(flat(before), 1 - new))
@@ -340,7 +339,10 @@ def added(left: list[float], right: list[float]) -> list[float]:
 
 
 def are_among(numbers: list[float], all_of_them: list[float]) -> bool:
-    """Whether each number is one of the others, or the zero at the end of a part."""
+    """True where each number is one of the others, or the zero at the end of a part."""
     allowed = [0.0, *all_of_them]
-    found = [any(near(number, other) for other in allowed) for number in numbers]
-    return all(found)
+
+    def is_allowed(number: float) -> bool:
+        return any(near(number, other) for other in allowed)
+
+    return all(map(is_allowed, numbers))
