@@ -10,7 +10,7 @@ import pytest
 from common.ladder import exercises
 from common.ladder.__main__ import main
 from common.ladder.exercises import page, ring_all_reduce, stage
-from tests.unit.exercises.wrong_solutions import WRONG
+from tests.unit.exercises.wrong_solutions import BACKWARD_OF_EACH, SENT_BY_HAND, WRONG
 
 SOLUTIONS = Path(__file__).with_name("solutions")
 
@@ -70,36 +70,20 @@ UNUSUAL = {
     ),
     "sampler: a generator function": ("return iter(order", "yield from (order"),
     "accumulate: clears the gradients first": (
-        """    for number, (inputs, targets) in enumerate(micro_batches, start=1):
+        f"""    for number, (inputs, targets) in enumerate(micro_batches, start=1):
         last = number == len(micro_batches)
-        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-    optimizer.step()
+{BACKWARD_OF_EACH}    optimizer.step()
     optimizer.zero_grad()
 """,
-        """    optimizer.zero_grad()
+        f"""    optimizer.zero_grad()
     for number, (inputs, targets) in enumerate(micro_batches, start=1):
         last = number == len(micro_batches)
-        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-    optimizer.step()
+{BACKWARD_OF_EACH}    optimizer.step()
 """,
     ),
     "accumulate: sends by hand": (
-        """        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-""",
-        """        with model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-    import torch.distributed as dist
-
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
-""",
+        BACKWARD_OF_EACH,
+        SENT_BY_HAND.replace("parameter.grad)", "parameter.grad, op=dist.ReduceOp.AVG)"),
     ),
     "loss_scaler: the greatest of the flags": (
         "dist.all_reduce(overflows)",

@@ -15,6 +15,20 @@ class Wrong(NamedTuple):
     idea: str
 
 
+# Of `accumulate`: the body of the loop over the micro-batches, and what stands in its place where the gradients are not
+# sent by DDP.
+BACKWARD_OF_EACH = """        with contextlib.nullcontext() if last else model.no_sync():
+            loss = F.mse_loss(model(inputs), targets)
+            (loss / len(micro_batches)).backward()
+"""
+BACKWARD_IN_NO_SYNC = BACKWARD_OF_EACH.replace("contextlib.nullcontext() if last else ", "")
+SENT_BY_HAND = f"""{BACKWARD_IN_NO_SYNC}
+    import torch.distributed as dist
+
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+"""
+
 WRONG = {
     "average_gradients: a sum": Wrong(
         "average_gradients",
@@ -205,12 +219,7 @@ WRONG = {
     ),
     "accumulate: a training in small batches": Wrong(
         "accumulate",
-        old="""        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
+        old=f"{BACKWARD_OF_EACH}    optimizer.step()\n    optimizer.zero_grad()\n",
         new="""        F.mse_loss(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -276,31 +285,16 @@ WRONG = {
     ),
     "accumulate: sent by hand, and not divided": Wrong(
         "accumulate",
-        old="""        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-""",
-        new="""        with model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-    import torch.distributed as dist
-
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-""",
+        old=BACKWARD_OF_EACH,
+        new=SENT_BY_HAND,
         idea="the gradients are the sums over the ranks: divide them by the world size",
     ),
     "accumulate: sent by hand each time": Wrong(
         "accumulate",
-        old="""        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-""",
-        new="""        import torch.distributed as dist
+        old=BACKWARD_OF_EACH,
+        new=f"""{BACKWARD_IN_NO_SYNC}
+        import torch.distributed as dist
 
-        with model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
 """,
@@ -314,19 +308,8 @@ WRONG = {
     ),
     "accumulate: two ranks taken for granted": Wrong(
         "accumulate",
-        old="""        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-""",
-        new="""        with model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-    import torch.distributed as dist
-
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= 2
-""",
+        old=BACKWARD_OF_EACH,
+        new=f"{SENT_BY_HAND}        parameter.grad /= 2\n",
         idea="on 3 ranks, after all was right on 2: the number of ranks is dist.get_world_size()",
     ),
     "accumulate: the third micro-batch is the last": Wrong(
@@ -915,6 +898,14 @@ WRONG = {
     chunks = tensor""",
         idea="dist.all_reduce was called",
     ),
+    "ring_all_reduce: a collective of objects": Wrong(
+        "ring_all_reduce",
+        old="    chunks = tensor",
+        new="""    numbers = [tensor]
+    dist.broadcast_object_list(numbers)
+    chunks = tensor""",
+        idea="dist.broadcast_object_list was called",
+    ),
     "ring_all_reduce: the other way around": Wrong(
         "ring_all_reduce",
         old="""    right = (rank + 1) % world_size
@@ -1075,20 +1066,8 @@ WRONG = {
     ),
     "ring_all_reduce: sums in new tensors": Wrong(
         "ring_all_reduce",
-        old="""    chunks = tensor.tensor_split(world_size)
-    for step in range(world_size - 1):
-        handle = dist.isend(chunks[(rank - step) % world_size], right)
-        mine = chunks[(rank - step - 1) % world_size]
-        arrived = torch.empty_like(mine)
-        dist.recv(arrived, left)
-        mine += arrived
-""",
-        new="""    chunks = list(tensor.tensor_split(world_size))
-    for step in range(world_size - 1):
-        handle = dist.isend(chunks[(rank - step) % world_size], right)
-        mine = chunks[(rank - step - 1) % world_size]
-        arrived = torch.empty_like(mine)
-        dist.recv(arrived, left)
+        old="        mine += arrived\n",
+        new="""        chunks = list(chunks)
         chunks[(rank - step - 1) % world_size] = mine + arrived
 """,
         idea="the sums of the first half are right, and were sent, but they are not in `tensor`: chunk + arrived"
