@@ -72,7 +72,7 @@ class Trainer:
 
     loss_is_scaled_for_ga: bool | None = None
 
-    # What is trained, and by what. `train` replaces model_wrapped, optimizer and scheduler by the prepared ones.
+    # What is trained, and by what. `train` replaces model_wrapped and optimizer by the prepared ones.
     accelerator: Accelerator
     model: nn.Module
     model_wrapped: nn.Module
@@ -278,7 +278,8 @@ class Trainer:
             self._created_lr_scheduler = False
         self.create_optimizer_and_scheduler(self.progress.max_steps)
         self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
-        self.lr_scheduler = accelerator.prepare_scheduler(self.lr_scheduler)
+        # Checkpoints hold the schedule. The Trainer steps it itself, so callbacks get torch's own and not the wrapper.
+        accelerator.prepare_scheduler(self.lr_scheduler)
 
     def _train_epoch(self, micro_batches: Iterator[Any]) -> None:
         """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
@@ -470,8 +471,7 @@ class Trainer:
 
     def _follows_metric(self) -> bool:
         """True if the learning rate depends on the evaluations, and not on the step."""
-        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
-        return isinstance(scheduler, ReduceLROnPlateau)
+        return isinstance(self.lr_scheduler, ReduceLROnPlateau)
 
     def _finish(self) -> evaluation.TrainOutput:
         """Log what the run came to, and load the best model."""
@@ -1104,8 +1104,6 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
         mixed_precision=mixed_precision,
         gradient_accumulation_plugin=utils.GradientAccumulationPlugin(**accumulation),
         dataloader_config=dataloader_config,
-        # Otherwise each call would step the scheduler once for every process.
-        step_scheduler_with_optimizer=False,
         kwargs_handlers=[
             utils.DistributedDataParallelKwargs(find_unused_parameters=finds_unused),
             utils.InitProcessGroupKwargs(timeout=timeout),

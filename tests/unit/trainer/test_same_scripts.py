@@ -143,6 +143,36 @@ def test_a_scheduler_that_was_assigned_is_kept(accumulation, tmp_path):
     assert "0.05" not in rates  # the second training goes on with the schedule of the first
 
 
+def test_callbacks_get_the_scheduler_of_the_script_and_not_a_wrapper(tmp_path):
+    def script(library, folder):
+        positions = []
+
+        class Watch(library.TrainerCallback):
+            def on_step_end(self, args, state, control, lr_scheduler=None, **kwargs):
+                positions.append((lr_scheduler.last_epoch, lr_scheduler.base_lrs, lr_scheduler is schedule))
+
+        model = seeded_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        extra = {"model": model, "optimizers": (optimizer, schedule), "callbacks": [Watch]}
+        trainer = make(library, folder, extra=extra, max_steps=3)
+        trainer.train()
+        return positions, trainer.lr_scheduler is schedule
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs == ([(1, [0.05], True), (2, [0.05], True), (3, [0.05], True)], True)
+
+
+def test_the_own_scheduler_is_one_of_torch(tmp_path):
+    def script(library, folder):
+        trainer = make(library, folder, max_steps=2)
+        trainer.train()
+        return type(trainer.lr_scheduler).__name__, trainer.lr_scheduler.last_epoch
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs == ("LambdaLR", 2)
+
+
 class Lazy(Sampler):
     """Draws each index when it is asked for, and says in which epoch."""
 

@@ -292,6 +292,22 @@ def test_fp16_logs_the_norm_of_the_true_gradients(tmp_path):
             assert norms[0] == pytest.approx(norms[1], rel=1e-2), (clip, optim)
 
 
+class OverflowsOnce(Trainer):
+    """Has gradients that are not finite in its second step."""
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        return loss * float("inf") if self.state.global_step == 1 else loss
+
+
+def test_the_schedule_waits_where_fp16_skips_a_step(tmp_path):
+    trainer = make_trainer(tmp_path, trainer_class=OverflowsOnce, fp16=True, logging_steps=1, max_steps=4)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert rates == pytest.approx([0.05, 0.0375, 0.0375, 0.025])
+    assert trainer.lr_scheduler.last_epoch == 3
+
+
 def test_save_model_and_save_state(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.train()
