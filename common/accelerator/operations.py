@@ -402,7 +402,7 @@ def _gather_together(tensors: list[torch.Tensor], num_processes: int) -> list[to
     gathered = []
     for tensor, body in zip(tensors, bodies, strict=True):
         shape = (tensor.shape[0] * num_processes, *tensor.shape[1:])
-        gathered.append(body.reshape(-1).view(tensor.dtype).view(shape))
+        gathered.append(torch.cat(body.unbind()).view(tensor.dtype).view(shape))
     return gathered
 
 
@@ -414,6 +414,9 @@ def _gather_message(
     Args:
         head: numbers, equally many on all processes. If there are any, a GPU has to be waited for.
         tensors: on one device, with equally many bytes on all processes.
+
+    The bytes of a tensor may begin anywhere in the message, but a dtype can be viewed only from a multiple of its size
+    on. So callers concatenate the rows of a matrix before they view them: `torch.cat` copies, of a single row too.
     """
     device = tensors[0].device
     pieces = [each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors]
@@ -426,8 +429,8 @@ def _gather_message(
     columns = list(everyone.split_with_sizes(sizes, dim=1))
     if not head:
         return [], columns
-    heads = columns.pop(0).contiguous().view(torch.int64).tolist()
-    return heads, columns
+    heads = torch.cat(columns.pop(0).unbind()).view(torch.int64).view(num_processes, -1)
+    return heads.tolist(), columns
 
 
 def _signature(tensors: list[torch.Tensor]) -> int:

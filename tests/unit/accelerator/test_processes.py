@@ -183,6 +183,28 @@ def test_none_numbers_and_losses_are_gathered_too():
         assert losses == [[1.0, 1.0], [1.0, 1.0]]
 
 
+def gather_sizes_that_are_no_multiples():
+    def job(accelerator):
+        flags = torch.tensor([True, False, True])
+        numbers = torch.tensor([1.0, 2.0])
+        gathered = accelerator.gather((flags, numbers.double(), numbers))
+        rows = []
+        for batch in accelerator.prepare(DataLoader(torch.arange(7.0), batch_size=3)):
+            _, real = accelerator.gather_for_metrics((batch > 2, batch))
+            rows += real.tolist()
+        return [each.tolist() for each in gathered], rows
+
+    return ended(job)()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_tensors_of_any_size_travel_in_one_message(processes):
+    """Three bytes of flags come before float64 numbers, which have to begin at a multiple of eight in memory."""
+    for gathered, rows in ranks(processes).run(gather_sizes_that_are_no_multiples):
+        assert gathered == [[True, False, True] * processes, [1.0, 2.0] * processes, [1.0, 2.0] * processes]
+        assert sorted(rows) == list(range(7))
+
+
 def uneven_gather():
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False), cpu=True)
     message = None
