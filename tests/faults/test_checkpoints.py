@@ -257,11 +257,9 @@ def test_a_read_only_checkpoint_folder_is_one_line_before_the_training(tmp_path)
 
 
 @ON_LINUX
-@pytest.mark.parametrize(
-    "level", [pytest.param(ladder.FULL, marks=pytest.mark.slow), pytest.param("04_trainer", marks=pytest.mark.long)]
-)
-def test_a_second_job_on_the_folder_of_a_first_is_refused_and_does_not_disturb_it(level, tmp_path):
-    command = torchrun(script(level), *SMALL, "--epochs", "5000", *saving(tmp_path))
+@pytest.mark.slow
+def test_a_second_job_on_the_folder_of_a_first_is_refused_and_does_not_disturb_it(tmp_path):
+    command = torchrun(script(ladder.FULL), *SMALL, "--epochs", "5000", *saving(tmp_path))
     with job(command) as first:
         first.wait_for(lambda: complete(tmp_path))
         second = run_to_end(command)

@@ -99,12 +99,9 @@ def ranks_of(launcher: int) -> list[int]:
 
 
 SIGNALLED = [
-    pytest.param(ladder.FULL, "torchrun", marks=pytest.mark.long),
-    pytest.param(ladder.FULL, "one rank", marks=pytest.mark.long),
     pytest.param(ladder.FULL, "the whole group", marks=pytest.mark.slow),
-    pytest.param("04_trainer", "torchrun", marks=pytest.mark.long),
+    pytest.param(ladder.FULL, "torchrun", marks=pytest.mark.long),
     pytest.param("04_trainer", "one rank", marks=pytest.mark.long),
-    pytest.param("04_trainer", "the whole group", marks=pytest.mark.long),
 ]
 
 

@@ -46,9 +46,7 @@ def assert_same_bits(weights: dict, others: dict) -> None:
 
 RESTARTS = [
     pytest.param(ladder.FULL, torchrun, 1, marks=pytest.mark.slow),
-    pytest.param("04_trainer", torchrun, 0, marks=pytest.mark.long),
-    pytest.param(ladder.FULL, launcher, 0, marks=pytest.mark.long),
-    pytest.param("04_trainer", launcher, 1, marks=pytest.mark.long),
+    pytest.param("04_trainer", launcher, 0, marks=pytest.mark.long),
 ]
 
 
@@ -106,14 +104,11 @@ def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(t
     assert 0 < farthest(*ends) <= 1e-9
 
 
-# The slow ones are every level, both faults and both ways to start a job.
+# Every level, both faults and both ways to start a job.
 FAULTS = [
-    pytest.param("02_ddp_raw", torchrun, "raises", marks=pytest.mark.slow),
-    pytest.param("02_ddp_raw", launcher, "is_killed", marks=pytest.mark.long),
-    pytest.param(ladder.FULL, torchrun, "is_killed", marks=pytest.mark.slow),
-    pytest.param(ladder.FULL, launcher, "raises", marks=pytest.mark.long),
-    pytest.param("04_trainer", torchrun, "raises", marks=pytest.mark.long),
-    pytest.param("04_trainer", launcher, "is_killed", marks=pytest.mark.slow),
+    ("02_ddp_raw", torchrun, "raises"),
+    (ladder.FULL, torchrun, "is_killed"),
+    ("04_trainer", launcher, "is_killed"),
 ]
 
 
@@ -129,6 +124,7 @@ def faulty_jobs(request, tmp_path_factory) -> dict:
     return run_all_to_end(commands)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("level, start, fault", FAULTS)
 def test_without_restarts_the_job_ends_soon_and_says_which_rank_and_why(level, start, fault, faulty_jobs):

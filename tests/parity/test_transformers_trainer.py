@@ -39,8 +39,6 @@ def train(out: Path, world_size: int, settings: dict, on_the_core: bool) -> list
     ("world_size", "settings"),
     [
         pytest.param(1, {"max_grad_norm": 0.1, "warmup_steps": 2}, marks=pytest.mark.long),
-        pytest.param(1, {"gradient_accumulation_steps": 3}, marks=pytest.mark.long),
-        pytest.param(2, {"max_grad_norm": 0.1, "warmup_steps": 2}, marks=pytest.mark.long),
         pytest.param(2, {"gradient_accumulation_steps": 3}, marks=pytest.mark.slow),
     ],
 )

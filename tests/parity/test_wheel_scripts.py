@@ -33,7 +33,6 @@ def run(world_size: int, *command: str, **environment: str) -> str:
     "name, world_size",
     [
         pytest.param("test_script", 1, marks=pytest.mark.long),
-        pytest.param("test_cli", 1, marks=pytest.mark.long),
         pytest.param("test_script", 2, marks=pytest.mark.slow),
         pytest.param("test_sync", 2, marks=pytest.mark.slow),
         pytest.param("test_ops", 2, marks=pytest.mark.slow),
@@ -46,9 +45,9 @@ def test_a_script_of_the_wheel_passes_on_the_core(name, world_size):
 
 @pytest.mark.long
 @pytest.mark.parametrize("library", ["core", "original"])
-@pytest.mark.parametrize("name, world_size", [("ddp_comm_hook", 1), ("ddp_comm_hook", 2), ("distributed_data_loop", 2)])
-def test_the_parts_of_a_script_that_run_on_cpus_pass_on_both(name, world_size, library):
-    run(world_size, "-m", "tests.parity.wheel_parts", name, library)
+@pytest.mark.parametrize("name", ["ddp_comm_hook", "distributed_data_loop"])
+def test_the_parts_of_a_script_that_run_on_cpus_pass_on_both(name, library):
+    run(2, "-m", "tests.parity.wheel_parts", name, library)
 
 
 @pytest.mark.long

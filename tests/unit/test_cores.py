@@ -182,20 +182,16 @@ def test_the_same_threads_leave_the_same_weights_wherever_they_are(level):
 
 
 @needs_two_cores
-@pytest.mark.parametrize(
-    "level", [pytest.param("02_ddp_raw", marks=pytest.mark.slow), pytest.param("04_trainer", marks=pytest.mark.long)]
-)
-def test_too_few_cores_are_said_once_by_all_ranks_of_torchrun(level):
+@pytest.mark.slow
+def test_too_few_cores_are_said_once_by_all_ranks_of_torchrun():
     asked = str(available_cores())
-    done = run_script(level, [*SHORT, "--cores-per-device", asked], processes=2)
+    done = run_script("02_ddp_raw", [*SHORT, "--cores-per-device", asked], processes=2)
     assert done.returncode != 0 and done.stderr.count("error: --cores-per-device") == 1
 
 
 @needs_two_cores
-@pytest.mark.parametrize(
-    "level", [pytest.param("02_ddp_raw", marks=pytest.mark.slow), pytest.param("03_accelerate", marks=pytest.mark.long)]
-)
-def test_a_launched_level_says_its_cores(level):
-    done = run_script(level, [*SHORT, "--cores-per-device", "1"], processes=2)
+@pytest.mark.slow
+def test_a_launched_level_says_its_cores():
+    done = run_script("02_ddp_raw", [*SHORT, "--cores-per-device", "1"], processes=2)
     assert done.returncode == 0, done.stderr
     assert "2 × gloo on cpu, 1 core each, float32" in done.stdout

@@ -109,10 +109,7 @@ def test_drawing_all_takes_less_than_10_seconds():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [42, 43, 44])
-def test_one_epoch_ends_between_97_and_99_5_percent(tmp_path, seed):
-    done = run_script(
-        "00_single_gpu", ["--dataset", "synthetic", "--seed", str(seed), "--json", str(tmp_path / "r.json")]
-    )
+def test_one_epoch_ends_between_97_and_99_5_percent(tmp_path):
+    done = run_script("00_single_gpu", ["--dataset", "synthetic", "--json", str(tmp_path / "r.json")])
     assert done.returncode == 0, done.stderr
     assert 0.97 <= json.loads((tmp_path / "r.json").read_text())["accuracy"] <= 0.995
