@@ -123,6 +123,7 @@ def stages(processes: int, folder: Path, quick: bool, gpus: int = 0) -> list[Sta
     compare = ["-m", "benchmarks.compare", "--out", str(folder), "--world-size", str(processes)]
     suites = ["-m", "pytest", "-q", "benchmarks", "--record", str(folder)]
     if quick:
+        compare += ["--steps", "10", "--rounds", "2"]
         suites += ["--quick", "-k", "evaluation or memory or timeline"]
     else:
         compare.append("--full")

@@ -139,7 +139,8 @@ def all_commands() -> list[list[str]]:
 
 
 def pytest_commands() -> list[list[str]]:
-    return [words for words in all_commands() if words[0] == "pytest"]
+    as_modules = [words[2:] for words in all_commands() if words[1:3] == ["-m", "pytest"]]
+    return as_modules + [words for words in all_commands() if words[0] == "pytest"]
 
 
 # Every run of the checks collects what they do.
@@ -165,15 +166,21 @@ def test_pytest_takes_its_command_lines_and_finds_tests():
 
 # Programs that take a second or a few. The others of a reader's own machine are long tests.
 QUICK = {"common.ladder", "benchmarks.predict", "benchmarks.report.readmes"}
-# It has tests of its own, and would take half an hour here.
-OWN_TESTS = {"benchmarks.record"}
+# The record, which would take half an hour here, and the pitfalls have tests of their own. `.ci/run` runs the
+# comparison as it stands, and a few rounds of every suite.
+OWN_TESTS = {"benchmarks.record", "common.pitfalls", "benchmarks.compare", "pytest"}
 # What a command leaves to its reader, or reads where another one has written it.
 OWN_FILES = re.compile(r"FOLDER|PATH|DATA|SCRIPT|(solution|my_\w+)\.py|\w+\.json|--full")
 
 
 def module_commands() -> list:
-    """The commands that run a module of ours, and need nothing for it."""
+    """The commands that run a module of ours, and need nothing for it.
+
+    Of those that take long the longest one of each program and subcommand: it has the most flags. That the others are
+    taken as they stand is tested above.
+    """
     cases = []
+    longest = {}
     for words in all_commands():
         if (
             words[:2] != ["python", "-m"]
@@ -183,8 +190,12 @@ def module_commands() -> list:
             continue
         if not OWN_FILES.search(" ".join(words)):
             trains = words[2:4] == ["common.ladder", "run"]
-            mark = pytest.mark.slow if words[2] in QUICK and not trains else pytest.mark.long
-            cases.append(pytest.param(words[1:], marks=mark, id=" ".join(words)))
+            if words[2] in QUICK and not trains:
+                cases.append(pytest.param(words[1:], marks=pytest.mark.slow, id=" ".join(words)))
+            else:
+                subcommand = tuple(words[2:4])
+                longest[subcommand] = max(longest.get(subcommand, []), words, key=len)
+    cases += [pytest.param(words[1:], marks=pytest.mark.long, id=" ".join(words)) for words in longest.values()]
     return cases
 
 
