@@ -1,16 +1,22 @@
 """TrainingArguments: every setting of a run, checked when it is made."""
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
-from common.accelerator.utils import is_cuda_available
+from common.accelerator import PartialState
+from common.accelerator.utils import DistributedType, is_cuda_available
 from common.trainer.optimization import OPTIMIZERS, SCHEDULES
 
 
@@ -45,6 +51,13 @@ class AcceleratorConfig:
             TypeError: for a name that is no setting.
         """
         return cls(**json.loads(Path(json_file).read_text(encoding="utf-8")))
+
+
+class ParallelMode(Enum):
+    """Whether there are several processes; a process uses one device."""
+
+    NOT_PARALLEL = "not_parallel"
+    DISTRIBUTED = "distributed"
 
 
 class Requirement(NamedTuple):
@@ -111,8 +124,9 @@ class TrainingArguments:
     """The settings of one run, with the names and defaults of `transformers.TrainingArguments`.
 
     Making one starts nothing: no process group, no device, so that it can be made in a notebook and handed to
-    launched processes. Steps are optimizer steps; batch sizes are samples per device and micro-batch, so that one
-    step sees per_device_train_batch_size · gradient_accumulation_steps · processes samples.
+    launched processes. Asking it for the device or the rank of its process does start them. Steps are optimizer steps;
+    batch sizes are samples per device and micro-batch, so that one step sees per_device_train_batch_size ·
+    gradient_accumulation_steps · processes samples.
 
     Args:
         output_dir: where checkpoints go, as `checkpoint-<step>/`.
@@ -316,6 +330,61 @@ class TrainingArguments:
         if dist.is_initialized():
             return dist.get_world_size()
         return int(os.environ.get("WORLD_SIZE", "1"))
+
+    @property
+    def _process(self) -> PartialState:
+        """This process. Asking for it joins the process group, which making the arguments does not."""
+        return PartialState(cpu=self.use_cpu, timeout=self.ddp_timeout_delta)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self._process.device
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process."""
+        return self._process.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """The rank of this process among those of its machine."""
+        return self._process.local_process_index
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        """Whether this process belongs to a group, which under torchrun may have one process."""
+        in_group = self._process.distributed_type != DistributedType.NO
+        return ParallelMode.DISTRIBUTED if in_group else ParallelMode.NOT_PARALLEL
+
+    @property
+    def should_log(self) -> bool:
+        """True in the process that writes logs: the first one of every machine."""
+        return self.local_process_index == 0
+
+    @property
+    def should_save(self) -> bool:
+        """True in the process that writes files: the first one of all."""
+        return self.process_index == 0
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        """`ddp_timeout` as an interval of time."""
+        return timedelta(seconds=self.ddp_timeout)
+
+    def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager:
+        """A block that the main process runs before the others, for example to fill a cache that these then read.
+
+        Args:
+            local: one process of every machine goes first, and not one of all.
+            desc: not used.
+        """
+        process = self._process
+        return process.local_main_process_first() if local else process.main_process_first()
+
+    def get_process_log_level(self) -> int:
+        """The level for a script's loggers: that of `transformers` where logs are written, elsewhere WARNING."""
+        return logging.getLogger("transformers").getEffectiveLevel() if self.should_log else logging.WARNING
 
     def to_dict(self) -> dict[str, Any]:
         """All settings; `accelerator_config` is a dict too."""

@@ -18,9 +18,8 @@ class TrainerCallback:
     `on_log` also gets `logs`, `on_evaluate` and `on_predict` get `metrics`. A callback changes the run through
     `control`, and may return it. All ranks call it.
 
-    A callback that must survive a restart has `state() -> {"args": {...}, "attributes": {...}}`, of JSON values: its
-    attributes are stored in every checkpoint and set again when training resumes. A callback that wants to look at them
-    first has `load_state(attributes)`, which is called instead.
+    A callback that must survive a restart has the method of ExportableState. A callback that wants to look at its
+    attributes before they are set again has `load_state(attributes)`, which is called instead.
     """
 
     def on_init_end(
@@ -114,6 +113,14 @@ class TrainerCallback:
         """Values have been logged."""
 
 
+class ExportableState:
+    """A callback with something to remember: its attributes are in every checkpoint, and set when training resumes."""
+
+    def state(self) -> dict[str, Any]:
+        """`{"args": {...}, "attributes": {...}}`, of JSON values: what `__init__` takes, and what has changed since."""
+        raise NotImplementedError("a callback with ExportableState says in `state` what it remembers")
+
+
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 # The switches that are off again when an event begins: what was asked for has been done, or belongs to what is over.
@@ -128,13 +135,82 @@ SWITCHED_OFF = {
 
 
 class CallbackHandler:
-    """The callbacks in the order they were added, and for each event those of them that override it."""
+    """The callbacks in the order they were added, and for each event those of them that override it.
 
-    def __init__(self, callbacks: list[Any]) -> None:
+    Args:
+        callbacks: instances or classes.
+        model, processing_class, optimizer, lr_scheduler: what callbacks get. The Trainer renews it when it prepares a
+            training.
+
+    Attributes:
+        train_dataloader, eval_dataloader: what callbacks get besides; None before there is one.
+    """
+
+    def __init__(
+        self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
+    ) -> None:
+        self.model = model
+        self.processing_class = processing_class
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.train_dataloader: Any = None
+        self.eval_dataloader: Any = None
         self.callbacks: list[Any] = []
         self.listeners: dict[str, list[Callable]] = {event: [] for event in EVENTS}
         for callback in callbacks:
             self.add_callback(callback)
+
+    def call_event(
+        self, event: str, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Tell the callbacks that listen; returns the control that they leave, which may be another object."""
+        for switch in SWITCHED_OFF.get(event, ()):
+            setattr(control, switch, False)
+        listeners = self.listeners[event]
+        if not listeners:
+            return control
+        kwargs["model"] = self.model
+        kwargs["processing_class"] = self.processing_class
+        kwargs["optimizer"] = self.optimizer
+        kwargs["lr_scheduler"] = self.lr_scheduler
+        kwargs["train_dataloader"] = self.train_dataloader
+        kwargs["eval_dataloader"] = self.eval_dataloader
+        for listener in listeners:
+            changed = listener(args, state, control, **kwargs)
+            if changed is not None:
+                control = changed
+        return control
+
+    # The events that an override of the Trainer's `log`, `evaluate`, `predict` or `evaluation_loop` has to tell.
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any]
+    ) -> TrainerControl:
+        """Tell that values have been logged."""
+        return self.call_event("on_log", args, state, control, logs=logs)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any]
+    ) -> TrainerControl:
+        """Tell that an evaluation is done."""
+        return self.call_event("on_evaluate", args, state, control, metrics=metrics)
+
+    def on_predict(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any]
+    ) -> TrainerControl:
+        """Tell that a prediction is done."""
+        return self.call_event("on_predict", args, state, control, metrics=metrics)
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl
+    ) -> TrainerControl:
+        """Tell that a batch of an evaluation or prediction is done."""
+        return self.call_event("on_prediction_step", args, state, control)
+
+    @property
+    def callback_list(self) -> str:
+        """The names of the callbacks' classes, one a line."""
+        return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new instance of a callback class. During an event, it gets that event too.
@@ -164,6 +240,10 @@ class CallbackHandler:
                     self._listen(left)
                 return candidate
         return None
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove the callback, or the first of a class."""
+        self.pop_callback(callback)
 
     def _listen(self, callback: Any) -> None:
         """Call `callback`, of whatever class it is, at the events at which it does something of its own."""

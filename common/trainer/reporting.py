@@ -97,6 +97,9 @@ class PrinterCallback(TrainerCallback):
         logs: dict[str, Any],
         **kwargs: Any,
     ) -> None:
+        if args.disable_tqdm:
+            # As in the original: what `train` returns then lacks it too.
+            logs.pop("total_flos", None)
         if state.is_world_process_zero and ("loss" in logs or "train_runtime" in logs):
             say(log_line(logs))
 

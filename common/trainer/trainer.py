@@ -7,9 +7,8 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 import math
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,7 +26,7 @@ from common.accelerator.state import AcceleratorState
 from common.nested import map_nested
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
 from common.trainer.arguments import TrainingArguments
-from common.trainer.callbacks import SWITCHED_OFF, CallbackHandler, DefaultFlowCallback
+from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.loading import LoaderMaker
 from common.trainer.metrics import metrics_table, write_metrics
 from common.trainer.progress import Progress, plan
@@ -72,6 +71,11 @@ class Trainer:
 
     loss_is_scaled_for_ga: bool | None = None
 
+    # Overrides that are copies of methods of `transformers` ask for these.
+    is_deepspeed_enabled = False
+    is_fsdp_enabled = False
+    label_smoother = None
+
     # What is trained, and by what. `train` replaces model_wrapped and optimizer by the prepared ones.
     accelerator: Accelerator
     model: nn.Module
@@ -79,13 +83,14 @@ class Trainer:
     optimizer: Any
     lr_scheduler: Any
     train_dataloader: Any
-    eval_dataloader: Any
     callback_handler: CallbackHandler
 
     # The state of a training: what callbacks see and steer, as in `transformers`, and all the rest of it.
     state: TrainerState
     control: TrainerControl
     progress: Progress
+    # True within `train`, as overrides of `evaluate` want to know.
+    is_in_train: bool
     # Micro-batches of the step under way: the name that overrides of `training_step` know from `transformers`.
     current_gradient_accumulation_steps: int
 
@@ -124,7 +129,6 @@ class Trainer:
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.train_dataloader = None
-        self.eval_dataloader = None
 
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
@@ -139,13 +143,20 @@ class Trainer:
         self._created_lr_scheduler = False
 
         self.progress = Progress()
+        self.is_in_train = False
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.state = self._new_state()
         self.control = TrainerControl()
         trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
         # The reporter is the last to be called, to show what the others did.
         reporter = reporting.default_reporter(self.args.disable_tqdm)
-        self.callback_handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or []), reporter])
+        self.callback_handler = CallbackHandler(
+            [DefaultFlowCallback, *trackers, *(callbacks or []), reporter],
+            self.model,
+            processing_class,
+            self.optimizer,
+            self.lr_scheduler,
+        )
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.call_event("on_init_end")
@@ -188,6 +199,7 @@ class Trainer:
             CheckpointError: a ValueError too, naming what is damaged, if there is no whole checkpoint to resume from;
                 on the other processes a RuntimeError that quotes it.
         """
+        self.is_in_train = True
         resume_from = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         if self.model_init is not None:
             self._make_model_anew(trial)
@@ -280,6 +292,10 @@ class Trainer:
         self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
         # Checkpoints hold the schedule. The Trainer steps it itself, so callbacks get torch's own and not the wrapper.
         accelerator.prepare_scheduler(self.lr_scheduler)
+        self.callback_handler.model = self.model
+        self.callback_handler.optimizer = self.optimizer
+        self.callback_handler.lr_scheduler = self.lr_scheduler
+        self.callback_handler.train_dataloader = self.train_dataloader
 
     def _train_epoch(self, micro_batches: Iterator[Any]) -> None:
         """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
@@ -405,6 +421,17 @@ class Trainer:
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
+    def compute_loss_context_manager(self) -> AbstractContextManager:
+        """Nothing to enter, for overrides of `training_step` as they are written for `transformers`.
+
+        The model's own forward runs in mixed precision.
+        """
+        return nullcontext()
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager:
+        """The same as `compute_loss_context_manager`."""
+        return nullcontext()
+
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._loss_takes_count:
             options["num_items_in_batch"] = num_items
@@ -487,11 +514,10 @@ class Trainer:
         metrics["total_flos"] = float(state.total_flos)
         metrics["train_loss"] = train_loss
         self.log(metrics)
-        if self.args.disable_tqdm:
-            del metrics["total_flos"]  # as in the original, whose printer takes it out of what is returned
         if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
             checkpoint.load_best_model(self.model, state.best_model_checkpoint)
         self.call_event("on_train_end")
+        self.is_in_train = False
         return evaluation.TrainOutput(state.global_step, train_loss, metrics)
 
     # What follows a step or an epoch.
@@ -720,7 +746,7 @@ class Trainer:
         accelerator = self.accelerator
         batch_size = self.args.per_device_eval_batch_size
         is_prepared = loading.is_prepared(dataloader)
-        self.eval_dataloader = dataloader
+        self.callback_handler.eval_dataloader = dataloader
         model = self._model_for_evaluation()
         model.eval()
         self._set_optimizer_mode("eval")
@@ -958,21 +984,7 @@ class Trainer:
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Tell the callbacks that listen; they may steer the run through `self.control`."""
-        for switch in SWITCHED_OFF.get(event, ()):
-            setattr(self.control, switch, False)
-        listeners = self.callback_handler.listeners[event]
-        if not listeners:
-            return
-        kwargs["model"] = self.model
-        kwargs["processing_class"] = self.processing_class
-        kwargs["optimizer"] = self.optimizer
-        kwargs["lr_scheduler"] = self.lr_scheduler
-        kwargs["train_dataloader"] = self.train_dataloader
-        kwargs["eval_dataloader"] = self.eval_dataloader
-        for listener in listeners:
-            changed = listener(self.args, self.state, self.control, **kwargs)
-            if changed is not None:
-                self.control = changed
+        self.control = self.callback_handler.call_event(event, self.args, self.state, self.control, **kwargs)
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new instance of a callback class."""
@@ -984,7 +996,7 @@ class Trainer:
 
     def remove_callback(self, callback: Any) -> None:
         """Remove a callback, or the first of a class."""
-        self.callback_handler.pop_callback(callback)
+        self.callback_handler.remove_callback(callback)
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`, on the main process.
@@ -1029,6 +1041,10 @@ class Trainer:
             return len(counted)
         except TypeError:
             return len(dataloader) * self.args.per_device_train_batch_size
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Samples of an optimizer step, over all processes and micro-batches."""
+        return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
 
     def get_num_trainable_parameters(self) -> int:
         """Numbers in the model that training changes."""
@@ -1098,7 +1114,6 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
     # The Trainer counts the micro-batches of a step itself.
     accumulation["num_steps"] = 1
     finds_unused = args.ddp_find_unused_parameters is not False
-    timeout = timedelta(seconds=args.ddp_timeout)
     return Accelerator(
         cpu=args.use_cpu,
         mixed_precision=mixed_precision,
@@ -1106,7 +1121,7 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
         dataloader_config=dataloader_config,
         kwargs_handlers=[
             utils.DistributedDataParallelKwargs(find_unused_parameters=finds_unused),
-            utils.InitProcessGroupKwargs(timeout=timeout),
+            utils.InitProcessGroupKwargs(timeout=args.ddp_timeout_delta),
         ],
         dynamo_backend="inductor" if args.torch_compile else None,
         log_with=[*args.report_to] or None,
