@@ -32,8 +32,8 @@ _OWN_FLAGS = {
     "--checkpoint-dir": _FULL,
     "--checkpoint-every": _FULL,
 }
-# How a launcher's configuration file arrives.
 PRECISIONS = ("no", "fp16", "bf16")
+# How a launcher's configuration file arrives.
 _LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
 _LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 _LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
@@ -92,8 +92,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
         _refuse_what_the_launcher_asks_for(parser.prog)
     _check_environment(name)
     _check_world(name)
-    check_batch_divides(args, int(os.environ.get("WORLD_SIZE", 1)))
-    _check_number_of_samples(args)
+    samples = min(args.train_samples or TRAINING_DIGITS, TRAINING_DIGITS)
+    check_batch_size(args, int(os.environ.get("WORLD_SIZE", 1)), samples)
     _check_shared_memory(args)
     _warn_of_slow_precision(args)
     if args.cores_per_device:
@@ -426,11 +426,14 @@ def _check_world(script: str) -> None:
         fail(f"{script} is one process, but WORLD_SIZE is {world_size}: {advice}")
 
 
-def check_batch_divides(args: argparse.Namespace, world_size: int) -> None:
-    """Refuse a global batch that so many processes cannot share evenly.
+def check_batch_size(args: argparse.Namespace, world_size: int, samples: int) -> None:
+    """Refuse a global batch that so many processes cannot share evenly, or that a training set cannot fill.
+
+    Args:
+        samples: in the training set.
 
     Raises:
-        UserError: after one line that names the nearest batches that they can.
+        UserError: after one line, which names the nearest batches that divide.
     """
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
     parts = world_size * accumulation
@@ -440,10 +443,5 @@ def check_batch_divides(args: argparse.Namespace, world_size: int) -> None:
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
         processes = f"{world_size} process{'es' if world_size > 1 else ''}"
         fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")
-
-
-def _check_number_of_samples(args: argparse.Namespace) -> None:
-    """Refuse a batch that the training set cannot fill."""
-    samples = min(args.train_samples or TRAINING_DIGITS, TRAINING_DIGITS)
     if samples < args.batch_size:
         fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")

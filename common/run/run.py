@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.allocator import keep_large_blocks, why_not
-from common.args import check_batch_divides
+from common.args import check_batch_size
 from common.cores import threads_per_worker
 from common.errors import fail
 from common.files import write_atomically
@@ -80,10 +80,9 @@ class Run:
         self.keeps_blocks = device.type == "cpu" and args.allocator == "keep" and why_not() is None
 
         self.accumulation = getattr(args, "gradient_accumulation_steps", 1)
+        # Again, because a notebook makes the flags before it starts the processes.
+        check_batch_size(args, get_world_size(), self.train_samples)
         self.steps_per_epoch = self.train_samples // args.batch_size
-        check_batch_divides(args, get_world_size())  # a notebook makes the flags before it starts the processes
-        if self.steps_per_epoch == 0:
-            fail(f"{self.train_samples} training samples are fewer than one batch of {args.batch_size}")
         self.total_steps = self.steps_per_epoch * args.epochs
         if args.max_steps:
             self.total_steps = min(self.total_steps, args.max_steps)
@@ -242,11 +241,7 @@ class Run:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a run that was asked to do the same; UserError names what differs."""
-        for name, ours in self.identity().items():
-            theirs = state["identity"].get(name, ours)  # an older checkpoint does not know all of them
-            if theirs != ours:
-                run = f"a run with {name} {theirs}, not {ours}"
-                fail(f"the checkpoint in {self.args.checkpoint_dir} is of {run}")
+        self.check_identity(state["identity"])
         self.epoch = state["epoch"]
         self.meter.resume(state["steps"], state["seconds"])
         # With another number of micro-batches per step each of them counts for more, or for less.
@@ -271,6 +266,14 @@ class Run:
             "dtype": str(self.args.dtype).removeprefix("torch."),
             "dropout": not self.args.no_dropout,
         }
+
+    def check_identity(self, saved: dict[str, Any]) -> None:
+        """Raise UserError if a checkpoint is of a run that was asked to do something else."""
+        for name, ours in self.identity().items():
+            theirs = saved.get(name, ours)  # an older checkpoint does not know all of them
+            if theirs != ours:
+                run = f"a run with {name} {theirs}, not {ours}"
+                fail(f"the checkpoint in {self.args.checkpoint_dir} is of {run}")
 
     def peak_memory_bytes(self) -> list[int]:
         """The peak of the memory that this process has allocated on its devices: one entry per GPU, none on a CPU."""
