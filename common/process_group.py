@@ -29,6 +29,10 @@ COLLECTIVES = (
     "scatter",
     "scatter_object_list",
 )
+_last_group: Any = None  # which `keep_process_group` keeps
+# This process when it has imported this module. A fork of it has another number, and it for a parent.
+_PROCESS = os.getpid()
+_PARENT = os.getppid()
 
 
 def is_distributed() -> bool:
@@ -71,6 +75,9 @@ def end_with_launcher() -> None:
     """
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        was_too_late = os.getpid() == _PROCESS and os.getppid() != _PARENT
+        if was_too_late:  # torchrun has ended already, and no signal will come
+            signal.raise_signal(signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -123,6 +130,3 @@ def keep_process_group() -> None:
     global _last_group
     if is_distributed():
         _last_group = dist.group.WORLD
-
-
-_last_group: Any = None
