@@ -62,7 +62,10 @@ class EmulatedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         # A thread of its own for every replica: autograd orders the backward of one thread by its forward.
-        self._threads = [_make_thread(device, replicas) for device in range(replicas)]
+        self._threads = []
+        for device in range(replicas):
+            thread = ThreadPoolExecutor(1, "replica", initializer=_take_cores, initargs=(device, replicas))
+            self._threads.append(thread)
         self._generators: list[torch.Generator] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -150,10 +153,6 @@ def _draw_generators(count: int, device: torch.device) -> list[torch.Generator]:
     for i, generator in enumerate(generators):
         generator.manual_seed(seed + i)
     return generators
-
-
-def _make_thread(device: int, replicas: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "replica", initializer=_take_cores, initargs=(device, replicas))
 
 
 def _take_cores(device: int, replicas: int) -> None:

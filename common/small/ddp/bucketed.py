@@ -108,15 +108,12 @@ class BucketedDDP(nn.Module):
         self._backward_is_running = False
 
     def _check_all_gradients_came(self) -> None:
-        missing = [name for name, parameter in self.module.named_parameters() if self._is_missing(parameter)]
+        missing: set[nn.Parameter] = set()
+        for bucket in self.buckets:
+            missing |= bucket.missing
         if missing:
-            raise RuntimeError(
-                f"these parameters got no gradient, so their buckets were not sent: {', '.join(missing)}"
-            )
-
-    def _is_missing(self, parameter: nn.Parameter) -> bool:
-        bucket = self._bucket_of.get(parameter)
-        return bucket is not None and parameter in bucket.missing
+            names = [name for name, parameter in self.module.named_parameters() if parameter in missing]
+            raise RuntimeError(f"these parameters got no gradient, so their buckets were not sent: {', '.join(names)}")
 
 
 def _fill_buckets(module: nn.Module, capacity: float) -> list[Bucket]:

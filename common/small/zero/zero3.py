@@ -49,7 +49,7 @@ class ZeRO3:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 self.shards[parameter] = FreeableShard(parameter)
-                parameter.register_post_accumulate_grad_hook(self._cut_gradient)
+                parameter.register_post_accumulate_grad_hook(self._reduce_gradient_and_free)
         self.optimizer = optimizer_class([shard.part for shard in self.shards.values()], **settings)
         for layer in module.modules():
             if self._shards_of(layer):
@@ -69,7 +69,7 @@ class ZeRO3:
         for shard in self._shards_of(layer):
             shard.free()
 
-    def _cut_gradient(self, parameter: nn.Parameter) -> None:
+    def _reduce_gradient_and_free(self, parameter: nn.Parameter) -> None:
         # Backward computes a parameter's gradient after all that needs the parameter, which can go now.
         shard = self.shards[parameter]
         shard.reduce_gradient()
