@@ -350,10 +350,13 @@ class EarlyStoppingCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metric_value: float
     ) -> None:
         """Count an evaluation that brought no improvement; one that did begins the count anew."""
-        # The Trainer updates `best_metric` after the event.
+        best = state.best_metric  # of the evaluations before: the Trainer updates it after the event
+        if best is None:
+            self.early_stopping_patience_counter = 0
+            return
         is_better = np.greater if args.greater_is_better else np.less
-        best = state.best_metric
-        if best is None or (is_better(metric_value, best) and abs(metric_value - best) > self.early_stopping_threshold):
+        is_apart = abs(metric_value - best) > self.early_stopping_threshold
+        if is_better(metric_value, best) and is_apart:
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1

@@ -93,7 +93,8 @@ def _shards_of_epoch(epoch: int, passes: tuple[Pass, ...], contents: Contents) -
     shared = [sample for sample, ranks in visits.items() if ranks > 1]
     if shared and contents.known and not contents.same:
         return Unseen(topic, "no tensor of a sample is the same at each read, and tells it from others")
-    if shared and not all(one.each_once for one in passes) and _may_be_chance(len(shared), passes):
+    each_once = all(one.each_once for one in passes)
+    if shared and not each_once and _may_be_chance(len(shared), passes):
         return Unseen(topic, f"{len(shared)} numbers were read by several ranks, which may be the sampler's chance")
     if shared:
         return _not_shards(len(shared), len(visits), epoch, passes)
