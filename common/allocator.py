@@ -49,10 +49,6 @@ class Allocator:
     arenas: int | None = None
     note: str | None = None
 
-    @property
-    def keeps_large_blocks(self) -> bool:
-        return self.mmap_threshold is not None
-
 
 def keep_large_blocks() -> Allocator:
     """Ask glibc to keep freed blocks of up to 1 GiB, in one arena of this process, and say what became of it.

@@ -14,8 +14,8 @@ def hide_gpus() -> None:
     looked at first. Where that has happened, in a fork's parent, only another answer to torch's own question helps.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    vars(torch.cuda)["is_available"] = _is_available
-    vars(torch.cuda)["device_count"] = _device_count
+    torch.cuda.is_available = _is_available
+    torch.cuda.device_count = _device_count
 
 
 def _is_available() -> bool:

@@ -355,7 +355,7 @@ def follow_size(tensor: Tensor) -> None:
 
 
 def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
-    """A copy on device `target` of a tensor on device `source`, through which gradients flow back to `source`.
+    """A copy on device `target` of a tensor on device `source` (None: the host), to which gradients flow back.
 
     Where the two are the same nothing is copied and the result shares the tensor's storage. `category` says what the
     copy is; what flows back through a copy of parameters is a gradient.
