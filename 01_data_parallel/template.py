@@ -7,6 +7,7 @@ With fewer than two GPUs `nn.DataParallel` runs the bare network.
 
 import argparse
 import os
+import tempfile
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +75,13 @@ def evaluate(model, loader, device):
     return totals
 
 
+def make_folder(path):
+    """Make the folder of a checkpoint. What cannot be saved there is to fail now, not after an epoch."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+
+
 def save(path, model, optimizer, schedule, epoch):
     state = {
         "model": model.state_dict(),
@@ -110,7 +118,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
     if args.checkpoint:
-        os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)  # now, not after an epoch
+        make_folder(args.checkpoint)
     first_epoch = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
         first_epoch = load(args.checkpoint, model.module, optimizer, schedule, device)

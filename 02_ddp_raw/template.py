@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA --epochs 10
 
 import argparse
 import os
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -84,6 +85,13 @@ def join_group():
     return device
 
 
+def make_folder(path):
+    """Make the folder of a checkpoint. What cannot be saved there is to fail now, not after an epoch."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+
+
 def save(path, model, optimizer, schedule, epoch):
     state = {
         "model": model.state_dict(),
@@ -127,7 +135,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
     if rank == 0 and args.checkpoint:
-        os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)  # now, not after an epoch
+        make_folder(args.checkpoint)
     first_epoch = 0
     found = [bool(args.checkpoint) and os.path.exists(args.checkpoint)]
     dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none

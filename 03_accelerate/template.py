@@ -6,6 +6,7 @@ The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import torch
@@ -100,6 +101,9 @@ def train(args):
     model, optimizer, schedule, train_loader, val_loader = accelerator.prepare(
         model, optimizer, schedule, train_loader, val_loader
     )
+    if accelerator.is_main_process and args.checkpoint:  # what cannot be saved is to fail now, not after an epoch
+        Path(args.checkpoint).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.checkpoint).close()
     first_epoch = 0
     found = [args.checkpoint and max(Path(args.checkpoint).glob("epoch_?????"), default=None)]
     broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none

@@ -7,6 +7,7 @@ The same file runs on Hugging Face's Trainer: replace `common.trainer` by `trans
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -152,6 +153,8 @@ def train(args):
         optimizers=(optimizer, schedule),
         callbacks=[NextCrops(train_set)],
     )
+    if trainer.is_world_process_zero() and args.checkpoint:  # what cannot be saved is to fail now, not after an epoch
+        tempfile.TemporaryFile(dir=args.checkpoint).close()
     torch.manual_seed(args.seed + trainer.accelerator.process_index)  # by default all ranks drop the same units out
     found = [bool(args.checkpoint) and any(Path(args.checkpoint).glob("checkpoint-*"))]
     if dist.is_initialized():

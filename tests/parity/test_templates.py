@@ -252,6 +252,15 @@ def test_the_folder_of_a_checkpoint_is_made_or_refused_before_the_training(level
     assert "File exists" in message, "after an epoch torch.save would raise a RuntimeError"
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that nobody can write to, root neither")
+@pytest.mark.parametrize("level", ladder.levels())
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training(level, images):
+    argv = [str(images), "--size", "32", "--epochs", "1", "--batch-size", "8", "--workers", "0"]
+    path = "/proc" if level in ORIGINALS else "/proc/run.pt"
+    (message,) = ranks(1).run(refusal, level, [*argv, "--checkpoint", path])
+    assert "No such file or directory: '/proc/tmp" in message
+
+
 @pytest.fixture
 def folders(tmp_path):
     """A folder for each of two ranks."""
