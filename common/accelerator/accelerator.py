@@ -9,6 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -690,7 +691,7 @@ class Accelerator:
         output_dir: str | os.PathLike | None = None,
         safe_serialization: bool = True,
         **save_model_func_kwargs: Any,
-    ) -> str:
+    ) -> Path:
         """Write everything that the run needs to go on: `checkpointing.save_state`. A collective."""
         return checkpointing.save_state(self, output_dir, safe_serialization, **save_model_func_kwargs)
 

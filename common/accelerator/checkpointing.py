@@ -178,7 +178,7 @@ def save_state(
     output_dir: str | os.PathLike | None = None,
     safe_serialization: bool = True,
     **save_model_func_kwargs: Any,
-) -> str:
+) -> Path:
     """Write everything that the run needs to go on, and return the folder. A collective: all processes must call it.
 
     These are the models' weights (under the names that the script's models give them), optimizers, schedulers, seed and
@@ -224,7 +224,7 @@ def save_state(
     if config.automatic_checkpoint_naming and config.total_limit is not None:
         run_on_all_ranks(lambda: remove_old_checkpoints(folder, config.total_limit), runs_here=writes)
     config.iteration += 1
-    return str(folder)
+    return folder
 
 
 def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> Path:

@@ -17,6 +17,8 @@ from common.files import atomic_write, sync_to_disk
 
 from ..out_of_scope import refuse_names_out_of_scope
 from .constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+from .imports import is_peft_available
+from .other import extract_model_from_parallel
 from .weights import clean_state_dict_for_safetensors, under_names_of, view_key, write_file
 
 logger = logging.getLogger(__name__)
@@ -320,6 +322,15 @@ def _shards_by_index(index: Path) -> list[Path]:
         if not is_plain or name == ".." or PurePath(name).is_absolute():
             raise ValueError(f"{index} names {name!r}, which is no file beside it")
     return [index.parent / name for name in sorted(names)]
+
+
+def is_peft_model(model: Any) -> bool:
+    """True if the model inside `model` is a PeftModel of the library `peft`."""
+    if not is_peft_available():
+        return False
+    from peft import PeftModel
+
+    return isinstance(extract_model_from_parallel(model), PeftModel)
 
 
 __getattr__ = refuse_names_out_of_scope(__name__)

@@ -5,6 +5,8 @@ import importlib
 import itertools
 import pickle
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ from common.accelerator.utils import (
     KwargsHandler,
     ProjectConfiguration,
     TorchDynamoPlugin,
+    is_peft_model,
+    modeling,
 )
 from tests.states import OURS, THEIRS, forget_states
 from tests.toys import Stream
@@ -561,3 +565,15 @@ def test_objects_that_cannot_be_registered_are_named_with_their_places():
     assert places(OURS, wrong, wrong, valid) == places(THEIRS, wrong, wrong, valid) == ["0", "1"]
     assert places(OURS, valid, wrong) == ["1"]
     assert places(THEIRS, valid, wrong) == ["0"]  # its place among the wrong ones
+
+
+def test_a_peft_model_is_recognised_inside_a_wrapper(monkeypatch):
+    class PeftModel(torch.nn.Linear):
+        pass
+
+    monkeypatch.setattr(modeling, "is_peft_available", lambda: False)
+    assert not is_peft_model(PeftModel(1, 1))
+    monkeypatch.setitem(sys.modules, "peft", SimpleNamespace(PeftModel=PeftModel))
+    monkeypatch.setattr(modeling, "is_peft_available", lambda: True)
+    assert is_peft_model(torch.nn.DataParallel(PeftModel(1, 1)))
+    assert not is_peft_model(torch.nn.Linear(1, 1))

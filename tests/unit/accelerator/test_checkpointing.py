@@ -216,7 +216,7 @@ def test_files_bear_accelerates_names_and_its_weights_can_be_read_elsewhere(tmp_
     accelerator, model, optimizer = small(stateful=True)
     accelerator.prepare(DataLoader(range(3)), torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1))
     accelerator.register_for_checkpointing(Progress())
-    assert accelerator.save_state(tmp_path / "c") == str(tmp_path / "c")
+    assert accelerator.save_state(tmp_path / "c") == tmp_path / "c"
     expected = {"model.safetensors", "optimizer.bin", "scheduler.bin", "dl_state_dict.bin", "random_states_0.pkl"}
     assert {path.name for path in (tmp_path / "c").iterdir()} == expected | {"custom_checkpoint_0.pkl", "manifest.json"}
     from safetensors.torch import load_file

@@ -328,6 +328,8 @@ def test_the_sampler_can_be_read_and_exchanged():
     sampler = WeightedRandomSampler([1.0, 2.0], 4)
     prepared = prepare_data_loader(DataLoader(Numbers(2), batch_size=2, sampler=sampler))
     assert get_sampler(prepared) is sampler is prepared.get_sampler()
+    shards = ranks(2, lambda rank: DataLoader(Numbers(4), batch_size=2, sampler=sampler))
+    assert all(shard.get_sampler() is sampler for shard in shards)
     prepared.set_sampler(SequentialSampler(range(2)))
     assert gathered([prepared]) == [0, 1]
     assert isinstance(get_sampler(*seedable(1)), SeedableRandomSampler)
@@ -802,6 +804,7 @@ def test_a_position_that_is_no_whole_number_of_steps_is_refused():
 def test_skipping_works_on_loaders_that_were_not_prepared():
     assert [b.tolist() for b in skip_first_batches(DataLoader(Numbers(5), batch_size=2), 1)] == [[2, 3], [4]]
     assert [b.tolist() for b in skip_first_batches(DataLoader(Stream(5), batch_size=2), 1)] == [[2, 3], [4]]
+    assert [sample.item() for sample in skip_first_batches(DataLoader(Numbers(5), batch_size=None), 2)] == [2, 3, 4]
 
 
 def test_skipping_twice_leaves_out_both_numbers_of_batches():

@@ -90,7 +90,6 @@ NOT_A_USERS = {
         "get_non_persistent_buffers",
         "get_pretty_name",
         "has_repeated_blocks",
-        "is_peft_model",
         "is_repeated_blocks",
         "is_torch_xpu_tensor",
         "merge_dicts",
