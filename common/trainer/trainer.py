@@ -372,8 +372,8 @@ class Trainer:
         """A batch for the model; an override may change it.
 
         With several processes on the CPU, tensors that do not begin at an aligned address are copied, as in the
-        original: a product may take another path over such rows and end with other bits. They are, for example, the
-        part of a batch that the main process has read for all.
+        original: a product may take another path over such rows and end with other bits. One of them is a rank's part
+        of a batch that the main process has read for all.
         """
         if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
             return inputs
@@ -802,7 +802,7 @@ class Trainer:
         return self.accelerator.pad_across_processes(data, dim=1, pad_index=evaluation.PADDING)
 
     def _count_rows_of_last_step(self, own_rows: int) -> int | None:
-        """The samples of the last step, over all ranks, that are no repetitions; None if no rank lacks one of its own.
+        """The number of samples in the last step of all ranks, without repetitions; None if the step is a whole one.
 
         Where ranks may have different numbers of batches (`even_batches` off) nothing is repeated, and gathering now
         would wait for a rank that has no batch.
@@ -813,11 +813,11 @@ class Trainer:
         accelerator = self.accelerator
         if accelerator.num_processes > 1 and not self.args.loading.even_batches:
             return None
-        partial = accelerator.gradient_state.active_dataloader.partial_step
-        if partial is None:
+        last_step = accelerator.gradient_state.active_dataloader.partial_step
+        if last_step is None:
             return None
-        if partial.num_real_all_ranks is not None:
-            return partial.num_real_all_ranks
+        if last_step.num_real_all_ranks is not None:
+            return last_step.num_real_all_ranks
         # Where the data set makes the batches, each rank knows the rows of its own alone.
         own = torch.zeros(own_rows, device=accelerator.device)
         return len(accelerator.gather_for_metrics(own))
