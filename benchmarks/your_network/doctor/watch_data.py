@@ -212,8 +212,12 @@ def _contents(batch: Any, samples: int) -> list[list[int]]:
         spread = rows[:, ::stride][:, :VALUES]
         values = spread.cpu().contiguous()
         filling = _filling(values).long()
-        begins = (filling.cumprod(1).sum(1) * (not values.is_floating_point())).tolist()  # one class of several stays
-        ends = (values.shape[1] - filling.flip(1).cumprod(1).sum(1)).tolist()
+        leading = filling.cumprod(1).sum(1)
+        trailing = filling.flip(1).cumprod(1).sum(1)
+        if values.is_floating_point():
+            leading.zero_()  # one-hot rows without the zeros on both sides would all be alike
+        begins = leading.tolist()
+        ends = (values.shape[1] - trailing).tolist()
         for content, row, begin, end in zip(contents, values.view(torch.uint8).numpy(), begins, ends, strict=True):
             content.append(zlib.crc32(row[begin * values.itemsize : end * values.itemsize]))
     return contents
