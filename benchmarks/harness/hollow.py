@@ -163,7 +163,7 @@ class _Hollow(TorchDispatchMode):
 
 
 class _Sizes(TorchFunctionMode):
-    """Refuses to read a list, or a whole number, that is made up: it may be the size of a part.
+    """A mode that refuses to read a list, or a whole number, that is made up: it may be the size of a part.
 
     A dispatch mode sees no list being made, and does not know who reads a number: DDP reads some too.
     """

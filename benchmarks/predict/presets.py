@@ -161,7 +161,7 @@ class Hardware(NamedTuple):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the GPU's rate is one in mixed precision."""
+        """True where the GPU's rate is one in mixed precision."""
         return self.gpu.endswith("-amp")
 
     @property

@@ -367,7 +367,7 @@ def shares_line(row: Row, found: Shares) -> str:
 def verdict(found: list[dict], batch: int) -> list[str]:
     """The level and number of devices to take, why, and what would change it, a line each."""
     first = found[0]
-    # On as many devices as the first row has nothing saves time: where another row is faster, noise has made it so.
+    # Only more devices save time. A row that seems faster on as many as the first row has is noise.
     larger = [row for row in found if row["devices"] > first["devices"]]
     best = max(larger, key=lambda row: row["speed_up"], default=first)
     reliable = best["interval"][0] > FASTER and len(best["samples"]) >= FEWEST_ROUNDS

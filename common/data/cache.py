@@ -20,7 +20,7 @@ def cache_dir() -> Path:
     user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
     temporary = Path(tempfile.gettempdir()) / f"parallelism-ladder{user}"
     folders = [temporary]
-    if base.is_absolute():  # it is not where nobody knows the user's home
+    if base.is_absolute():  # "~/.cache" stays as it is for a user without a home
         folders.insert(0, base / "parallelism-ladder")
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def one_process_at_a_time(purpose: str, resource: str) -> Iterator[FailureNote]:
 def _job() -> str:
     """A text that the ranks of one launch on this machine have in common, and nobody else has.
 
-    A port may be the same at each launch. The process that has started the ranks is another one.
+    Another launch may have the same port, but another process has started its ranks.
     """
     port = os.environ.get("MASTER_PORT")
     if port:

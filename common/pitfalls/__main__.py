@@ -136,10 +136,10 @@ def _asked(choices: dict[str, str]) -> str:
 
 
 def _import_torch() -> None:
-    """Import what takes seconds. A Ctrl-C in them ends this process at once.
+    """Import what takes seconds. A Ctrl-C meanwhile ends this process at once.
 
-    As a KeyboardInterrupt it would be lost in some of torch's modules, and
-    would abort with a message of C++ in others.
+    Some of torch's modules would lose a KeyboardInterrupt, and others would
+    abort with a message of C++.
     """
     before = signal.getsignal(signal.SIGINT)
     if before != signal.SIG_IGN:  # a shell ignores it for what it runs behind

@@ -261,7 +261,7 @@ def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):
 
 
 def test_ctrl_c_is_left_to_the_system_while_torch_is_imported(monkeypatch):
-    """Torch's modules would lose a KeyboardInterrupt, or abort on it: in 9 of 160 moments they did."""
+    """Some of torch's modules lose a KeyboardInterrupt, and others abort on it."""
     handlers = []
     importing = importlib.import_module
     monkeypatch.setattr("common.pitfalls.__main__.examine", lambda module: Verdict("1", "2", "found", None))

@@ -1,8 +1,8 @@
 """Checks of the data: in training each sample belongs to one rank, in evaluation each counts once.
 
 Some samples are on two ranks although nothing is wrong: a sampler draws with replacement or goes round for ever, or the
-data set has some samples twice. Whatever brings a sample twice and knows nothing of ranks brings it twice to one rank
-as well, of two ranks in every second case. So many that are on several ranks, and none twice on one, tell a mistake.
+data set has some samples twice. Such a cause knows nothing of ranks, so it also brings a sample twice to one rank: with
+two ranks, in half of the cases. If many samples are on several ranks, and none is twice on one, there is a mistake.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from benchmarks.your_network.doctor.compare_contents import Contents, Overlap, r
 from benchmarks.your_network.doctor.record import Pass, Record
 
 COINCIDENCE = 0.05  # of the samples: up to here equal contents may be of two samples
-CHANCE = 1e-4  # that no sample comes twice to one rank, below which that is no chance
+CHANCE = 1e-4  # a probability: what is less probable is not taken for chance
 ORDERED = 16  # samples that an order needs to be told from another
 
 
