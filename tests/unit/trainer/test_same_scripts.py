@@ -712,6 +712,33 @@ def test_an_override_prepares_the_inputs(tmp_path):
     assert ours == theirs
 
 
+class Sums(nn.Module):
+    """Returns, besides the logits, a number for each class: no row of it belongs to a sample."""
+
+    def __init__(self, **numbers) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.linear = nn.Linear(16, 10)
+        self.numbers = numbers
+
+    def forward(self, x, labels=None):
+        logits = self.linear(x)
+        outputs = {"loss": F.cross_entropy(logits, labels), "logits": logits, "sums": logits.sum(0)}
+        return outputs | self.numbers
+
+
+def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_path):
+    def script(library, folder, **numbers):
+        trainer = make(library, folder, extra={"model": Sums(**numbers)}, per_device_eval_batch_size=4)
+        return digest(torch.from_numpy(trainer.predict(Points(6)).predictions[1]))
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    ours_with_number, theirs_with_number = on_both(partial(script, number=torch.tensor(1.0)), tmp_path)
+    assert ours_with_number == ours
+    assert theirs_with_number != theirs
+
+
 @pytest.mark.parametrize("is_trained", [True, False])
 def test_outputs_in_a_list_are_predictions_in_a_list(is_trained, tmp_path):
     class Lists(nn.Module):
