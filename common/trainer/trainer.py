@@ -998,10 +998,13 @@ class Trainer:
         """Remove a callback, or the first of a class."""
         self.callback_handler.remove_callback(callback)
 
-    def save_model(self, output_dir: str | None = None) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`, on the main process.
 
         A model of `transformers`, and the `processing_class`, are written for `from_pretrained`.
+
+        Args:
+            _internal_call: not used; overrides as they are written for `transformers` pass it on.
         """
         folder = output_dir or self.args.output_dir
         if not hasattr(self.model, "save_pretrained"):

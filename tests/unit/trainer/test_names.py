@@ -1,6 +1,7 @@
 """The names that scripts and overrides read from transformers' Trainer: there, and with the same values."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,3 +171,15 @@ def test_the_printer_takes_the_floating_point_operations_out_of_the_metrics(prin
     ours, theirs = on_both(script, tmp_path)
     assert ours == theirs
     assert ("total_flos" in ours[0]) is not printer
+
+
+def test_an_override_of_save_model_passes_its_arguments_on(tmp_path):
+    def script(library, folder):
+        class Own(library.Trainer):
+            def save_model(self, output_dir=None, _internal_call=False):
+                super().save_model(output_dir, _internal_call)
+
+        make(library, folder, Own).save_model(f"{folder}/own")
+        return Path(folder, "own", "model.safetensors").exists()
+
+    assert on_both(script, tmp_path) == (True, True)
