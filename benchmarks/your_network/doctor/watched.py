@@ -2,7 +2,7 @@
 
     python benchmarks/your_network/doctor/watched.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
-It is run by its path, and nothing of this repository stays imported: the script may have a `benchmarks` of its own.
+It is run by its path, and nothing of this repository stays imported: the script may have a `common` of its own.
 """
 
 import os
@@ -16,6 +16,7 @@ ROOT = str(Path(__file__).parents[3])
 
 def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation. Its error is noted and raised."""
+    imported_before = set(sys.modules)
     from benchmarks.your_network.doctor.watch_calls import (
         refuse_own_processes,
         watch_collectives,
@@ -38,7 +39,7 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     watch_saves(watcher)
     refuse_own_processes(watcher.record)
     watcher.start()
-    forget_this_repository()
+    forget_this_repository(imported_before)
 
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
@@ -59,9 +60,10 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     watcher.finish("whole")
 
 
-def forget_this_repository() -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+def forget_this_repository(imported_before: set[str]) -> None:
+    for name in set(sys.modules) - imported_before:
+        if name.split(".")[0] in ("benchmarks", "common"):
+            del sys.modules[name]
 
 
 if __name__ == "__main__":

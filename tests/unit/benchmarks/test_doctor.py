@@ -663,6 +663,18 @@ def test_a_script_without_a_group_and_one_that_is_ended_early(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_script_may_have_modules_that_are_named_as_this_repositorys(tmp_path):
+    for name in ("benchmarks", "common"):
+        (tmp_path / f"{name}.py").write_text(f"print('the own {name}')\n")
+    script = tmp_path / "train.py"
+    script.write_text("import benchmarks, common\n")
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    command = [sys.executable, watched.__file__, str(tmp_path), "0", str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "the own benchmarks\nthe own common\n", done.stderr
+
+
+@pytest.mark.slow
 def test_a_script_that_starts_its_own_processes_is_not_started_twice(tmp_path):
     script = tmp_path / "launcher.py"
     script.write_text("import torch.multiprocessing as mp\n\nmp.spawn(print, nprocs=2)\n")
