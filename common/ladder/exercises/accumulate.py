@@ -266,8 +266,11 @@ def wrong_traffic(results: list[dict]) -> str | None:
             return None
         title = (
             "gradients were sent, but not in the backward of the last micro-batch. What later backwards add stays on"
-            " its rank, and the ranks drift apart: the last one sends the sum of all, and stands outside no_sync()"
+            " its rank, and the ranks drift apart: the last one sends the sum of all, and stands outside no_sync(); the"
+            " numbers of the backwards that sent, in each step:"
         )
+        numbers = [backwards_that_sent(result["synchronised_backwards"]) for result in results]
+        return side_by_side(title, numbers, they_should_be=[[count] for count in MICRO_BATCHES])
     elif sent[0][0] == 0 and last_backward_sends and last_forward_sends:
         title = "DDP has sent no gradient, because the forward went past DDP: call model(inputs), and not model.module"
     elif sent[0][0] == 0:
@@ -285,6 +288,15 @@ def wrong_traffic(results: list[dict]) -> str | None:
             " `with model.no_sync():`, forward and backward"
         )
     return side_by_side(f"{title}; messages in each step:", sent, they_should_be=[1] * STEPS)
+
+
+def backwards_that_sent(synchronised: list[bool]) -> list[list[int]]:
+    """The numbers of these backwards in each step, from 1 on."""
+    numbers = []
+    for count in MICRO_BATCHES:
+        numbers.append([number for number, sends in enumerate(synchronised[:count], start=1) if sends])
+        synchronised = synchronised[count:]
+    return numbers
 
 
 def wrong_weights(results: list[dict]) -> str | None:

@@ -1,5 +1,6 @@
 """The checker of `average_gradients`: which number each rank has as its gradient, and how it came about."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -7,7 +8,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, in_one_row, mistake, near, plain, scaled, side_by_side
+from common.ladder.exercises.compare import (
+    ROUNDED,
+    agreed,
+    exactly,
+    in_one_row,
+    mistake,
+    near,
+    plain,
+    roughly,
+    scaled,
+    side_by_side,
+)
 from common.ladder.exercises.link import slow_link
 from common.ladder.exercises.stage import in_rounds, load_name, on_ranks
 from common.small.ddp.naive import NaiveDDP
@@ -15,9 +27,11 @@ from common.small.ddp.naive import NaiveDDP
 MINUTES = 10
 READ = "02_ddp_raw/README.md"
 SAME_AS = "NaiveDDP (common/small/ddp/naive.py) and torch's DistributedDataParallel"
-# The gradients of the biases, by rank: on two and on three ranks no rank's own is the mean.
-FIRST = (1.0, 3.0, 8.0)
-LAST = (0.0, 2.0, 7.0)  # a gradient of zeros counts in the mean too
+# The gradients of the biases, by rank. On two and on three ranks no rank's own is the mean, nor the sum divided twice,
+# and the mean is no whole number: // would be seen.
+FIRST = (1.0, 3.2, 8.0)
+LAST = (0.0, 2.2, 7.0)  # a gradient of zeros counts in the mean too
+USED = ("first.weight", "first.bias", "last.weight", "last.bias")
 
 
 class ThreeLayers(nn.Module):
@@ -78,6 +92,7 @@ def run(path: str) -> dict:
         "weights": plain(weights),
         "weights_after": plain(model.first.weight),
         "not_waited": sum(message.times_waited == 0 for message in link.messages),
+        "was_changed": any(message.was_changed for message in link.messages),
     }
 
 
@@ -96,11 +111,19 @@ def findings(results: list[dict]) -> list[str]:
     if not all(near(of_rank, results[0]["weights"]) for of_rank in weights):
         title = "the weights have changed; only the gradients are to be averaged"
         return [side_by_side(title, weights, before=results[0]["weights"])]
-    for name in ("first.weight", "first.bias", "last.weight", "last.bias"):
+    if any(result["was_changed"] for result in results):
+        return [
+            "a gradient was changed while its all-reduce was under way: with async_op=True the sum is there when the"
+            " handle's wait() has returned, so divide after it"
+        ]
+    right = [name for name in USED if is_right(name, results)]
+    for name in USED:
         after = [result["after"][name] for result in results]
         expected = [result["expected"][name] for result in results]
-        if not near(after, expected):
+        if name not in right:
             what = f"the gradient of {name} {wrong_gradient(name, results)}"
+            if right and near(after, after[:1] * len(results)):
+                what += f" (that of {' and '.join(right)} is right: does the loop do everything for each parameter?)"
             own = [result["own"][name] for result in results]
             return [side_by_side(what, after, the_ranks_had=own, their_mean=expected[0])]
     unused = [result["after"]["unused.weight"] for result in results]
@@ -108,6 +131,10 @@ def findings(results: list[dict]) -> list[str]:
         title = "the unused layer has got a gradient: with weight decay or momentum it would now move"
         return [side_by_side(title, unused, it_should_stay=None)]
     return []
+
+
+def is_right(name: str, results: list[dict]) -> bool:
+    return all(exactly(result["after"][name], result["expected"][name]) for result in results)
 
 
 def wrong_gradient(name: str, results: list[dict]) -> str:
@@ -120,7 +147,10 @@ def wrong_gradient(name: str, results: list[dict]) -> str:
     after = [result["after"][name] for result in results]
     if name == "last.weight" and near(after, own):
         return "is still each rank's own: pass over the unused layer's None, and go on with the parameter after it"
+    if roughly(after, [mean] * world_size):
+        return f"is {ROUNDED}"
     total = scaled(mean, world_size)
+    whole = [math.floor(number) for number in mean]
     known = mistake(
         after,
         {
@@ -131,6 +161,7 @@ def wrong_gradient(name: str, results: list[dict]) -> str:
             "is divided by the world size, but not added up over the ranks: all_reduce has to be given `parameter.grad`"
             " itself, into which it writes the sum": scaled(own, 1 / world_size),
             "is divided by the world size twice": [scaled(mean, 1 / world_size)] * world_size,
+            "is a whole number: // rounds down, and / does not": [whole] * world_size,
             "is gone": [None] * world_size,
         },
     )

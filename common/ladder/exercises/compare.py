@@ -30,14 +30,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def near(left: Any, right: Any) -> bool:
+def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
     """Equality of numbers, or of lists of them, but for rounding errors."""
     if is_number(left) and is_number(right):
         both_nan = math.isnan(left) and math.isnan(right)
-        return both_nan or math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-9)
+        return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(near, left, right))
+        return len(left) == len(right) and all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
     return type(left) is type(right) and left == right
+
+
+def exactly(left: Any, right: Any) -> bool:
+    """Equality of float64's results: the order of a sum may differ, and no number was rounded to float32."""
+    return near(left, right, tolerance=1e-12)
+
+
+def roughly(left: Any, right: Any) -> bool:
+    """Equality of numbers of which one may have been rounded to 32 or 16 bits."""
+    return near(left, right, tolerance=1e-2)
 
 
 def scaled(value: Any, factor: float) -> Any:
@@ -50,6 +60,12 @@ def scaled(value: Any, factor: float) -> Any:
 def flat(lists: Iterable[list]) -> list:
     """The entries of all lists, in one."""
     return [entry for entries in lists for entry in entries]
+
+
+ROUNDED = (
+    "right to a few digits only, because it was rounded on the way: the gradients are in float64, so leave them in"
+    " their own dtype"
+)
 
 
 def agreed(**references: Any) -> Any:

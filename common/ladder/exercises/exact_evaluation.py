@@ -17,7 +17,7 @@ MINUTES = 15
 READ = "02_ddp_raw/README.md"
 SAME_AS = "one device, and DistributedEvalSampler (common/accelerator/sampler.py)"
 HINTS = {
-    "Dimension out of range": "the network takes a batch: image[None] makes one of a single image",
+    "an image without a batch": "the network takes a batch: image[None] makes one of a single image",
     "cannot be converted to Scalar": "argmax(dim=1) has one entry for each sample of the batch; dim 0 is the batch",
 }
 SIZES = (100, 17, 3)  # on seven ranks: a remainder of two, one of three, and fewer samples than ranks
@@ -31,6 +31,8 @@ class CountingNetwork(nn.Module):
         self.seen = 0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if images.dim() == 1:
+            raise ValueError("this network was given an image without a batch")
         self.seen += len(images)
         return images
 

@@ -29,14 +29,18 @@ class Message:
         self.gradients = same_memory(tensor, [parameter.grad for parameter in link.parameters])
         self.weights = same_memory(tensor, link.parameters)
         self.times_waited = 0
+        self.first_step_waited = 0  # 0: in none
         self.last_step_waited = 0
         self.held_up_backward = False
         self.was_changed = False  # between its start and its arrival
+        under_way = [message for message in link.messages if not message.times_waited]
+        self.overlaps = any(overlap(tensor, message.tensor) for message in under_way)
 
     def wait(self) -> bool:
         if not self.times_waited:
             self.was_changed = not torch.equal(self.tensor, self.sent)
             self.held_up_backward = self.link.gradients_left > 0
+            self.first_step_waited = self.link.step
             _all_reduce(self.tensor, **self.arguments)
         self.times_waited += 1
         self.last_step_waited = self.link.step
@@ -65,6 +69,13 @@ def same_memory(tensor: Tensor, others: Sequence[Tensor | None]) -> list[int]:
     """The numbers of those that begin where `tensor` does."""
     begin = tensor.data_ptr()
     return [number for number, other in enumerate(others) if other is not None and other.data_ptr() == begin]
+
+
+def overlap(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, each in one piece, have a number in common."""
+    begin = tensor.data_ptr()
+    other_begin = other.data_ptr()
+    return begin < other_begin + other.nbytes and other_begin < begin + tensor.nbytes
 
 
 class SlowLink:

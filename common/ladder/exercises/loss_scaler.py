@@ -23,13 +23,13 @@ SAME_AS = "torch's ShardedGradScaler, and of its GradScaler on one device that h
 WORLD_SIZES = (2, 3)
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"scale": 1024.0, "growth_interval": 2},
-    {"scale": 512.0, "growth_interval": 3},
+    {"scale": 513.0, "growth_interval": 3},  # odd: // would be seen
 )
 ORDINALS = {2: "second", 3: "third"}
 # A parameter is multiplied by its factor twice, so its gradient is the factor's square.
 SMALL = 2.0**-13  # the gradient is 1.5e-8, which is 0 in fp16
-LARGE = 16.0  # the gradient is 256, which times 1024, 512 or 256 is inf in fp16
-STEPS = 8
+LARGE = 16.0  # the gradient is 256, which times 1024, 513 or 256.5 is inf in fp16
+STEPS = 9  # the last four without an overflow, in which the scale doubles twice if two in a row double it
 # The parameters of each rank's part, of two numbers each. The first of them is a group of the optimizer, and the others
 # are another one.
 PARAMETERS = (2, 3, 2)
@@ -39,7 +39,11 @@ PARAMETERS = (2, 3, 2)
 OVERFLOWS = {1: (-1, LARGE), 4: (-2, math.nan)}
 LEARNING_RATE = 2.0**24  # which moves a weight with a small gradient by a quarter
 MOMENTUM = 0.5  # by which a step with zeros for gradients still moves the weights
-HINTS = {"object is not callable": "scale, step and update are methods: keep a number under a name of its own"}
+HINTS = {
+    "object is not callable": "scale, step and update are methods: keep a number under a name of its own",
+    "/=: 'NoneType'": "no gradient has come: scale(loss) has to return a tensor from which backward reaches the"
+    " parameters",
+}
 FOR_ALL = (
     "no rank sees the others' gradients, so in every step all ranks have to call an all-reduce of whether one of their"
     " own has overflowed"
@@ -204,9 +208,9 @@ def wrong_skip(steps: list[dict], number: int) -> str | None:
         title = f"rank {overflowed} made the step with a gradient that is nan: inf is not the only sign of an overflow"
     else:
         title = (
-            f"rank {overflowed} made the step, although a gradient of its part had overflowed: look at all gradients"
-            " (the loss itself may be finite), let an overflow on one rank count for all, and call optimizer.step()"
-            " only if there is none"
+            f"rank {overflowed} made the step, although a gradient of its part had overflowed: look at all gradients,"
+            " for inf and for nan (the loss itself may be finite), let an overflow on one rank count for all, and call"
+            " optimizer.step() only if there is none"
         )
     return side_by_side(f"{title}; the gradients with which each rank made the step (None: skipped):", made)
 
@@ -231,6 +235,9 @@ def wrong_step(steps: list[dict], gradients: list, scale: float) -> str | None:
             "they are still multiplied by the scale: divide them by it before the step": scaled(gradients, scale),
             "they are divided by the scale twice": scaled(gradients, 1 / scale),
             "they are multiplied by the scale twice: divide them by it": scaled(gradients, scale**2),
+            "they are divided by the number of ranks too, but they are averaged already: divide by the scale only": (
+                scaled(gradients, 1 / len(steps))
+            ),
             "they are divided by twice the scale": scaled(gradients, 1 / 2),
             "those of the second group in optimizer.param_groups are still multiplied by the scale": [
                 [of_part[0], *scaled(of_part[1:], scale)] for of_part in gradients
@@ -263,8 +270,12 @@ def wrong_scale(steps: list[dict], expected: float, before: float, growth_interv
         title = f"the ranks have different scales after the step: {FOR_ALL}"
     elif expected < before:
         title = "an overflow on any rank halves the scale of all ranks"
+        if near(scales[0], expected / 2):
+            title = "an overflow halves the scale once: only update() changes it"
+        elif near(scales[0], before // 2):
+            title = "half of the scale may be no whole number: // rounds it down, and / does not"
     elif expected > before:
-        title = doubles
+        title = f"{doubles}, and then they are counted anew"
     else:
         title = (
             "the scale stays: the steps in a row are counted anew after an overflow, and after the scale was doubled;"

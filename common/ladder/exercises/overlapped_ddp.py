@@ -9,7 +9,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, divisors, flat, mistake, near, plain, scaled, shown, side_by_side
+from common.ladder.exercises.compare import (
+    ROUNDED,
+    agreed,
+    divisors,
+    exactly,
+    flat,
+    mistake,
+    plain,
+    roughly,
+    scaled,
+    shown,
+    side_by_side,
+)
 from common.ladder.exercises.link import Message, SlowLink, slow_link
 from common.ladder.exercises.stage import SolutionFailed, hints_for, in_rounds, load_name, on_ranks
 from common.small.ddp.overlapped import OverlappedDDP
@@ -21,7 +33,10 @@ WORLD_SIZES = (2, 3)
 INPUTS = (1.0, 3.0, 8.0)  # by rank
 STEPS = 2
 LAYERS = 3
-HINTS = {"takes 1 positional argument but 2": "a hook is called with its parameter: start_all_reduce(self, parameter)"}
+HINTS = {
+    "takes 1 positional argument but 2": "a hook is called with its parameter: start_all_reduce(self, parameter)",
+    "'Message' object has no attribute": "a message arrives here when wait() of its handle is called, and not before",
+}
 HOOKS_OF_MODULES = (
     "a full backward hook of a module may be called before its parameters' gradients are there, when parameter.grad is"
     " None: use parameter.register_post_accumulate_grad_hook on each parameter, which is called afterwards"
@@ -116,6 +131,9 @@ def why_none(error: Exception, path: str, module: nn.Module, link: SlowLink) -> 
         return None
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line or "" for frame in frames if frame.filename == path]
+    late = arrived_late([described(message) for message in link.messages if 0 < message.step < link.step])
+    if late:
+        return late
     if not link.step and ".grad" in lines[-1]:
         return (
             "start_all_reduce was called before any backward, when parameter.grad is None: hand the function itself to"
@@ -145,7 +163,9 @@ def described(message: Message) -> dict:
         "early": message.gradients_left > 0,
         "held_up_backward": message.held_up_backward,
         "was_waited_for": message.times_waited > 0,
+        "arrived_in_time": message.first_step_waited == message.step,
         "waited_later": message.last_step_waited > message.step,
+        "overlaps": message.overlaps,
         "was_changed": message.was_changed,
     }
 
@@ -170,9 +190,6 @@ def wrong_traffic(messages: list[dict]) -> str | None:
     blocking = [message for message in messages if not message["in_background"]]
     early = [message for message in messages if message["early"]]
     held_up = [message for message in messages if message["held_up_backward"]]
-    waited = [message for message in messages if message["was_waited_for"]]
-    waited_later = [message for message in messages if message["waited_later"]]
-    changed = [message for message in messages if message["was_changed"]]
     if not messages:
         return "no all-reduce was called: a hook has to begin one for each gradient"
     if weights:
@@ -195,25 +212,46 @@ def wrong_traffic(messages: list[dict]) -> str | None:
             f"{len(held_up)} of {total} handles were waited for while backward had gradients still to compute, so it"
             " stood still: keep the handles, and wait for them in OverlappedDDP.wait()"
         )
-    sent = wrong_count(messages)
-    if sent:
-        return sent
+    return wrong_count(messages) or wrong_waits(messages)
+
+
+def wrong_waits(messages: list[dict]) -> str | None:
+    """A finding about the handles of rank 0, and about its gradients until they were waited for."""
+    total = len(messages)
+    overlapping = [message for message in messages if message["overlaps"]]
+    waited = [message for message in messages if message["was_waited_for"]]
+    waited_later = [message for message in messages if message["waited_later"]]
+    changed = [message for message in messages if message["was_changed"]]
+    late = arrived_late(messages)
     if waited_later and len(waited) == total:
         return (
             f"{len(waited_later)} of {total} handles were waited for again in the next step: forget the handles of a"
             " step when all have arrived"
         )
+    if overlapping:
+        return (
+            f"{len(overlapping)} of {total} all-reduces were given memory in which an earlier one was still under way:"
+            " until its wait() has returned, each needs a tensor that is no other's, and parameter.grad is one"
+        )
+    if late:
+        return late
     if changed:
         return (
             f"{len(changed)} of {total} gradients were changed while their all-reduce was under way: divide before it"
             " begins, or after the wait() of its own handle"
         )
-    if len(waited) < total:
-        return (
-            f"{total - len(waited)} of {total} all-reduces were not waited for before the optimizer's step: call wait()"
-            " of each handle"
-        )
     return None
+
+
+def arrived_late(messages: list[dict]) -> str | None:
+    """A finding about all-reduces that had not arrived when the optimizer made the step with their gradients."""
+    late = [message for message in messages if not message["arrived_in_time"]]
+    if not late:
+        return None
+    return (
+        f"{len(late)} of {len(messages)} all-reduces were not waited for before the optimizer's step: call wait() of"
+        " each handle in OverlappedDDP.wait()"
+    )
 
 
 def wrong_count(messages: list[dict]) -> str | None:
@@ -241,7 +279,7 @@ def wrong_gradients(results: list[dict]) -> str | None:
     for step in range(STEPS):
         after = [result["after"][step] for result in results]
         expected = results[0]["expected"][step]
-        if near(after, [expected] * world_size):
+        if exactly(after, [expected] * world_size):
             continue
         reason = "no sum has arrived when wait() returns"
         if not any(message["gradients"] for message in results[0]["traffic"]):
@@ -257,7 +295,9 @@ def wrong_gradients(results: list[dict]) -> str | None:
             },
         )
         divided_by = divisors(after, total)
-        if known is None and divided_by:
+        if roughly(after, [expected] * world_size):
+            known = f"each is {ROUNDED}"
+        elif known is None and divided_by:
             known = f"the sums were divided by {shown(divided_by)}: divide each one once, by the world size"
         known = known or "a mean is the sum of the ranks' gradients, divided once by the world size"
         title = f"in step {step + 1} the gradients of the {LAYERS} layers are not the means over the ranks; {known}"

@@ -314,7 +314,8 @@ def wrong_shares(samples: list, batches: list) -> str:
         )
     return (
         "each sample is on one rank, but in each step the ranks together do not have the samples of one batch: keep the"
-        " loader's order where it does not shuffle, and share out each batch"
+        " loader's order where it does not shuffle (DistributedSampler does, unless it is told shuffle=False), and"
+        " share out each batch"
     )
 
 

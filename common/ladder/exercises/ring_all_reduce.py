@@ -263,16 +263,21 @@ def wrong_on_the_whole(results: list[dict]) -> str | None:
     if near(after, [scaled(expected, 1 / world_size)] * world_size):
         return "these are the means over the ranks, and the sums were asked for: do not divide"
     if steps_made not in ([steps] * world_size, [steps / 2] * world_size):
-        return (
-            f"each half of the ring has W - 1 steps, so that a rank sends {steps} chunks in all; these ranks have sent"
-            f" {shown(steps_made)}"
-        )
+        return too_few_steps(steps_made)
     if near(after, last_in_none):
         return (
             f"the chunks are too small, so that the last numbers are in none of them: {len(expected)} numbers have"
             f" chunks of {shown(chunk_sizes(len(expected), world_size))}, which tensor_split({world_size}) cuts"
         )
     return None
+
+
+def too_few_steps(steps_made: list[int]) -> str:
+    steps = 2 * (len(steps_made) - 1)
+    return (
+        f"each half of the ring has W - 1 steps, so that a rank sends {steps} chunks in all; these ranks have sent"
+        f" {shown(steps_made)}"
+    )
 
 
 def wrong_contributions(results: list[dict]) -> str | None:
@@ -290,12 +295,16 @@ def wrong_contributions(results: list[dict]) -> str | None:
     sums_passed_on = [number for number in passed_on if not is_of_one_rank(counted(number))]
     begins_finished = any(near(number, expected[0]) for number in begins)
     finished = [sum(map(near, of_rank, expected)) for of_rank in after]
+    one_chunk_finished = finished == [len(expected) // world_size] * world_size
+    steps_made = [len(result["sent"]) for result in results]
     some_twice = any(max(count) > 1 for count in counts)
     if some_twice and all(map(is_of_one_rank, counts)):
         return (
             "each number is that of one rank, added to itself: what arrived was written over your own chunk before the"
             " two were added. In the first half receive into a tensor beside it, such as torch.empty_like(chunk)"
         )
+    if max(steps_made) < world_size and not one_chunk_finished and world_size > 2:
+        return too_few_steps(steps_made)
     if passed_on and not sums_passed_on:
         return (
             "no sum was passed on in the first half. In each of its steps a rank adds what arrives to its chunk of the"
@@ -312,7 +321,7 @@ def wrong_contributions(results: list[dict]) -> str | None:
             "the sums of the first half are right, and were sent, but they are not in `tensor`: chunk + arrived is a"
             " new tensor, and chunk += arrived adds in place. A chunk is a view, so `tensor` then has the sum too"
         )
-    if finished == [len(expected) // world_size] * world_size:
+    if one_chunk_finished:
         return (
             "each rank has one finished chunk, so the first half, the reduce-scatter, is right; now send the finished"
             " chunks around, the all-gather, and write what arrives into `tensor`, not into a new tensor"

@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch.distributed as dist
 
@@ -30,6 +31,8 @@ from common.processes import RankFailed, ranks
 SECONDS = 8  # that a solution has on every rank, from the import of its file to its return
 PATIENCE = 60  # seconds for everything that is not the solution's, such as the start of the ranks
 CHECKERS = str(Path(__file__).parent)
+# Each rank is as on a machine of its own, so that a solution cannot take the ranks of one machine for all of them.
+ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 # The names of torch's functions that wait for other ranks, send and recv among them.
 COLLECTIVE = re.compile("reduce|gather|scatter|broadcast|barrier|send|recv|all_to_all|wait")
 # The beginning of a line of the C++ log in an error of gloo, with time and place.
@@ -39,12 +42,16 @@ CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by p
 # What Python and torch say of mistakes that are made in any exercise, and the idea.
 COMMON_HINTS = {
     "'tuple' object has no attribute": "named_parameters() has pairs of a name and a parameter",
+    "'NoneType' object has no attribute 'wait'": "without async_op=True a collective returns no handle, and has ended"
+    " when it returns",
     "'method' object": "without parentheses a method is not called",
     "got builtin_function_or_method": "without parentheses a method is not called",
     "before Module.__init__() call": "super().__init__() comes first in the __init__ of an nn.Module",
     "'generator' object": "model.parameters() can be gone through once, and not indexed: make a list of it",
     "Expected parameter `tensor`": "a collective takes a tensor; torch.tensor(number) makes one of a number",
     "output tensor list": "all_gather needs a list with as many tensors as there are ranks",
+    "expected TensorOptions(dtype=": "the tensors of a collective have one dtype, here that of the parameters:"
+    " torch.empty_like(tensor) and tensor.new_empty(size) take it over",
     "default process group twice": "there is a process group already, which the checker has made: leave this call out",
     "a leaf Variable that requires grad": "change a parameter under torch.no_grad(), or as parameter.detach()",
 }
@@ -169,7 +176,15 @@ def on_ranks(
         lost = None
         values = []
         try:
-            values = pool.run(_play, job, solution, name, SECONDS, timeout=PATIENCE + SECONDS)
+            values = pool.run(
+                _play,
+                job,
+                solution,
+                name,
+                SECONDS,
+                timeout=PATIENCE + SECONDS,
+                environment=ONE_RANK_A_MACHINE,
+            )
         except RankFailed as error:
             lost = str(error)
         failures = {}
@@ -209,7 +224,7 @@ def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> An
         _wait_for_all(store, "start", rank, world_size)
         faulthandler.dump_traceback_later(seconds, exit=True, file=where)
         try:
-            with hints_for(COMMON_HINTS):
+            with hints_for(COMMON_HINTS), group_that_stays():
                 value = job(path)
         except BaseException as error:
             (files / f"{rank}.failure").write_bytes(pickle.dumps(_failure(error, path)))
@@ -222,6 +237,23 @@ def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> An
         with contextlib.suppress(RuntimeError):
             _wait_for_all(store, "end", rank, world_size)
         return value
+
+
+@contextlib.contextmanager
+def group_that_stays() -> Iterator[None]:
+    """A block in which nobody may destroy the group of all ranks; one that a solution has made it may."""
+    destroy = dist.destroy_process_group
+
+    def refuse(group: Any = None) -> None:
+        if group not in (None, dist.group.WORLD):
+            return destroy(group)
+        raise SolutionFailed(
+            "destroy_process_group was called: the program that calls your code still needs the group of all ranks, and"
+            " destroys it itself at its end. Leave this call out"
+        )
+
+    with mock.patch.object(dist, "destroy_process_group", refuse):
+        yield
 
 
 def _wait_for_all(store: dist.Store, what: str, rank: int, world_size: int) -> None:

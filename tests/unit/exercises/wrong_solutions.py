@@ -157,6 +157,66 @@ WRONG = {
         new="dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)",
         idea="is not the mean over the ranks, which is the sum over them, divided once by the world size",
     ),
+    "average_gradients: the ranks of one machine": Wrong(
+        "average_gradients",
+        old="dist.get_world_size()",
+        new='int(__import__("os").environ["LOCAL_WORLD_SIZE"])',
+        idea="LOCAL_RANK and LOCAL_WORLD_SIZE count the ranks of one machine",
+    ),
+    "average_gradients: the group destroyed": Wrong(
+        "average_gradients",
+        old="""parameter.grad /= dist.get_world_size()
+""",
+        new="""parameter.grad /= dist.get_world_size()
+    dist.destroy_process_group()
+""",
+        idea="destroy_process_group was called: the program that calls your code still needs the group",
+    ),
+    "average_gradients: divided twice": Wrong(
+        "average_gradients",
+        old="dist.get_world_size()",
+        new="dist.get_world_size() ** 2",
+        idea="is divided by the world size twice",
+    ),
+    "average_gradients: divided down to a whole number": Wrong(
+        "average_gradients",
+        old="/=",
+        new="//=",
+        idea="is a whole number: // rounds down",
+    ),
+    "average_gradients: divided after the loop": Wrong(
+        "average_gradients",
+        old="            parameter.grad /=",
+        new="    parameter.grad /=",
+        idea="that of last.bias is right: does the loop do everything for each parameter?",
+    ),
+    "average_gradients: a copy of less precision": Wrong(
+        "average_gradients",
+        old="""            dist.all_reduce(parameter.grad)
+""",
+        new="""            less = parameter.grad.float()
+            dist.all_reduce(less)
+            parameter.grad.copy_(less)
+""",
+        idea="is right to a few digits only, because it was rounded on the way",
+    ),
+    "average_gradients: divided under way": Wrong(
+        "average_gradients",
+        old="""            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+""",
+        new="""            handle = dist.all_reduce(parameter.grad, async_op=True)
+            parameter.grad /= dist.get_world_size()
+            handle.wait()
+""",
+        idea="a gradient was changed while its all-reduce was under way",
+    ),
+    "average_gradients: no handle to wait for": Wrong(
+        "average_gradients",
+        old="dist.all_reduce(parameter.grad)",
+        new="dist.all_reduce(parameter.grad).wait()",
+        idea="without async_op=True a collective returns no handle",
+    ),
     "accumulate: not divided": Wrong(
         "accumulate",
         old="(loss / len(micro_batches))",
@@ -445,6 +505,18 @@ WRONG = {
         new="dist.all_reduce(counts, async_op=True)",
         idea="rank 0 has not called wait() on these handles: [all_reduce]",
     ),
+    "exact_evaluation: the rank on one machine": Wrong(
+        "exact_evaluation",
+        old="dist.get_rank()",
+        new='int(__import__("os").environ["LOCAL_RANK"])',
+        idea="LOCAL_RANK and LOCAL_WORLD_SIZE count the ranks of one machine",
+    ),
+    "exact_evaluation: no batch, and its only dimension": Wrong(
+        "exact_evaluation",
+        old="image[None]).argmax(dim=1)",
+        new="image).argmax(dim=0)",
+        idea="the network takes a batch: image[None] makes one of a single image",
+    ),
     "overlapped_ddp: not divided": Wrong(
         "overlapped_ddp",
         old="""        parameter.grad /= dist.get_world_size()
@@ -649,6 +721,85 @@ WRONG = {
         old="        super().__init__()\n",
         new="",
         idea="\n    super().__init__() comes first in the __init__ of an nn.Module",
+    ),
+    "overlapped_ddp: one buffer for all": Wrong(
+        "overlapped_ddp",
+        old="""        self.handles.append(dist.all_reduce(parameter.grad, async_op=True))
+""",
+        new="""        self.buffer = getattr(self, 'buffer', parameter.grad.clone())
+        self.buffer.copy_(parameter.grad)
+        self.handles.append(dist.all_reduce(self.buffer, async_op=True))
+""",
+        idea="all-reduces were given memory in which an earlier one was still under way",
+    ),
+    "overlapped_ddp: waited for in the next forward": Wrong(
+        "overlapped_ddp",
+        old="""        return self.module(inputs)
+
+    def start_all_reduce(self, parameter: nn.Parameter) -> None:
+        parameter.grad /= dist.get_world_size()
+        self.handles.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+        self.handles.clear()
+""",
+        new="""        for handle, parameter in self.handles:
+            handle.wait()
+            parameter.grad /= dist.get_world_size()
+        self.handles.clear()
+        return self.module(inputs)
+
+    def start_all_reduce(self, parameter: nn.Parameter) -> None:
+        self.handles.append((dist.all_reduce(parameter.grad, async_op=True), parameter))
+
+    def wait(self) -> None:
+        pass
+""",
+        idea="3 of 3 all-reduces were not waited for before the optimizer's step",
+    ),
+    "overlapped_ddp: waited for a step later": Wrong(
+        "overlapped_ddp",
+        old="""        for handle in self.handles:
+            handle.wait()
+        self.handles.clear()
+""",
+        new="""        for handle in getattr(self, "earlier", []):
+            handle.wait()
+        self.earlier = self.handles
+        self.handles = []
+""",
+        idea="6 of 6 all-reduces were not waited for before the optimizer's step",
+    ),
+    "overlapped_ddp: every other handle": Wrong(
+        "overlapped_ddp",
+        old="""            handle.wait()
+        self.handles.clear()
+""",
+        new="""            handle.wait()
+            self.handles.remove(handle)
+""",
+        idea="3 of 6 all-reduces were not waited for before the optimizer's step",
+    ),
+    "overlapped_ddp: a handle asked whether it is ready": Wrong(
+        "overlapped_ddp",
+        old="""            handle.wait()
+""",
+        new="""            while not handle.is_completed():
+                pass
+""",
+        idea="a message arrives here when wait() of its handle is called",
+    ),
+    "overlapped_ddp: a copy of less precision": Wrong(
+        "overlapped_ddp",
+        old="""        self.handles.append(dist.all_reduce(parameter.grad, async_op=True))
+""",
+        new="""        less = parameter.grad.half()
+        handle = dist.all_reduce(less, async_op=True).get_future()
+        self.handles.append(handle.then(lambda _: parameter.grad.copy_(less)))
+""",
+        idea="each is right to a few digits only, because it was rounded on the way",
     ),
     "buckets: the first layer first": Wrong(
         "buckets",
@@ -863,6 +1014,34 @@ WRONG = {
         old="message /= dist.get_world_size()",
         new="mean = message / dist.get_world_size()",
         idea="they are the sums over the ranks: put back what is divided by the world size",
+    ),
+    "buckets: what is too much is carried over": Wrong(
+        "buckets",
+        old="""            size = 0
+    if""",
+        new="""            size -= capacity
+    if""",
+        idea="count the bytes of the next one from 0",
+    ),
+    "buckets: a message of less precision": Wrong(
+        "buckets",
+        old="""    dist.all_reduce(message)
+""",
+        new="""    message = message.half()
+    dist.all_reduce(message)
+""",
+        idea="each is right to a few digits only, because it was rounded on the way",
+    ),
+    "buckets: divided under way": Wrong(
+        "buckets",
+        old="""    dist.all_reduce(message)
+    message /= dist.get_world_size()
+""",
+        new="""    handle = dist.all_reduce(message, async_op=True)
+    message /= dist.get_world_size()
+    handle.wait()
+""",
+        idea="the message was changed while its all-reduce was under way",
     ),
     "ring_all_reduce: one half": Wrong(
         "ring_all_reduce",
@@ -1090,6 +1269,12 @@ WRONG = {
         old="(rank + 1 - step)",
         new="(rank - 1 - step)",
         idea="no chunk is finished after the first half, or another one was sent as the first of the second half",
+    ),
+    "ring_all_reduce: a step too few in each half": Wrong(
+        "ring_all_reduce",
+        old="range(world_size - 1)",
+        new="range(world_size - 2)",
+        idea="so that a rank sends 4 chunks in all; these ranks have sent [2, 2, 2]",
     ),
     "sampler: the epoch forgotten": Wrong(
         "sampler",
@@ -1451,6 +1636,17 @@ WRONG = {
         new="parameter += 0",
         idea="\n    change a parameter under torch.no_grad(), or as parameter.detach()",
     ),
+    "zero1: equal parts in room of another dtype": Wrong(
+        "zero1",
+        old="""        for number, parameter in enumerate(self.parameters):
+            dist.broadcast(parameter.detach(), src=number % dist.get_world_size())
+""",
+        new="""        for parameter in self.parameters:
+            room = torch.empty(dist.get_world_size() * parameter.numel())
+            dist.all_gather_into_tensor(room, parameter.detach().flatten())
+""",
+        idea="the tensors of a collective have one dtype, here that of the parameters",
+    ),
     "loss_scaler: the loss not scaled": Wrong(
         "loss_scaler",
         old="return loss * self.factor",
@@ -1582,13 +1778,13 @@ WRONG = {
         "loss_scaler",
         old="self.steps_in_a_row == self.growth_interval",
         new="self.steps_in_a_row == 2",
-        idea="with scale=512.0 and growth_interval=3, in step 4 the scale stays",
+        idea="with scale=513.0 and growth_interval=3, in step 4 the scale stays",
     ),
     "loss_scaler: a scale of its own": Wrong(
         "loss_scaler",
         old="self.factor = scale",
         new="self.factor = 1024.0",
-        idea="with scale=512.0 and growth_interval=3, in step 1 scale(loss) did not return the loss times the scale",
+        idea="with scale=513.0 and growth_interval=3, in step 1 scale(loss) did not return the loss times the scale",
     ),
     "loss_scaler: no gradients for inf": Wrong(
         "loss_scaler",
@@ -1610,6 +1806,40 @@ WRONG = {
         old="dist.all_reduce(overflows)",
         new="dist.all_reduce(overflows, async_op=True)",
         idea="rank 0 has not called wait() on these handles: [all_reduce",
+    ),
+    "loss_scaler: counted on after the scale was doubled": Wrong(
+        "loss_scaler",
+        old="""            self.factor *= 2
+            self.steps_in_a_row = 0
+""",
+        new="""            self.factor *= 2
+""",
+        idea="in step 9 the second step in a row without an overflow (growth_interval=2) doubles the scale, and then"
+        " they are counted anew",
+    ),
+    "loss_scaler: halved down to a whole number": Wrong(
+        "loss_scaler",
+        old="self.factor /= 2",
+        new="self.factor //= 2",
+        idea="half of the scale may be no whole number: // rounds it down",
+    ),
+    "loss_scaler: halved twice": Wrong(
+        "loss_scaler",
+        old="self.factor /= 2",
+        new="self.factor /= 4",
+        idea="an overflow halves the scale once: only update() changes it",
+    ),
+    "loss_scaler: averaged once more": Wrong(
+        "loss_scaler",
+        old="parameter.grad /= self.factor",
+        new="parameter.grad /= self.factor * dist.get_world_size()",
+        idea="they are divided by the number of ranks too, but they are averaged already",
+    ),
+    "loss_scaler: a new loss": Wrong(
+        "loss_scaler",
+        old="return loss * self.factor",
+        new="return torch.tensor(loss.item() * self.factor, requires_grad=True)",
+        idea="no gradient has come: scale(loss) has to return a tensor from which backward reaches the parameters",
     ),
     "prepare: the network not wrapped": Wrong(
         "prepare",
