@@ -54,7 +54,7 @@ class AcceleratorConfig:
 
 
 class ParallelMode(Enum):
-    """Whether there are several processes; a process uses one device."""
+    """One process, or several with a device each."""
 
     NOT_PARALLEL = "not_parallel"
     DISTRIBUTED = "distributed"
@@ -353,7 +353,7 @@ class TrainingArguments:
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """Whether this process belongs to a group, which under torchrun may have one process."""
+        """DISTRIBUTED in a process of a group, which under torchrun may be its only one."""
         in_group = self._process.distributed_type != DistributedType.NO
         return ParallelMode.DISTRIBUTED if in_group else ParallelMode.NOT_PARALLEL
 
