@@ -20,11 +20,18 @@ UNFINISHED = "finished reduction in the prior iteration"
 
 def end(ranks: list[Rank], patience: float) -> Answer:
     topic = "end of the script"
-    crashes = {rank.record.rank: message for rank in ranks if (message := _crash(rank)) is not None}
-    own = {rank: message for rank, message in crashes.items() if not any(sign in message for sign in LEFT_ALONE)}
+    crashes = {}
+    own = {}  # those that no other rank has caused
+    for rank in ranks:
+        message = _crash(rank)
+        if message is None:
+            continue
+        crashes[rank.record.rank] = message
+        if not any(sign in message for sign in LEFT_ALONE):
+            own[rank.record.rank] = message
     if own:
-        rank, message = min(own.items())
-        return _crashed(rank, message, ranks[rank].record)
+        first, message = min(own.items())
+        return _crashed(first, message, ranks[first].record)
     if crashes or any(rank.hung for rank in ranks):
         return _waiting(ranks, crashes, patience)
     ends = {rank.record.ended for rank in ranks}
