@@ -7,7 +7,8 @@ A message costs a latency, however small it is. DDP packs the gradients of sever
 
 `fill_buckets` gets the parameters in the order of `model.parameters()`. It goes from the last to the first, which is
 about the order in which backward computes their gradients. It closes a bucket when the parameters in it have
-`capacity` bytes or more; `parameter.nbytes` says how many a parameter has. What is left is the last bucket.
+`capacity` bytes or more; `parameter.nbytes` says how many a parameter has. If parameters are left at the end, they
+are the last bucket.
 
 `average_bucket` replaces the gradient of each parameter in a bucket by its mean over the ranks, by a single all-reduce
 of one flat tensor. `torch.cat`, `Tensor.flatten` and `Tensor.view_as` help. Both functions leave the list that they

@@ -13,7 +13,8 @@ Write the class LossScaler. A training loop uses it like this:
 
 `scale` returns the loss times the scale. `step` divides the gradients of the optimizer's parameters, which are in
 `optimizer.param_groups`, and calls `optimizer.step()`, unless a gradient is inf or nan. `update` halves the scale after
-a step that was skipped, and doubles it when `growth_interval` steps in a row have been made since it last changed.
+a step that was skipped. It doubles the scale after `growth_interval` steps in a row of which none was skipped, and then
+counts them anew.
 
 The ranks share out the parameters, as in ZeRO: the gradients are averaged already, and each rank has an optimizer with
 those of its own part. So an overflow may be on one rank, where no other rank sees it. Yet either all ranks make a step

@@ -7,12 +7,13 @@ computed. Write the class OverlappedDDP. A training loop uses it like this:
     loss_of(model(inputs)).backward()
     model.wait()
     optimizer.step()
+    optimizer.zero_grad()
 
 After `wait` the gradient of every parameter is the mean over the ranks. Each all-reduce begins during backward, as
 soon as its gradient is there, and does not make backward wait: `dist.all_reduce(tensor, async_op=True)` returns a
-handle at once, whose `wait()` returns when the sum has arrived. Until then the tensor belongs to the all-reduce. A
-hook that you register by `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)` when
-backward has written `parameter.grad`. The loop makes many steps.
+handle at once, whose `wait()` returns when the sum has arrived. Until then, do not read, change or send the tensor
+again. A hook that you register by `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)`
+when backward has written `parameter.grad`. The loop makes many steps.
 
     python -m common.ladder check overlapped_ddp my_overlapped_ddp.py
 """

@@ -10,12 +10,13 @@ It returns the prepared objects in the order in which they came, with a process 
 - A network (nn.Module) comes back in DistributedDataParallel. That gives all ranks the weights of rank 0, and averages
   the gradients in backward.
 - An optimizer comes back as it is. It was made from the network's parameters, and DDP trains these very parameters.
-- A DataLoader comes back as a loader of this rank's share. Its `batch_size` is that of all ranks together, and can be
-  divided by their number, as the length of its dataset can by `batch_size`. In each step the ranks together have the
-  samples of one batch of the original loader, each sample on one rank, and no rank reads those of another from the
-  dataset. Batches are made by the loader's own `collate_fn`. Where the loader shuffles (its `sampler` is a
-  RandomSampler), all ranks share out one shuffled order. It may be the same in each epoch, because this training loop
-  does not call set_epoch; that of level 02 does. Each rank's torch draws other random numbers.
+- A DataLoader comes back as a loader of this rank's share. The `batch_size` of the original one counts the samples of
+  all ranks together. The number of ranks divides it, and it divides the length of the dataset. In each step the ranks
+  together have the samples of one batch of the original loader, each sample on one rank, and no rank reads another
+  rank's samples from the dataset. Batches are made by the loader's own `collate_fn`. Where the loader shuffles (its
+  `sampler` is a RandomSampler), all ranks share out one shuffled order. The order may be the same in each epoch,
+  because this training loop does not call `set_epoch` (the loop of level 02 does). The ranks' random generators have
+  different seeds.
 
 torch.utils.data.DistributedSampler deals out the samples of a dataset; it need not be given rank and world size.
 

@@ -12,11 +12,11 @@ receives from its left one. With W ranks the tensor is cut into W chunks, and on
     W - 1 steps: send a finished chunk, receive another one, and put it in place of your chunk of the same number
     (all-gather).
 
-The first step sends the chunk whose number is the rank's. Each of the following 2 W - 3 steps, those of the second half
-too, sends the chunk that the step before has received. So each rank sends 2 (W - 1) / W of the tensor, however many
-ranks there are. Chunks differ by one number in size where W does not divide the tensor. `send` returns when the other
-rank receives; `isend` returns a handle at once, whose `wait()` returns when the chunk is gone. Every handle has to be
-waited for. `recv(tensor, source)` writes what arrives into a `tensor` of the same size and dtype that you bring.
+The first step sends the chunk whose number is the rank's. Every later step, in both halves, sends the chunk that
+arrived in the step before. So each rank sends 2 (W - 1) / W of the tensor, however many ranks there are. Chunks differ
+by one number in size where W does not divide the tensor. `send` returns when the other rank receives; `isend` returns a
+handle at once, whose `wait()` returns when the chunk is gone. Every handle has to be waited for. `recv(tensor, source)`
+writes what arrives into a `tensor` of the same size and dtype that you bring.
 
     python -m common.ladder check ring_all_reduce my_ring_all_reduce.py
 """

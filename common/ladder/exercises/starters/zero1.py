@@ -10,8 +10,8 @@ ranks exchange the parts. Write the class ZeRO1. A training loop uses it like th
     optimizer.zero_grad()
 
 `module` is no DDP: after backward each rank has the gradients of its own samples. All ranks begin with the same
-weights, and have the weights of DDP with AdamW after each step. Pass the other arguments, such as `lr`, to
-`torch.optim.AdamW`. Each rank makes one, for its own part. There are at least W parameters.
+weights, and have the weights of DDP with AdamW after each step. Each rank makes one `torch.optim.AdamW`, for its own
+part of the parameters, and passes on to it the other arguments, such as `lr`. There are at least W parameters.
 
 There are two ways. Deal whole parameters out in turn, average the gradients by all-reduces, and let each parameter's
 owner broadcast it: all ranks call `dist.broadcast(tensor, src=owner)`. Or fill every parameter up with zeros until W
