@@ -46,6 +46,7 @@ HINTS = {
     "must match the size of tensor": "view_as(parameter) gives a part of the message the shape of its parameter",
 }
 SHAPES = {"a": (2, 2), "b": (2,), "c": (3,), "d": (1,), "e": (5,)}  # of the parameters, with numbers of 8 bytes
+BYTES = {name: 8 * math.prod(shape) for name, shape in SHAPES.items()}
 # In bytes. At 24, what e has too much would close the next bucket early if it were carried over.
 CAPACITIES = (40, 24, 10_000, 1)
 
@@ -216,11 +217,50 @@ def wrong_buckets(number: int, result: dict) -> str | None:
                 "a bucket is closed at another place: close it when it holds at least the capacity, in bytes, and count"
                 " the bytes of the next one from 0"
             )
-    sizes = ", ".join(f"{name} {8 * math.prod(shape)}" for name, shape in SHAPES.items())
+            known = mistake(buckets, with_mistakes(CAPACITIES[number]))
+            title = f"{title}. {known}" if known else title
+    sizes = ", ".join(f"{name} {size}" for name, size in BYTES.items())
     return (
         f"capacity {CAPACITIES[number]}: {title}\n    the parameters and their bytes: {sizes}"
         f"\n    yours: {buckets}\n    DDP's: {expected}"
     )
+
+
+def with_mistakes(capacity: int) -> dict[str, list[list[str]]]:
+    """The buckets that another rule makes, by the sentence about it."""
+    return {
+        "Yours are closed when they hold more than that: >= is for exactly as many": filled(capacity + 1),
+        "Yours count numbers, of 8 bytes each: parameter.nbytes counts bytes": filled(8 * capacity),
+        "Yours never count from 0 again": filled(capacity, counts_anew=False),
+        "Yours are closed before the parameter that fills them: close them after it": filled_to_at_most(capacity),
+    }
+
+
+def filled(capacity: int, counts_anew: bool = True) -> list[list[str]]:
+    """Buckets that are closed at `capacity` bytes or more."""
+    buckets: list[list[str]] = [[]]
+    size = 0
+    for name in reversed(BYTES):
+        buckets[-1].append(name)
+        size += BYTES[name]
+        if size >= capacity:
+            buckets.append([])
+            if counts_anew:
+                size = 0
+    return [bucket for bucket in buckets if bucket]
+
+
+def filled_to_at_most(capacity: int) -> list[list[str]]:
+    """Buckets of at most `capacity` bytes, but for a parameter that alone is larger."""
+    buckets: list[list[str]] = [[]]
+    size = 0
+    for name in reversed(BYTES):
+        if size + BYTES[name] > capacity:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(name)
+        size += BYTES[name]
+    return [bucket for bucket in buckets if bucket]
 
 
 def wrong_gradients(results: list[dict]) -> str | None:

@@ -36,7 +36,9 @@ def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
         both_nan = math.isnan(left) and math.isnan(right)
         return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
+        if len(left) != len(right):
+            return False
+        return all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
     return type(left) is type(right) and left == right
 
 

@@ -819,7 +819,7 @@ WRONG = {
         "buckets",
         old="parameter.nbytes",
         new="parameter.numel()",
-        idea="close it when it holds at least the capacity, in bytes",
+        idea="from 0. Yours count numbers, of 8 bytes each: parameter.nbytes counts bytes",
     ),
     "buckets: always the first part": Wrong(
         "buckets",
@@ -919,7 +919,7 @@ WRONG = {
         "buckets",
         old="            size = 0\n",
         new="",
-        idea="and count the bytes of the next one from 0",
+        idea="and count the bytes of the next one from 0. Yours never count from 0 again",
     ),
     "buckets: the last bucket first": Wrong(
         "buckets",
@@ -1014,6 +1014,30 @@ WRONG = {
         old="message /= dist.get_world_size()",
         new="mean = message / dist.get_world_size()",
         idea="they are the sums over the ranks: put back what is divided by the world size",
+    ),
+    "buckets: closed above the capacity": Wrong(
+        "buckets",
+        old="size >= capacity",
+        new="size > capacity",
+        idea="Yours are closed when they hold more than that: >= is for exactly as many",
+    ),
+    "buckets: closed before the capacity is reached": Wrong(
+        "buckets",
+        old="""        filling.append(parameter)
+        size += parameter.nbytes
+        if size >= capacity:
+            buckets.append(filling)
+            filling = []
+            size = 0
+""",
+        new="""        if filling and size + parameter.nbytes > capacity:
+            buckets.append(filling)
+            filling = []
+            size = 0
+        filling.append(parameter)
+        size += parameter.nbytes
+""",
+        idea="Yours are closed before the parameter that fills them",
     ),
     "buckets: what is too much is carried over": Wrong(
         "buckets",
