@@ -166,9 +166,16 @@ def test_pytest_takes_its_command_lines_and_finds_tests():
 
 # Programs that take a second or a few. The others of a reader's own machine are long tests.
 QUICK = {"common.ladder", "benchmarks.predict", "benchmarks.report.readmes"}
-# The record, which would take half an hour here, and the pitfalls have tests of their own. `.ci/run` runs the
-# comparison as it stands, and a few rounds of every suite.
-OWN_TESTS = {"benchmarks.record", "common.pitfalls", "benchmarks.compare", "pytest"}
+# Most take minutes, and tests of their own run them with less to do. `.ci/run` runs the comparison as it stands, and a
+# few rounds of every suite.
+OWN_TESTS = {
+    ("benchmarks.record",),
+    ("benchmarks.larger_batches",),
+    ("benchmarks.your_network", "measure"),
+    ("common.pitfalls",),
+    ("benchmarks.compare",),
+    ("pytest",),
+}
 # What a command leaves to its reader, or reads where another one has written it.
 OWN_FILES = re.compile(r"FOLDER|PATH|DATA|SCRIPT|(solution|my_\w+)\.py|\w+\.json|--full")
 
@@ -176,17 +183,16 @@ OWN_FILES = re.compile(r"FOLDER|PATH|DATA|SCRIPT|(solution|my_\w+)\.py|\w+\.json
 def module_commands() -> list:
     """The commands that run a module of ours, and need nothing for it.
 
-    Of those that take long the longest one of each program and subcommand: it has the most flags. That the others are
-    taken as they stand is tested above.
+    Of those that take long the shortest one of each program and subcommand. That the others are taken as they stand is
+    tested above.
     """
     cases = []
-    longest = {}
+    shortest = {}
     for words in all_commands():
-        if (
-            words[:2] != ["python", "-m"]
-            or script_and_world(words)
-            or words[2] in OWN_TESTS | {"torch.distributed.run"}
-        ):
+        has_own_test = {tuple(words[2:3]), tuple(words[2:4])} & OWN_TESTS
+        if words[:2] != ["python", "-m"] or has_own_test:
+            continue
+        if script_and_world(words) or words[2] == "torch.distributed.run":
             continue
         if not OWN_FILES.search(" ".join(words)):
             trains = words[2:4] == ["common.ladder", "run"]
@@ -194,8 +200,8 @@ def module_commands() -> list:
                 cases.append(pytest.param(words[1:], marks=pytest.mark.slow, id=" ".join(words)))
             else:
                 subcommand = tuple(words[2:4])
-                longest[subcommand] = max(longest.get(subcommand, []), words, key=len)
-    cases += [pytest.param(words[1:], marks=pytest.mark.long, id=" ".join(words)) for words in longest.values()]
+                shortest[subcommand] = min(shortest.get(subcommand, words), words, key=len)
+    cases += [pytest.param(words[1:], marks=pytest.mark.long, id=" ".join(words)) for words in shortest.values()]
     return cases
 
 

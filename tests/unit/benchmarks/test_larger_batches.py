@@ -1,5 +1,7 @@
 """Larger batches: each rule does what it says, the page says what was recorded, and the picture is drawn."""
 
+import json
+
 import pytest
 import torch
 
@@ -39,6 +41,14 @@ def test_scaled_moving_averages_go_over_as_many_samples():
 def test_a_training_learns_and_one_with_too_long_steps_ends_at_guessing(two_classes):
     assert larger_batches.trained_loss(ADAMW, 1, KEPT, 0, two_classes) < 0.5 * GUESSING
     assert larger_batches.trained_loss(Start("SGD", 1e6), 8, LINEAR, 0, two_classes) == GUESSING
+
+
+def test_all_trainings_are_recorded_and_drawn(two_classes, tmp_path, monkeypatch, capsys, coarse):
+    monkeypatch.setattr(larger_batches, "digits", lambda flags: two_classes)
+    larger_batches.main(["--quick", "--record", str(tmp_path)])
+    assert f"written to {tmp_path}: larger_batches.json, larger_batches.png" in capsys.readouterr().out
+    groups = json.loads((tmp_path / "larger_batches.json").read_text())["groups"]
+    assert [len(group["rows"]) for group in groups] == [1 + 3 * len(RULES[group["optimizer"]]) for group in groups]
 
 
 def medians(group: dict, rule: str) -> list[float]:
