@@ -43,6 +43,7 @@ def test_a_training_learns_and_one_with_too_long_steps_ends_at_guessing(two_clas
     assert larger_batches.trained_loss(Start("SGD", 1e6), 8, LINEAR, 0, two_classes) == GUESSING
 
 
+@pytest.mark.slow
 def test_all_trainings_are_recorded_and_drawn(two_classes, tmp_path, monkeypatch, capsys, coarse):
     monkeypatch.setattr(larger_batches, "digits", lambda flags: two_classes)
     larger_batches.main(["--quick", "--record", str(tmp_path)])
