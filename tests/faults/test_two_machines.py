@@ -54,13 +54,11 @@ def launcher(nodes: Nodes, node: int, arguments: list[str], environment: dict[st
 class Job:
     """A level on 2 nodes × 2 processes, and what each node's `agent` (torchrun or the launcher) and ranks have said."""
 
-    def __init__(
-        self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts, agent, environment
-    ):
+    def __init__(self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts, agent):
         self.nodes, self.folder, self.weights, self.agent = nodes, folder, folder / "weights.pt", agent
         script = [str(ladder.script(level)), *EXACT, "--timeout", str(TIMEOUT), "--save", str(self.weights), *flags]
         self.arguments, self.stack = [f"--max-restarts={restarts}", *script], stack
-        self.environment = environment | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+        self.environment = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
         self.agents = [self.start(node) for node in (0, 1)]
 
     def start(self, node: int):
@@ -102,8 +100,8 @@ def start(tmp_path):
     with ExitStack() as stack:
         nodes = stack.enter_context(two_nodes())
 
-        def on_both(*job, restarts: int = 0, agent=torchrun, **environment: str) -> Job:
-            return Job(nodes, stack, tmp_path, *job, restarts, agent, environment)
+        def on_both(*job, restarts: int = 0, agent=torchrun) -> Job:
+            return Job(nodes, stack, tmp_path, *job, restarts, agent)
 
         yield on_both
 
@@ -161,14 +159,11 @@ def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(slowly):
     assert re.search(r"resumed at step \d", job.said(0) + job.said(1))
 
 
-AGENTS = {"torchrun": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "launcher": {"agent": launcher}}
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("agent", AGENTS)
-def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(slowly, agent, monkeypatch):
+def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(slowly, monkeypatch):
+    """Under the launcher. A torchrun that is given the variable takes a newcomer too: see `test_rank_killed.py`."""
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
-    job = slowly(restarts=3, **AGENTS[agent])
+    job = slowly(restarts=3, agent=launcher)
     job.wait_for_a_checkpoint()
     job.nodes.kill(1)
     job.wait_for(lambda: "Traceback" in job.said(0), "an error on the node that is left")
