@@ -39,9 +39,6 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     config.option.numprocesses = workers
     config.option.dist = "loadfile"
-    # In the order of the folders. Else the files with the fewest tests come last, and among them are the longest tests:
-    # one worker would wait for the other.
-    config.option.loadscopereorder = False
     # The workers inherit it: a thread of one that waits must not spin on a core that another needs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

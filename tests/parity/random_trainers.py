@@ -271,6 +271,18 @@ def last_batch_of_an_evaluation(config: dict[str, Any], ours: Any, theirs: Any) 
     return r"(histories\.\d+\.\d+|evaluation)\.eval_\w+|best\.0"
 
 
+def losses_of_whole_last_steps(config: dict[str, Any], ours: Any, theirs: Any) -> str | None:
+    """Of a last step that the main process splits, the original counts the first rank's loss alone."""
+    arguments = config["arguments"]
+    loading = arguments["accelerator_config"]
+    is_split_by_main_process = loading["split_batches"] and loading["dispatch_batches"]
+    if not is_split_by_main_process or config["evaluate"] % arguments["per_device_eval_batch_size"]:
+        return None
+    if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau" or arguments.get("metric_for_best_model") == "loss":
+        return "(?!error).*"
+    return r"(histories\.\d+\.\d+|evaluation)\.eval_loss"
+
+
 def end_of_a_polynomial_schedule(config: dict[str, Any], ours: Any, theirs: Any) -> str | None:
     divides_by_zero = str(theirs["error"]).startswith("ZeroDivisionError")
     return ".*" if divides_by_zero and config["arguments"]["lr_scheduler_type"] == "polynomial" else None
@@ -278,6 +290,7 @@ def end_of_a_polynomial_schedule(config: dict[str, Any], ours: Any, theirs: Any)
 
 ROWS = {
     "`dataloader_drop_last` also drops the last batch of an evaluation": last_batch_of_an_evaluation,
+    "`split_batches` with `dispatch_batches` loses the last losses of an evaluation": losses_of_whole_last_steps,
     "a warm-up as long as the training": end_of_a_polynomial_schedule,
 }
 TRAINERS = Kind(("common.trainer", "transformers"), draw_configuration, run, ROWS, hangs)

@@ -26,7 +26,8 @@ def outcome(folder, batch: int, dtype=torch.float64, kind: str = "map", n: int =
     dataset = Stream(points) if kind == "stream" else points
     extra = {"compute_metrics": accuracy, "eval_dataset": dataset}
     model = seeded_net(dtype=dtype)
-    trainer = make_trainer(folder, model=model, per_device_eval_batch_size=batch, extra=extra)
+    settings = {"accelerator_config": {"split_batches": True, "dispatch_batches": True}} if kind == "split" else {}
+    trainer = make_trainer(folder, model=model, per_device_eval_batch_size=batch, extra=extra, **settings)
     if kind == "plain":
         trainer.get_eval_dataloader = lambda dataset=None: DataLoader(points, batch_size=batch)
     metrics = trainer.evaluate()
@@ -62,6 +63,12 @@ def test_predictions_do_not_depend_on_the_number_of_processes(batch, tmp_path):
         for _, accurate, same, error, _ in ranks(3).run(outcome_on_rank, tmp_path, batch, torch.float64, kind):
             assert accurate == alone[1]
             assert same and error < 1e-12
+
+
+def test_the_last_losses_of_all_ranks_count_where_the_main_process_deals_out_parts_of_whole_batches(tmp_path):
+    for loss, _, same, error, reference in ranks(2).run(outcome_on_rank, tmp_path, 4, torch.float64, "split", 8):
+        assert loss == pytest.approx(reference, rel=1e-14)
+        assert same and error < 1e-12
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
