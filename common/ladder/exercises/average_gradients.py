@@ -20,7 +20,7 @@ from common.ladder.exercises.compare import (
     scaled,
     side_by_side,
 )
-from common.ladder.exercises.link import slow_link
+from common.ladder.exercises.link import CHANGED_TOO_EARLY, slow_link
 from common.ladder.exercises.stage import in_rounds, load_name, on_ranks
 from common.small.ddp.naive import NaiveDDP
 
@@ -112,10 +112,7 @@ def findings(results: list[dict]) -> list[str]:
         title = "the weights have changed; only the gradients are to be averaged"
         return [side_by_side(title, weights, before=results[0]["weights"])]
     if any(result["was_changed"] for result in results):
-        return [
-            "a gradient was changed while its all-reduce was under way: with async_op=True the sum is there when the"
-            " handle's wait() has returned, so divide after it"
-        ]
+        return [f"a gradient {CHANGED_TOO_EARLY}"]
     right = [name for name in USED if is_right(name, results)]
     for name in USED:
         after = [result["after"][name] for result in results]

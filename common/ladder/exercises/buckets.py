@@ -23,7 +23,7 @@ from common.ladder.exercises.compare import (
     shown,
     side_by_side,
 )
-from common.ladder.exercises.link import slow_link
+from common.ladder.exercises.link import CHANGED_TOO_EARLY, slow_link
 from common.ladder.exercises.stage import SolutionFailed, hints_for, in_rounds, load_name, on_ranks
 from common.small.ddp.bucketed import Bucket, _fill_buckets
 
@@ -272,10 +272,7 @@ def wrong_gradients(results: list[dict]) -> str | None:
     if results[0]["not_waited"]:
         title = "average_bucket has returned while its all-reduce was under way: wait for the handle"
     elif results[0]["was_changed"]:
-        title = (
-            "the message was changed while its all-reduce was under way: with async_op=True the sum is there when the"
-            " handle's wait() has returned, so divide after it"
-        )
+        title = f"the message {CHANGED_TOO_EARLY}"
     elif not any(messages):
         return "average_bucket has called no all_reduce, which gives the sum to all ranks"
     elif messages != [1] * world_size:

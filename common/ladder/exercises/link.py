@@ -14,6 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+CHANGED_TOO_EARLY = (
+    "was changed while its all-reduce was under way: with async_op=True the sum is there when the handle's wait() has"
+    " returned, so divide after it"
+)
+
 
 class Message:
     """An all-reduce of a solution: the handle that the solution gets, and what the checker wants to know of it."""
@@ -72,7 +77,7 @@ def same_memory(tensor: Tensor, others: Sequence[Tensor | None]) -> list[int]:
 
 
 def overlap(tensor: Tensor, other: Tensor) -> bool:
-    """Whether two tensors, each in one piece, have a number in common."""
+    """True where two tensors, each in one piece, have a number in common."""
     begin = tensor.data_ptr()
     other_begin = other.data_ptr()
     return begin < other_begin + other.nbytes and other_begin < begin + tensor.nbytes
