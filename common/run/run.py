@@ -241,7 +241,11 @@ class Run:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a run that was asked to do the same; UserError names what differs."""
-        self.check_identity(state["identity"])
+        for name, ours in self.identity().items():
+            theirs = state["identity"].get(name, ours)  # an older checkpoint does not know all of them
+            if theirs != ours:
+                run = f"a run with {name} {theirs}, not {ours}"
+                fail(f"the checkpoint in {self.args.checkpoint_dir} is of {run}")
         self.epoch = state["epoch"]
         self.meter.resume(state["steps"], state["seconds"])
         # With another number of micro-batches per step each of them counts for more, or for less.
@@ -266,14 +270,6 @@ class Run:
             "dtype": str(self.args.dtype).removeprefix("torch."),
             "dropout": not self.args.no_dropout,
         }
-
-    def check_identity(self, saved: dict[str, Any]) -> None:
-        """Raise UserError if a checkpoint is of a run that was asked to do something else."""
-        for name, ours in self.identity().items():
-            theirs = saved.get(name, ours)  # an older checkpoint does not know all of them
-            if theirs != ours:
-                run = f"a run with {name} {theirs}, not {ours}"
-                fail(f"the checkpoint in {self.args.checkpoint_dir} is of {run}")
 
     def peak_memory_bytes(self) -> list[int]:
         """The peak of the memory that this process has allocated on its devices: one entry per GPU, none on a CPU."""

@@ -35,14 +35,12 @@ class LadderCallback(TrainerCallback):
         self._loss_hook: RemovableHandle | None = None
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """The part of this callback that a checkpoint keeps: its steps, its seconds and its identity."""
-        attributes = {"steps": self.run.steps, "seconds": self.run.meter.seconds, "identity": self.run.identity()}
-        return {"args": {}, "attributes": attributes}
+        """The part of this callback that a checkpoint keeps: the progress of the run, and its identity."""
+        return {"args": {}, "attributes": {"run": self.run.state_dict()}}
 
     def load_state(self, attributes: dict[str, Any]) -> None:
         """Continue the run of a checkpoint; UserError if it was asked to do something else."""
-        self.run.check_identity(attributes["identity"])
-        self.run.meter.resume(attributes["steps"], attributes["seconds"])
+        self.run.load_state_dict(attributes["run"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         check_same_dataset(all_gather_object(self.dataset))
