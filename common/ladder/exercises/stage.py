@@ -6,14 +6,15 @@ own line: a gap that is left, an exception, a collective that nobody answers, a 
 """
 
 import contextlib
-import faulthandler
 import importlib.util
 import linecache
 import os
 import pickle
 import re
+import sys
 import tempfile
 import textwrap
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,10 +197,12 @@ def on_ranks(
         if errors:
             raise SolutionFailed(_explained(errors, world_size, path.name))
         if lost:
-            stuck = {rank: _place_in(folder / f"{rank}.stuck", solution) for rank in range(world_size)}
-            if not any(stuck.values()):
+            stuck = {}
+            for file in folder.glob("*.stuck"):
+                stuck[int(file.stem)] = pickle.loads(file.read_bytes())
+            if not stuck:
                 raise SolutionFailed(_ended(lost))
-            places = [failures[rank].place if rank in failures else stuck[rank] for rank in stuck]
+            places = [failures[rank].place if rank in failures else stuck.get(rank) for rank in range(world_size)]
             raise SolutionFailed(_hang(places, why_it_hangs(places)))
         if failures:
             raise SolutionFailed(_explained(failures, world_size, path.name))
@@ -219,10 +222,11 @@ def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> An
         world_size=world_size,
         timeout=timedelta(seconds=PATIENCE),
     )
-    with open(files / f"{rank}.stuck", "w") as where, group, warnings.catch_warnings():
+    with group, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's name a line of the checker, and would stand before the findings
         _wait_for_all(store, "start", rank, world_size)
-        faulthandler.dump_traceback_later(seconds, exit=True, file=where)
+        watchdog = _watchdog(seconds, files / f"{rank}.stuck", path)
+        watchdog.start()
         try:
             with hints_for(COMMON_HINTS), group_that_stays():
                 value = job(path)
@@ -230,13 +234,31 @@ def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> An
             (files / f"{rank}.failure").write_bytes(pickle.dumps(_failure(error, path)))
             os._exit(1)  # which closes the connections, so that nobody waits for this rank any more
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            watchdog.cancel()
         store.set_timeout(timedelta(seconds=seconds + 1))
         # By no collective: it would answer one of a rank whose solution has called one more. And a rank that left
         # would close its connections: whoever still waits for it would see that, and could not be asked where.
         with contextlib.suppress(RuntimeError):
             _wait_for_all(store, "end", rank, world_size)
         return value
+
+
+def _watchdog(seconds: int, report: Path, path: str) -> threading.Timer:
+    """A thread that writes after `seconds` where the thread that calls this one is, and ends the process.
+
+    It asks Python. The thread of `faulthandler` reads the frames of a running thread without the interpreter's lock: in
+    3 of 100 reports of a loop it found no frame, and then it crashed.
+    """
+    watched = threading.get_ident()
+
+    def leave() -> None:
+        stack = traceback.extract_stack(sys._current_frames()[watched])
+        report.write_bytes(pickle.dumps(_place_in(stack, path)))
+        os._exit(1)  # which closes the connections, as above
+
+    watchdog = threading.Timer(seconds, leave)
+    watchdog.daemon = True
+    return watchdog
 
 
 @contextlib.contextmanager
@@ -336,22 +358,16 @@ def _hang(places: Sequence[Place | None], reason: str | None) -> str:
     return "\n".join([*lines, f"    {reason}"])
 
 
-def _place_in(report: Path, path: str) -> Place | None:
-    """The innermost line of the learner's file in what faulthandler has written, or of the checker that called it.
-
-    None: the file is empty, because the rank has returned. A rank that was calling a function at that moment may have
-    been seen in that function alone, without the line that calls it.
-    """
-    text = report.read_text() if report.exists() else ""
-    found = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', text)
-    in_a_collective = any("/torch/distributed/" in file and COLLECTIVE.search(name) for file, _, name in found)
+def _place_in(stack: traceback.StackSummary, path: str) -> Place:
+    """The innermost line of the learner's file in a stack, or else of the checker that called it."""
+    in_a_collective = any("/torch/distributed/" in frame.filename and COLLECTIVE.search(frame.name) for frame in stack)
     places = []
-    for file, line, _ in found:
-        place = Place(file, int(line))
+    for frame in reversed(stack):
+        place = Place(frame.filename, frame.lineno or 0)
         # No Python function of torch is called from a line with a handle's wait(), or from a backward of DDP.
         in_cpp = "wait" in place.code or "backward" in place.code
         places.append(place._replace(waits=in_a_collective or in_cpp))
     of_the_learner = [place for place in places if place.file == path]
     of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
-    best_first = [*of_the_learner, *of_checkers, *places]
-    return best_first[0] if best_first else None
+    [innermost, *_] = [*of_the_learner, *of_checkers, *places]
+    return innermost
