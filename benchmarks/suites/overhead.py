@@ -5,6 +5,9 @@ that what is left is the loop's own cost. Each round runs every contestant once 
 is drawn anew. What counts is the difference to a raw loop of the same round that does the same work. The Trainers' raw
 loop also measures the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by
 clipping to no limit, which leaves the gradients as they are. Nobody logs or saves.
+
+A contestant's sample is its median step. A step takes some hundred microseconds, and a process that loses its core for
+one step would else add milliseconds to the mean.
 """
 
 import contextlib
@@ -12,11 +15,13 @@ import importlib
 import importlib.util
 import io
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -48,17 +53,18 @@ def data() -> Batches:
 
 
 class Stopwatch:
-    """Seconds per step from the end of the warm-up to the end of the last step."""
+    """The time at which each step ends, by `clock`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
+        self.ends: list[float] = []
 
-    def step(self, number: int) -> None:
-        """Step `number`, from 1, has ended."""
-        if number == WARM_UP:
-            self.began = self.clock()
-        elif number == STEPS:
-            self.seconds_per_step = (self.clock() - self.began) / (STEPS - WARM_UP)
+    def step_has_ended(self) -> None:
+        self.ends.append(self.clock())
+
+    def seconds_per_step(self) -> float:
+        """The median step after the warm-up."""
+        return statistics.median(end - start for start, end in pairwise(self.ends[WARM_UP:]))
 
 
 def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
@@ -70,16 +76,16 @@ def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
 
 
 def timed(model, optimizer, loader, backward: Callable, accumulate: Callable) -> float:
-    """Seconds per step after the warm-up."""
+    """Seconds of the median step."""
     stopwatch = Stopwatch()
-    for step, (inputs, targets) in enumerate(loader, start=1):
+    for inputs, targets in loader:
         with accumulate(model):
             loss = F.cross_entropy(model(inputs), targets)
             backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        stopwatch.step(step)
-    return stopwatch.seconds_per_step
+        stopwatch.step_has_ended()
+    return stopwatch.seconds_per_step()
 
 
 def no_accumulation(model: torch.nn.Module) -> AbstractContextManager:
@@ -125,9 +131,10 @@ def optimizer_and_schedule(model: torch.nn.Module):
 
 
 def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds per step of a loop that does what a Trainer does: the gradients' norm, schedule, sum of the losses.
+    """Seconds of the median step of a loop that does what a Trainer does.
 
-    Both Trainers measure the norm in every step, by clipping to it: to `clip`, or to no limit if it is 0.
+    That is the gradients' norm, the schedule and the sum of the losses. Both Trainers measure the norm in every step:
+    they clip the gradients, to `clip` or, if it is 0, to no limit.
     """
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
@@ -135,7 +142,7 @@ def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -
     loss_sum = torch.zeros((), dtype=torch.float64)
     stopwatch = Stopwatch(clock)
     loader = DataLoader(data(), BATCH, shuffle=True, collate_fn=to_dict)
-    for step, batch in enumerate(loader, start=1):
+    for batch in loader:
         loss = F.cross_entropy(model(batch["x"]), batch["y"])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
@@ -143,12 +150,12 @@ def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -
         schedule.step()
         optimizer.zero_grad()
         loss_sum += loss.detach()
-        stopwatch.step(step)
-    return stopwatch.seconds_per_step
+        stopwatch.step_has_ended()
+    return stopwatch.seconds_per_step()
 
 
 def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds per step of the Trainer of `library`, "common.trainer" or "transformers"."""
+    """Seconds of the median step of the Trainer of `library`, "common.trainer" or "transformers"."""
     module = importlib.import_module(library)
     stopwatch = Stopwatch(clock)
 
@@ -158,7 +165,7 @@ def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = tim
 
     class Watching(module.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            stopwatch.step(state.global_step)
+            stopwatch.step_has_ended()
 
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
@@ -178,7 +185,7 @@ def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = tim
         )
         more = {"callbacks": [Watching()], "optimizers": optimizer_and_schedule(model)}
         LossTrainer(model, arguments, to_dict, data(), **more).train()
-    return stopwatch.seconds_per_step
+    return stopwatch.seconds_per_step()
 
 
 def contestants() -> dict[str, Callable[[], float]]:

@@ -20,7 +20,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from common.ladder import exercises, html_page, ring, small, terminal, tour
+from common.ladder import exercises, html_page, small, terminal
 from common.ladder.scripts import load, named
 
 
@@ -114,8 +114,17 @@ def write_page(path: Path, page: str) -> None:
     print(f"Written: {path}")
 
 
+def show_tour() -> None:
+    """Print what there is to run here, given what this machine has."""
+    from common.ladder import tour  # imports torch, which takes seconds; the other commands begin without it
+
+    sys.stdout.write(tour.text(tour.look()))
+
+
 def show_ring(path: Path | None) -> None:
     """Let four processes add up numbers by a ring, and show each message."""
+    from common.ladder import ring
+
     states = ring.trace()
     if path:
         write_page(path, ring.page(states))
@@ -128,7 +137,7 @@ def main(argv: list[str] | None = None) -> None:
     if flags and options.command != "run":
         parser().error(f"unrecognized arguments: {' '.join(flags)}")
     if options.command is None:
-        sys.stdout.write(tour.text(tour.look()))
+        show_tour()
     elif options.command == "run":
         run_level(options, flags)
     elif options.command == "check":
