@@ -116,7 +116,10 @@ def drifted() -> bool:
         return True
 
 
-@pytest.mark.parametrize("rung", ladder.rungs())
+ONE, *OTHERS = ladder.rungs()
+
+
+@pytest.mark.parametrize("rung", [ONE, *(pytest.param(rung, marks=pytest.mark.slow) for rung in OTHERS)])
 def test_changing_a_line_of_a_script_is_noticed(copy, rung):
     assert not drifted()
     script = copy / ladder.file_name(rung)

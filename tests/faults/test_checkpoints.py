@@ -150,11 +150,13 @@ def errors(said: str) -> list[str]:
 
 
 # Each level once in each way would be twice the launches, and prove nothing more.
-WAY_OF_LEVEL = [(ladder.FULL, "torchrun"), ("04_trainer", "plain")]
+WAY_OF_LEVEL = [
+    pytest.param(ladder.FULL, "torchrun", marks=pytest.mark.long),
+    pytest.param("04_trainer", "plain", marks=pytest.mark.slow),
+]
 
 
 @ON_LINUX
-@pytest.mark.slow
 @pytest.mark.parametrize("level, way", WAY_OF_LEVEL)
 def test_that_no_checkpoint_is_whole_is_one_line(level, way, tmp_path):
     run_level(level, [*SHORT, *saving(tmp_path)])
@@ -170,7 +172,6 @@ def test_that_no_checkpoint_is_whole_is_one_line(level, way, tmp_path):
 
 
 @MOUNTED
-@pytest.mark.slow
 @pytest.mark.parametrize("level, way", WAY_OF_LEVEL)
 def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_from_the_old_checkpoint(level, way, tmp_path):
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""

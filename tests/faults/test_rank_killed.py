@@ -67,8 +67,10 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
     assert_same_bits(torch.load(weights, weights_only=True), undisturbed(level))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["02_ddp_raw", ladder.FULL])
+@pytest.mark.parametrize(
+    "level",
+    [pytest.param("02_ddp_raw", marks=pytest.mark.slow), pytest.param(ladder.FULL, marks=pytest.mark.long)],
+)
 def test_ranks_end_with_a_torchrun_that_is_killed(level, tmp_path):
     """It cannot tell them to end. With a folder for checkpoints they save first, as at any SIGTERM."""
     saving = checkpointing(tmp_path) if level == ladder.FULL else []

@@ -37,8 +37,9 @@ def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, process
     assert len(list(tmp_path.glob("**/manifest.json"))) == 2  # of four, the two newest
 
 
-@SLOW
-@pytest.mark.parametrize("level", CHECKPOINTING)
+@pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=SLOW if level == ladder.FULL else pytest.mark.long) for level in CHECKPOINTING]
+)
 def test_stopped_on_two_processes_and_resumed_on_others_the_weights_are_those_of_one_run(level, tmp_path):
     """96 = 1 × 96 = 2 × 48 = 3 × 32 = 4 × 24; three epochs of two steps, stopped in the middle of the second."""
     training = [*EXACT, "--epochs", "3"]

@@ -143,8 +143,15 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", SCRIPTS)
+# On two processes, the others are those that they are on one.
+OFTEN = ("within an epoch", "seedable", "diffusers, in the second epoch")
+CASES = [
+    *(pytest.param(name, 1) for name in SCRIPTS),
+    *(pytest.param(name, 2, marks=pytest.mark.slow if name in OFTEN else pytest.mark.long) for name in SCRIPTS),
+]
+
+
+@pytest.mark.parametrize("name, processes", CASES)
 def test_a_script_resumes_as_on_accelerate(name, processes, tmp_path):
     script, checkpoint, save_every, how = SCRIPTS[name]
     batches = math.ceil(SAMPLES / BATCH / processes)

@@ -318,7 +318,7 @@ def train_on_other_data() -> str:
     return "trained"
 
 
-@pytest.mark.parametrize("level", ladder.with_checkpoints())
+@pytest.mark.parametrize("level", [ladder.FULL, pytest.param("04_trainer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "flags, difference",
     [

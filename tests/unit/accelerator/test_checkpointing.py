@@ -176,7 +176,7 @@ def test_a_stream_continues_with_the_next_batch(stateful, tmp_path):
     assert len(resumed[1]) == len(train(None, **options)[1])
 
 
-@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("stateful", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_processes_resume_bit_for_bit_and_other_numbers_within_tolerance(stateful, tmp_path):
     straight = ranks(2).run(train, None, stateful=stateful)
     assert not torch.equal(straight[0][3], straight[1][3])  # each rank has random numbers of its own

@@ -523,11 +523,15 @@ def stream_in_workers(kind, persistent_workers):
     return DataLoader(make(), batch_size=2, num_workers=2, worker_init_fn=init, persistent_workers=persistent_workers)
 
 
+# Workers that stay keep their states from one epoch to the next. The tests with them are slow ones.
+STAYING = pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
+
+
 def two_epochs(loader):
     return [[batch.tolist() for batch in loader] for _ in range(2)]
 
 
-@pytest.mark.parametrize("persistent_workers", [False, True])
+@STAYING
 @pytest.mark.parametrize("dispatch", [False, True])
 @pytest.mark.parametrize("kind", STREAMS_IN_WORKERS)
 def test_on_one_process_streams_in_workers_are_read_as_in_plain_torch(kind, dispatch, persistent_workers):
@@ -544,7 +548,6 @@ def test_on_one_process_streams_in_workers_are_read_as_in_plain_torch(kind, disp
 
 
 SEVERAL = pytest.mark.parametrize("kind", ["asks for nothing", "asks for its worker", "asks once"])
-STAYING = pytest.mark.parametrize("persistent_workers", [False, True])
 
 
 @STAYING

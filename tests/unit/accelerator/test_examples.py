@@ -108,8 +108,13 @@ def test_wide_net_keeps_a_checkpoint_per_epoch_and_the_best(tmp_path, world_size
     assert any(torch.equal(best["9.bias"], other["9.bias"]) for other in (first, second))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name, arguments", [("cifar_resnet18", CIFAR), ("wide_net", WIDE)])
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        pytest.param("cifar_resnet18", CIFAR, marks=pytest.mark.slow),
+        pytest.param("wide_net", WIDE, marks=pytest.mark.long),
+    ],
+)
 def test_the_same_file_runs_on_the_real_library(tmp_path, name, arguments):
     pytest.importorskip("accelerate")
     theirs = tmp_path / "theirs.py"

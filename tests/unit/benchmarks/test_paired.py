@@ -57,7 +57,15 @@ def test_the_interval_holds_the_true_median_about_as_often_as_it_says():
     assert held >= 51
 
 
-@pytest.mark.parametrize(("rounds", "most"), [(1, 0.0), (2, 0.5), (3, 0.75), (4, 0.875)])
+@pytest.mark.parametrize(
+    ("rounds", "most"),
+    [
+        pytest.param(1, 0.0, marks=pytest.mark.slow),
+        pytest.param(2, 0.5, marks=pytest.mark.slow),
+        pytest.param(3, 0.75, marks=pytest.mark.slow),
+        (4, 0.875),
+    ],
+)
 def test_an_interval_of_few_rounds_holds_the_median_no_more_often_than_it_says(rounds, most):
     assert confidence(rounds) == most
     dice = random.Random(5)

@@ -29,7 +29,10 @@ def test_all_plots_are_drawn_twice_as_wide_as_they_are_shown(report, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(PLOTS.values())
 
 
-@pytest.mark.parametrize("plot, name", PLOTS.items())
+ONE, *OTHERS = PLOTS.items()
+
+
+@pytest.mark.parametrize("plot, name", [ONE, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)])
 def test_a_plot_whose_results_are_missing_fails_and_takes_the_old_one_with_it(report, tmp_path, coarse, plot, name):
     (tmp_path / name).write_bytes(b"an older plot")
     if plot == "four_devices":

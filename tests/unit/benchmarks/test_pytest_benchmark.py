@@ -89,14 +89,13 @@ def test_a_slow_down_of_a_fifth_fails_for_that_level_alone(baseline, tmp_path):
     assert SLOW in named
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--rounds", "0"], "--rounds must be at least 1"),
-        (["--replay", "benchmarks", "--record", "b"], "--replay measures nothing"),
-        (["--replay", "no/such"], "--replay: there is no folder no/such"),
-        (["--record", "/proc/x"], "--record: nothing can be written to /proc/x"),
+        pytest.param(["--rounds", "0"], "--rounds must be at least 1", marks=pytest.mark.long),
+        pytest.param(["--replay", "benchmarks", "--record", "b"], "--replay measures nothing", marks=pytest.mark.long),
+        pytest.param(["--replay", "no/such"], "--replay: there is no folder no/such", marks=pytest.mark.long),
+        pytest.param(["--record", "/proc/x"], "--record: nothing can be written to /proc/x", marks=pytest.mark.slow),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_is_measured(flags, said, tmp_path):

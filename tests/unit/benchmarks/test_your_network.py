@@ -60,14 +60,23 @@ def two_ranks():
     ranks(2).stop()
 
 
+OF_RANKS = [strategy for strategy in strategies.ON_SEVERAL if not strategy.one_process]
+OFTEN = ("DDP", "ZeRO-2")
+
+
 @pytest.mark.parametrize(
-    "network",
+    "strategy, network",
     [
-        pytest.param("torchvision:resnet18", marks=pytest.mark.slow),
-        pytest.param("torchvision:vgg16", marks=pytest.mark.long),
+        *(
+            pytest.param(
+                each, "torchvision:resnet18", marks=pytest.mark.slow if each.name in OFTEN else pytest.mark.long
+            )
+            for each in OF_RANKS
+        ),
+        *(pytest.param(each, "torchvision:vgg16", marks=pytest.mark.long) for each in OF_RANKS),
     ],
+    ids=lambda value: getattr(value, "name", None),
 )
-@pytest.mark.parametrize("strategy", [s for s in strategies.ON_SEVERAL if not s.one_process], ids=lambda s: s.name)
 def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(network, strategy, two_ranks):
     shape = (3, 64, 64)
     number = strategies.ON_SEVERAL.index(strategy)

@@ -212,8 +212,9 @@ def test_a_network_that_would_take_hours_is_refused_with_an_estimate(capsys, mon
     assert "all would take some" in error
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny", "texts_file"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("tiny", marks=pytest.mark.slow), pytest.param("texts_file", marks=pytest.mark.long)]
+)
 def test_all_levels_are_measured_in_turns(name, request, tmp_path, capsys):
     kept = tmp_path / "answer.json"
     network = request.getfixturevalue(name)

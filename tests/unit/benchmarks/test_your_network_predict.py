@@ -351,8 +351,15 @@ def batch(n): return torch.zeros(n, 20, 6), torch.zeros(n, dtype=torch.long)
 """
 
 
-@pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(
+    "layers, directions",
+    [
+        (3, 2),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        pytest.param(3, 1, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 def test_each_gate_of_each_time_step_layer_and_direction_is_counted(kind, gates, layers, directions, tmp_path):
     path = tmp_path / "recurrent.py"
