@@ -31,6 +31,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     torch.manual_seed(args.seed)  # for dropout
 
+    # Its loops yield the batches as they are. It counts, takes the time, ends at --max-steps, and reports.
     run = Run(args, train_set, test_set, device)
     print(run.plan, flush=True)
     for epoch in run.epochs():

@@ -41,6 +41,7 @@ def train(args):
     seed_replicas(args.seed, devices)  # for dropout, and each replica draws its own
 
     workers = {"devices": devices, "backend": type(model).__name__, "world_size": args.replicas}
+    # Its loops yield the batches as they are. It counts, takes the time, ends at --max-steps, and reports.
     run = Run(args, train_set, test_set, device, **workers)
     print(run.plan, flush=True)
     for epoch in run.epochs():

@@ -75,6 +75,7 @@ def train_rank(args, device, rank, world_size):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     torch.manual_seed(args.seed + rank)  # for dropout, and each rank draws its own
 
+    # Its loops yield the batches as they are. It counts, takes the time, ends at --max-steps, and reports.
     run = Run(args, train_set, test_set, device)
     if rank == 0:  # once, not once per process
         print(run.plan, flush=True)

@@ -65,6 +65,7 @@ def train_rank(args, accelerator, device, checkpoints):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
+    # Its loops yield the batches as they are. It counts, takes the time, ends at --max-steps, and reports.
     run = Run(args, train_set, test_set, device)
     if accelerator.is_main_process:  # once, not once per process
         print(run.plan, flush=True)

@@ -182,13 +182,15 @@ def does_ddp_pay() -> str:
     nodes = course.speed_up_of_two_nodes(SLOW_LINK, 64)["median"]
     text = (
         "**Does DDP pay?** DistributedDataParallel (DDP) trains with one process for each device, and the processes "
-        "average their gradients. It pays where a second device saves more time than averaging takes. [Recorded "
-        f"on two CPU cores][pays], two devices of one core each are {paired(small, '02_ddp_raw'):.1f} times as fast as "
-        f"one with 64 images in a step, and {paired(large, '02_ddp_raw'):.1f} times with 256: the more there is to "
-        "compute, the less averaging weighs. (One process with both cores is about as fast, "
-        f"{all_cores(small):.2f} and {all_cores(large):.2f} times; GPUs do not offer that choice.) Over a slow link "
-        f"DDP does not pay: with {SLOW_LINK} between them, two machines with 64 images each (here two halves of one "
-        f"machine) reach {nodes:.2f} times the speed of one."
+        "average their gradients in every step. It pays where a second device saves more time than averaging takes. "
+        "[Recorded on two CPU cores][pays], where a device is one core, two devices are "
+        f"{paired(small, '02_ddp_raw'):.1f} times as fast as one at a global batch of 64 images, and "
+        f"{paired(large, '02_ddp_raw'):.1f} times at 256: the more there is to compute, the less averaging weighs. "
+        f"Over a slow link DDP does not pay: two machines (here two halves of one) with {SLOW_LINK} between them and "
+        f"64 images each train {nodes:.2f} times as many images per second as one machine alone. Nor does DDP pay on "
+        "one CPU, where a single process can have all cores: that one is about as fast as two devices, "
+        f"{all_cores(small):.2f} and {all_cores(large):.2f} times as fast as one. GPUs do not offer this choice; none "
+        "was measured here."
     )
     return textwrap.fill(text, 80, break_on_hyphens=False)
 

@@ -140,7 +140,10 @@ def notes(report: dict, with_account: bool = True) -> str:
         lines += [f"At {group['group']}, {note}" for note in group.get("notes", [])]
         if with_account:
             lines += [f"{group['group'].capitalize()}: {line}" for line in group.get("account", [])]
-    lines.append(f"Weights: after {report['proof_steps']} steps in float64 without dropout, to four decimals.")
+    lines.append(
+        f"Checksums: of the weights of a training apart, {report['proof_steps']} steps in float64 without dropout, to "
+        "four decimals."
+    )
     lines += troubles(report)
     lines += [verdict.line for verdict in verdicts(report)]
     return "\n".join(wrapped(line) for line in lines)

@@ -355,7 +355,7 @@ def of_devices(rows: dict[str, dict]) -> list[str]:
     if any(row["level"] == REPLICATED and row["workers"] > 1 for row in on_devices):
         lines.append(
             "Level 01's replicas run forward on their devices. On a CPU autograd computes on the thread that calls it, "
-            "so their backward runs on the first device; on GPUs each device has a thread of autograd's."
+            "so the backward of all replicas runs on the first device. On GPUs each one's runs on its own device."
         )
     return lines
 

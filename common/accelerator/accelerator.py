@@ -1,6 +1,7 @@
 """The Accelerator: what a training script talks to.
 
-Begin with `prepare`, `accumulate` and `backward`: they are what happens in a training loop.
+Begin with `prepare`, `accumulate` and `backward`: they are what happens in a training loop. A window is the
+micro-batches that make one optimizer step. "The original" is Hugging Face Accelerate, which uses the same names.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from .logging import get_logger
 from .optimizer import AcceleratedOptimizer, LossScaler
 from .sampler import BatchSamplerShard, shard_among
 from .scheduler import AcceleratedScheduler
-from .shard import batches_of
+from .shard import index_sampler_of
 from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env, refuse_plugins
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers  # noqa: F401
 from .utils.dataclasses import (
@@ -238,7 +239,10 @@ class Accelerator:
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable | None = None,
     ) -> DataLoaderShard:
-        """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run."""
+        """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run.
+
+        The batches are cut by `sampler.BatchSamplerShard`, and read by `shard.DataLoaderShard`.
+        """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
             return _remember(data_loader, self._dataloaders)
         prepared = prepare_data_loader(
@@ -420,6 +424,9 @@ class Accelerator:
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """`loss.backward(**kwargs)` for this micro-batch's part of its window, scaled under fp16.
 
+        While it runs, DistributedDataParallel, into which `prepare` puts a model, replaces each gradient by its mean
+        over the processes; not under `no_sync`.
+
         The loss is divided by `gradient_accumulation_steps`, also in a window that the end of the loader cuts short.
         The gradients of such a window are smaller than those of a whole one.
 
@@ -516,7 +523,7 @@ class Accelerator:
                 " iterable",
                 stacklevel=5,
             )
-        shards = [shard_among(batches_of(loader)) for loader in self._dataloaders if loader not in streams]
+        shards = [shard_among(index_sampler_of(loader)) for loader in self._dataloaders if loader not in streams]
         return [shard for shard in shards if shard is not None]
 
     # Gradients

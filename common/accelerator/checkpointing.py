@@ -24,7 +24,7 @@ from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
 from .resume import SeedableOrder, StatefulDataLoaderShard
 from .sampler import SeedableRandomSampler, innermost_sampler
-from .shard import DataLoaderShard, batches_of
+from .shard import DataLoaderShard, index_sampler_of
 from .state import PartialState
 from .utils import other
 from .utils.checkpoint_folder import (
@@ -289,7 +289,7 @@ def _loaders(accelerator: Any) -> list[LoaderWithState]:
     for index, loader in enumerate(accelerator._dataloaders):
         if isinstance(loader, StatefulDataLoaderShard):
             found.append(LoaderWithState(_numbered_name(LOADER_FILE, index), loader, loader))
-        elif isinstance(innermost_sampler(batches_of(loader)), SeedableRandomSampler):
+        elif isinstance(innermost_sampler(index_sampler_of(loader)), SeedableRandomSampler):
             found.append(LoaderWithState(_numbered_name(SAMPLER_FILE, index), SeedableOrder(loader), loader))
     return found
 

@@ -26,7 +26,7 @@ from .sampler import (
     generator_of,
     innermost_sampler,
 )
-from .shard import LOADING_OPTIONS, DataLoaderShard, DataLoaderStateMixin, SkipDataLoader, batches_of, get_sampler  # noqa: F401
+from .shard import LOADING_OPTIONS, DataLoaderShard, DataLoaderStateMixin, SkipDataLoader, get_sampler, index_sampler_of  # noqa: F401
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .streams import CountedCollate, CountedShard, EpochInWorkers, IterableDatasetShard  # noqa: F401
 from .utils.dataclasses import RNGType  # noqa: F401
@@ -118,10 +118,10 @@ def prepare_data_loader(
         dispatch_batches=dispatch_batches,
     )
     _check_batch_size(dataloader, sharing)
-    batches = batches_of(dataloader)
+    index_sampler = index_sampler_of(dataloader)
     if use_seedable_sampler:
-        batches = _replace_random_sampler(batches, data_seed)
-    source = _source(dataloader, batches, sharing, use_seedable_sampler)
+        index_sampler = _replace_random_sampler(index_sampler, data_seed)
+    source = _source(dataloader, index_sampler, sharing, use_seedable_sampler)
     loading = _loading_options(dataloader) | source.sampling | source.other
     loading["_drop_last"] = dataloader.drop_last
     loading["_non_blocking"] = non_blocking
@@ -131,8 +131,8 @@ def prepare_data_loader(
         return dispatcher(source.dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading)
     if rng_types is not None and source.synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
-    shard = StatefulDataLoaderShard if use_stateful_dataloader else DataLoaderShard
-    return shard(
+    loader_class = StatefulDataLoaderShard if use_stateful_dataloader else DataLoaderShard
+    return loader_class(
         source.dataset,
         device=device if put_on_device else None,
         rng_types=rng_types,
@@ -146,7 +146,7 @@ def _check_batch_size(dataloader: DataLoader, sharing: _Sharing) -> None:
         return
     size = dataloader.batch_size
     if size is None:
-        size = getattr(batches_of(dataloader), "batch_size", None)
+        size = getattr(index_sampler_of(dataloader), "batch_size", None)
     if size is None:
         raise ValueError("split_batches=True needs a loader or a batch sampler with a `batch_size`")
     if size % sharing.num_processes:
@@ -155,15 +155,14 @@ def _check_batch_size(dataloader: DataLoader, sharing: _Sharing) -> None:
         )
 
 
-def _replace_random_sampler(batches: Any, data_seed: int | None) -> Any:
-    """Put a SeedableRandomSampler in the place of a RandomSampler: in `batches`, or as the result if it is one."""
-    # A loader with `batch_size=None` draws from a sampler, without batches.
-    if isinstance(batches, RandomSampler):
-        return _seedable(batches, data_seed)
-    sampler = getattr(batches, "sampler", None)
+def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:
+    """`index_sampler`, with a SeedableRandomSampler in the place of a RandomSampler."""
+    if isinstance(index_sampler, RandomSampler):
+        return _seedable(index_sampler, data_seed)
+    sampler = getattr(index_sampler, "sampler", None)
     if isinstance(sampler, RandomSampler):
-        batches.sampler = _seedable(sampler, data_seed)
-    return batches
+        index_sampler.sampler = _seedable(sampler, data_seed)
+    return index_sampler
 
 
 def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
@@ -178,18 +177,18 @@ def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSa
     )
 
 
-def _source(dataloader: DataLoader, batches: Any, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
-    """The source of one process's loader, where a single process would draw `batches`."""
-    sampler = innermost_sampler(batches)
+def _source(dataloader: DataLoader, index_sampler: Any, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
+    """The source of one process's loader, where a single process would draw from `index_sampler`."""
+    sampler = innermost_sampler(index_sampler)
     if isinstance(dataloader.dataset, IterableDataset):
         return _stream(dataloader, sharing)
     if isinstance(sampler, DistributedEvalSampler) and not sharing.dispatch_batches:
-        return _evaluation_shards(dataloader, batches)
+        return _evaluation_shards(dataloader, index_sampler)
     if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sharing.num_processes > 1:
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     if sharing.dispatch_batches:
-        return _Source(dataloader.dataset, _sampling(dataloader, batches))
-    return _sharded_batches(dataloader, batches, sharing, use_seedable_sampler)
+        return _Source(dataloader.dataset, _sampling(dataloader, index_sampler))
+    return _sharded_batches(dataloader, index_sampler, sharing, use_seedable_sampler)
 
 
 def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
@@ -223,31 +222,32 @@ def _with_epoch_in_workers(stream: Any, dataloader: DataLoader) -> Any:
     return stream
 
 
-def _evaluation_shards(dataloader: DataLoader, batches: Any) -> _Source:
+def _evaluation_shards(dataloader: DataLoader, index_sampler: Any) -> _Source:
     if dataloader.batch_size is None:
         raise ValueError("a loader with a DistributedEvalSampler needs a batch size")
-    sampling = _sampling(dataloader, EvalBatches(batches))
+    sampling = _sampling(dataloader, EvalBatches(index_sampler))
     collate_fn = _EmptyBatchCollate(dataloader.dataset, dataloader.collate_fn)
     return _Source(dataloader.dataset, sampling, other={"collate_fn": collate_fn})
 
 
-def _sharded_batches(dataloader: DataLoader, batches: Any, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
-    if dataloader.batch_sampler is None and not isinstance(batches, BatchSampler):
-        sampler = batches
-        shards: BatchSamplerShard = SampleShard(
-            batches, sharing.num_processes, sharing.process_index, sharing.even_batches
-        )
+def _sharded_batches(
+    dataloader: DataLoader, index_sampler: Any, sharing: _Sharing, use_seedable_sampler: bool
+) -> _Source:
+    shard: BatchSamplerShard
+    if dataloader.batch_sampler is None and not isinstance(index_sampler, BatchSampler):
+        sampler = index_sampler
+        shard = SampleShard(index_sampler, sharing.num_processes, sharing.process_index, sharing.even_batches)
     else:
-        # As in the original, a sampler under two batch samplers gets no generator.
-        sampler = getattr(batches, "sampler", None)
-        shards = BatchSamplerShard(
-            batches, sharing.num_processes, sharing.process_index, sharing.split_batches, sharing.even_batches
+        # As in the original, a sampler within a batch sampler within a batch sampler gets no generator.
+        sampler = getattr(index_sampler, "sampler", None)
+        shard = BatchSamplerShard(
+            index_sampler, sharing.num_processes, sharing.process_index, sharing.split_batches, sharing.even_batches
         )
-    sampling = _sampling(dataloader, shards)
+    sampling = _sampling(dataloader, shard)
     if sharing.num_processes == 1:
         if "batch_sampler" in sampling:
             # As in the original, the loader has the script's own batch sampler, to read and to change.
-            sampling = {"batch_sampler": batches, "index_batches": shards}
+            sampling = {"batch_sampler": index_sampler, "index_batches": shard}
         return _Source(dataloader.dataset, sampling)
     synchronized_generator = None if use_seedable_sampler else _give_generator(sampler)
     return _Source(dataloader.dataset, sampling, synchronized_generator)
@@ -264,11 +264,11 @@ def _give_generator(sampler: Any) -> torch.Generator | None:
     return generator_of(sampler)
 
 
-def _sampling(dataloader: DataLoader, batches: Any) -> dict[str, Any]:
-    """The arguments with which a loader like `dataloader` draws from `batches`."""
+def _sampling(dataloader: DataLoader, index_sampler: Any) -> dict[str, Any]:
+    """The arguments with which a loader like `dataloader` draws from `index_sampler`."""
     if dataloader.batch_sampler is None:
-        return {"sampler": batches, "batch_size": None}
-    return {"batch_sampler": batches}
+        return {"sampler": index_sampler, "batch_size": None}
+    return {"batch_sampler": index_sampler}
 
 
 def _loading_options(dataloader: DataLoader) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
         loading["batch_size"] = dataloader.batch_size
         loading["drop_last"] = dataloader.drop_last
         return SkipDataLoader(dataloader.dataset, num_batches, **loading)
-    rest = SkipBatchSampler(batches_of(dataloader), num_batches)
+    rest = SkipBatchSampler(index_sampler_of(dataloader), num_batches)
     return DataLoader(dataloader.dataset, **_sampling(dataloader, rest), **loading)
 
 

@@ -19,12 +19,11 @@ import torch
 
 from common.gpus import hide_gpus
 
-from .state import AcceleratorState, GradientState, PartialState, parse_flag_from_env
+from .state import PRECISIONS, AcceleratorState, GradientState, PartialState, parse_flag_from_env
 from .utils.environment import patch_environment
 from .utils.launch import RANKS
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-PRECISIONS = ("no", "fp16", "bf16")
 THIS_MACHINE = "127.0.0.1"
 
 SignalHandlers = dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]

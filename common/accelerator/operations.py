@@ -532,7 +532,10 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     others = [column for column, is_tensor in zip(columns, are_tensors, strict=True) if not is_tensor]
     gathered_tensors = iter(_gather_tensor_columns(tensors, partial, is_last) if tensors else ())
     gathered_others = iter(_gather_pickled(others, partial, is_last) if others else ())
-    gathered = iter([next(gathered_tensors if is_tensor else gathered_others) for is_tensor in are_tensors])
+    in_order = []
+    for is_tensor in are_tensors:
+        in_order.append(next(gathered_tensors if is_tensor else gathered_others))
+    gathered = iter(in_order)
     return map_nested(lambda _: next(gathered), data, is_leaf=is_column)
 
 
@@ -591,16 +594,17 @@ def gather_padded(tensors: list[torch.Tensor], partial: PartialStep, is_last: bo
         head += [_is_batch(tensor, partial), tensor.shape[0] if tensor.ndim else 1]
     heads, bodies = _gather_message(head, padded, PartialState().num_processes)
     _check_signatures(heads, padded)
+    # The entries of the heads after the signature, each of all ranks.
+    _, *entries = zip(*heads, strict=True)
     gathered = []
-    for index, (tensor, body) in enumerate(zip(padded, bodies, strict=True)):
+    for tensor, body, are_batches, counts in zip(padded, bodies, entries[0::2], entries[1::2], strict=True):
         # Do all ranks hold a whole batch? They must agree, or some would cut what others keep.
-        is_batch = all(head[1 + 2 * index] for head in heads)
-        counts = [head[2 + 2 * index] for head in heads]
+        is_batch = all(are_batches)
         if not is_batch and len(set(counts)) > 1:
-            raise RuntimeError(f"the processes gather tensors of different shapes: {counts} rows, by their ranks")
+            raise RuntimeError(f"the processes gather tensors of different shapes: {list(counts)} rows, by their ranks")
         bytes_per_row = math.prod(tensor.shape[1:]) * tensor.element_size()
-        own_bytes = [row[: count * bytes_per_row] for row, count in zip(body, counts, strict=True)]
-        everyone = torch.cat(own_bytes).view(tensor.dtype).view(sum(counts), *tensor.shape[1:])
+        bytes_of_ranks = [row[: count * bytes_per_row] for row, count in zip(body, counts, strict=True)]
+        everyone = torch.cat(bytes_of_ranks).view(tensor.dtype).view(sum(counts), *tensor.shape[1:])
         gathered.append(everyone[: partial.num_real_all_ranks] if is_batch or is_last else everyone)
     return gathered
 

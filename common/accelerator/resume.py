@@ -41,7 +41,7 @@ from .sampler import (
     innermost_sampler,
     sampler_chain,
 )
-from .shard import DataLoaderShard, StepState, batches_of
+from .shard import DataLoaderShard, StepState, index_sampler_of
 from .state import PartialState
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
         """The sampler that draws the order; None for streams."""
         if isinstance(self.dataset, IterableDataset):
             return None
-        return innermost_sampler(batches_of(self))
+        return innermost_sampler(index_sampler_of(self))
 
     def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
         return super()._arguments_of_copy(num_batches) | {
@@ -297,7 +297,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
         self._has_warned = True
         if isinstance(self.dataset, IterableDataset):
             logger.warning("a stream is read again up to the checkpoint: what it draws at random may come differently")
-        elif not can_be_redrawn(batches_of(self)):
+        elif not can_be_redrawn(index_sampler_of(self)):
             name = type(self._order_sampler).__name__
             logger.warning("%s may not draw the same order again: it is exact for the samplers of torch alone", name)
         if self.num_workers > 0:
@@ -359,7 +359,7 @@ class SeedableOrder:
 
     def __init__(self, loader: DataLoaderShard) -> None:
         self.loader = loader
-        self.sampler: SeedableRandomSampler = innermost_sampler(batches_of(loader))
+        self.sampler: SeedableRandomSampler = innermost_sampler(index_sampler_of(loader))
 
     def state_dict(self) -> dict[str, int]:
         """The seed, and the epoch that the next step belongs to."""

@@ -152,28 +152,30 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         self._rng_state_at_checkpoint = rng_state_at_checkpoint
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        outer = self.step_state  # of a loop over this very loader, if this pass is begun within one
+        # A script may begin this pass within a loop over this very loader. That loop's state comes back at the end.
+        outer = self.step_state
         self.begin()
         before_first_step = self.step_state
-        own = before_first_step
+        latest = before_first_step
         try:
             with self._generators_kept_at_checkpoint():
                 if self.rng_types:
                     synchronize_rng_states(self.rng_types, self.synchronized_generator)
                 self.set_epoch(self.iteration)
                 reading = self._start_reading()
-            for number, (batch, own) in enumerate(self._steps(reading)):
-                self.step_state = own
+            for number, (batch, latest) in enumerate(self._steps(reading)):
+                self.step_state = latest
                 if number < self.skip_batches:
                     continue
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 yield batch
         finally:
-            left_of_other_pass = outer if self.step_state is own else self.step_state
+            # If the other loop has gone on meanwhile, the state is its own already.
+            of_other_pass = outer if self.step_state is latest else self.step_state
             self.end()
-            self.step_state = left_of_other_pass
-        if own is not before_first_step:  # as in the original, a pass without batches is no epoch
+            self.step_state = of_other_pass
+        if latest is not before_first_step:  # as in the original, a pass without batches is no epoch
             self.iteration += 1
 
     def _start_reading(self) -> Any:
@@ -185,8 +187,9 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         remainder = self.remainder
         if not isinstance(self.dataset, IterableDataset):
             for batch in reading:
-                # The sampler is at least one batch ahead, so it knows which one is the last. It is asked anew for each
-                # batch: where workers stay alive, torch's iterator begins again when another pass does.
+                # `_sampler_iter` is the LookAheadIterator that torch makes of `_index_sampler`, below. It is at least
+                # one batch ahead, so it knows which one is the last. It is asked anew for each batch: where workers
+                # stay alive, torch's iterator begins again when another pass does.
                 drawn = reading._sampler_iter.steps.popleft()
                 yield batch, StepState(drawn.is_last, remainder, drawn.partial)
             return
@@ -211,7 +214,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     @property
     def _undrawn_batches(self) -> Any:
         """This process's batches of sample numbers, or single numbers in a loader with `batch_size=None`."""
-        return batches_of(self) if self._index_batches is None else self._index_batches
+        return index_sampler_of(self) if self._index_batches is None else self._index_batches
 
     @contextmanager
     def _generators_kept_at_checkpoint(self) -> Iterator[None]:
@@ -223,11 +226,11 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         saved = self._rng_state_at_checkpoint
         # Equal only if nothing was drawn since `load_state`.
         goes_on = saved is not None and torch.equal(saved, torch.get_rng_state())
-        has_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(batches_of(self))
+        has_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
         if goes_on and not has_known_order:
             goes_on = False
             if PartialState().process_index == 0:
-                name = type(innermost_sampler(batches_of(self))).__name__
+                name = type(innermost_sampler(index_sampler_of(self))).__name__
                 logger.warning(
                     "the order of the interrupted epoch is lost, because %s draws another one: in "
                     "DataLoaderConfiguration, use_seedable_sampler=True makes the order a function of the epoch, and "
@@ -266,7 +269,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
             arguments["drop_last"] = self.drop_last
             return arguments
         to_skip = num_batches * self.batches_per_step
-        rest = SkipBatchSampler(batches_of(self), to_skip)
+        rest = SkipBatchSampler(index_sampler_of(self), to_skip)
         if self.batch_sampler is None:
             arguments["sampler"] = rest
             arguments["batch_size"] = None
@@ -282,14 +285,14 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
 
     def set_sampler(self, sampler: Any) -> None:
         """Let `sampler` draw the sample numbers."""
-        replace_sampler(batches_of(self), sampler)
+        replace_sampler(index_sampler_of(self), sampler)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `for` visit `epoch`."""
         self.iteration = epoch
         parts: list[Any] = [self.dataset]
         if not isinstance(self.dataset, IterableDataset):
-            parts += sampler_chain(batches_of(self))
+            parts += sampler_chain(index_sampler_of(self))
         for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
@@ -306,14 +309,14 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     @property
     def total_batch_size(self) -> int:
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
-        source: Any = shard_among(batches_of(self))
+        source: Any = shard_among(index_sampler_of(self))
         if isinstance(self.dataset, IterableDataset):
             source = shard_of(self.dataset)
         # If a batch sampler of the script's own has a `num_processes`, it may mean anything.
         is_shared = source is not None and not source.split_batches
         num_processes = source.num_processes if is_shared else 1
         if source is None:
-            source = batches_of(self)
+            source = index_sampler_of(self)
         size = getattr(source, "batch_size", None) or self.batch_size or 1
         return size * num_processes
 
@@ -348,14 +351,14 @@ class SkipDataLoader(DataLoaderShard):
         self.iteration = epoch
 
 
-def batches_of(dataloader: DataLoader) -> Any:
-    """The source of the batches: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
+def index_sampler_of(dataloader: DataLoader) -> Any:
+    """The sampler that the loader reads by: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
     return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
 
 
 def get_sampler(dataloader: DataLoader) -> Any:
     """The sampler that draws the numbers for the batch sampler of `dataloader`; None where there is no such thing."""
-    batches = batches_of(dataloader)
-    if isinstance(batches, BatchSamplerShard):
-        batches = batches.batch_sampler
-    return getattr(batches, "sampler", None)
+    index_sampler = index_sampler_of(dataloader)
+    if isinstance(index_sampler, BatchSamplerShard):
+        index_sampler = index_sampler.batch_sampler
+    return getattr(index_sampler, "sampler", None)

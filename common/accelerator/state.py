@@ -30,6 +30,8 @@ from .environment import (
 # What torchrun writes for each process. Without MASTER_ADDR and MASTER_PORT only where another meeting point is given.
 PROCESS_VARIABLES = ("RANK", "LOCAL_RANK")
 MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+# The values of mixed_precision.
+PRECISIONS = ("no", "fp16", "bf16")
 NCCL_TIMEOUT = timedelta(minutes=10)
 GLOO_TIMEOUT = timedelta(minutes=30)
 
@@ -635,7 +637,7 @@ def _choose_precision(mixed_precision: str | None) -> str:
     precision = str(mixed_precision).lower()
     if precision == "fp8":
         raise NotImplementedError("mixed_precision='fp8' is out of scope: choose 'no', 'fp16' or 'bf16'")
-    if precision not in ("no", "fp16", "bf16"):
+    if precision not in PRECISIONS:
         raise ValueError(f"Unknown mixed_precision mode: {precision}. Choose between 'no', 'fp16' and 'bf16'")
     return precision
 

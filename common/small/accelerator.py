@@ -119,7 +119,7 @@ class Accelerator:
         self.process_index = int(os.environ.get("RANK", 0))
         self.num_processes = int(os.environ.get("WORLD_SIZE", 1))
         self.is_main_process = self.process_index == 0  # of all machines
-        self.samples_in_step = 0  # of all ranks in the present step, each sample counted once
+        self.samples_in_step = 0  # of all ranks, each sample counted once: DataLoaderShard says it before each step
         self.local_process_index = int(os.environ.get("LOCAL_RANK", 0))  # among the processes of this machine
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.device = torch.device("cpu")
@@ -130,18 +130,16 @@ class Accelerator:
             torch.cuda.set_device(self.device)
             if local_world_size <= torch.cuda.device_count():
                 backend = "nccl"  # faster, but wants a GPU for each process
-        # Processes find each other by a store, which torchrun has made. One alone needs none that others can reach.
-        store = None if "RANK" in os.environ else dist.HashStore()
-        if "RANK" in os.environ:  # torchrun gives each process one thread: they share the cores instead
+        store = None  # None: by the store that torchrun has made the processes find each other
+        if "RANK" in os.environ:
+            # torchrun sets OMP_NUM_THREADS to 1 for each process. On a CPU they can have an equal part of the cores.
             torch.set_num_threads(threads_per_worker(local_world_size))
+        else:
+            store = dist.HashStore()  # a process alone, which nobody has to find
         [group] = kwargs_handlers
         dist.init_process_group(
             backend, store=store, rank=self.process_index, world_size=self.num_processes, timeout=group.timeout
         )
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        if self.local_process_index == 0:  # once on each machine
-            print(*args, **kwargs)
 
     def to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, non_blocking=self.dataloader_config.non_blocking)
@@ -187,7 +185,7 @@ class Accelerator:
         return model.module
 
     def end_training(self) -> None:
-        leave_process_group()  # the group, not its object: the script's model still refers to that
+        leave_process_group()  # a model in DDP may outlive its process group
 
 
 def set_seed(seed: int, device_specific: bool) -> None:

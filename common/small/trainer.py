@@ -203,7 +203,8 @@ class Trainer:
     def log(self, logs: dict[str, Any]) -> None:
         logs["epoch"] = self.state.epoch
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.accelerator.print(logs)
+        if self.accelerator.is_main_process:
+            print(logs)
         self.call_event("on_log", logs=logs)
 
     def call_event(self, event: str, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
 from common.accelerator import Accelerator, skip_first_batches, utils
-from common.accelerator.data_loader import DataLoaderShard, batches_of, prepare_data_loader
+from common.accelerator.data_loader import DataLoaderShard, index_sampler_of, prepare_data_loader
 from common.accelerator.resume import StatefulDataLoaderShard, can_be_redrawn
 from common.accelerator.sampler import SeedableRandomSampler, innermost_sampler
 from common.trainer import batches
@@ -101,7 +101,7 @@ def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
     """True for a loader to be dealt out to several ranks: a `DataLoader` that gives all of them the same batches."""
     if num_processes == 1 or is_prepared(loader) or not isinstance(loader, DataLoader):
         return False
-    return not isinstance(innermost_sampler(batches_of(loader)), DistributedSampler)
+    return not isinstance(innermost_sampler(index_sampler_of(loader)), DistributedSampler)
 
 
 def prepare_for_training(loader: Any, accelerator: Accelerator) -> Any:
@@ -125,16 +125,16 @@ def _has_fixed_order(loader: Any) -> bool:
     if type(loader).__iter__ is not DataLoader.__iter__:
         return False
     # The original tells a plain loader nothing of its epoch.
-    sampler = innermost_sampler(batches_of(loader))
+    sampler = innermost_sampler(index_sampler_of(loader))
     knows_epochs = hasattr(sampler, "set_epoch") or hasattr(loader.dataset, "set_epoch")
-    return can_be_redrawn(batches_of(loader)) and not knows_epochs
+    return can_be_redrawn(index_sampler_of(loader)) and not knows_epochs
 
 
 def seedable_sampler(loader: Any) -> SeedableRandomSampler | None:
     """The sampler that draws the order of a prepared loader from a seed and the epoch; None where nothing does."""
     if not is_prepared(loader) or isinstance(loader.dataset, IterableDataset):
         return None
-    sampler = innermost_sampler(batches_of(loader))
+    sampler = innermost_sampler(index_sampler_of(loader))
     return sampler if isinstance(sampler, SeedableRandomSampler) else None
 
 

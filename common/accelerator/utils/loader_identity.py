@@ -12,7 +12,7 @@ from torch.utils.data import (
 )
 
 from ..sampler import innermost_sampler
-from ..shard import batches_of
+from ..shard import index_sampler_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LoaderIdentity:
         """The identity of a prepared `loader`."""
         if isinstance(loader.dataset, IterableDataset):
             return cls(is_stream=True, samples=_length_of_dataset(loader), shuffles=None)
-        sampler = innermost_sampler(batches_of(loader))
+        sampler = innermost_sampler(index_sampler_of(loader))
         if isinstance(sampler, SubsetRandomSampler):
             samples: int | None = len(sampler.indices)
         else:

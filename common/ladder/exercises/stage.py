@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -202,7 +203,9 @@ def on_ranks(
                 stuck[int(file.stem)] = pickle.loads(file.read_bytes())
             if not stuck:
                 raise SolutionFailed(_ended(lost))
-            places = [failures[rank].place if rank in failures else stuck.get(rank) for rank in range(world_size)]
+            places = []
+            for rank in range(world_size):
+                places.append(failures[rank].place if rank in failures else stuck.get(rank))
             raise SolutionFailed(_hang(places, why_it_hangs(places)))
         if failures:
             raise SolutionFailed(_explained(failures, world_size, path.name))
@@ -369,5 +372,4 @@ def _place_in(stack: traceback.StackSummary, path: str) -> Place:
         places.append(place._replace(waits=in_a_collective or in_cpp))
     of_the_learner = [place for place in places if place.file == path]
     of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
-    [innermost, *_] = [*of_the_learner, *of_checkers, *places]
-    return innermost
+    return next(chain(of_the_learner, of_checkers, places))

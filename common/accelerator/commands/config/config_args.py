@@ -11,10 +11,10 @@ from pathlib import Path
 from reprlib import repr as shown  # YAML aliases can describe a value whose full repr would fill the memory
 from typing import Any
 
+from ...state import PRECISIONS
 from ...utils.dataclasses import DynamoBackend
 from ..utils import suggestion
 
-PRECISIONS = ("no", "fp16", "bf16")
 # Keys of parts of Accelerate that do not exist here, or of what is the script's to choose.
 OUT_OF_SCOPE = (
     "command_file",

@@ -5,8 +5,9 @@ import os
 import sys
 from pathlib import Path
 
+from ...state import PRECISIONS
 from ..utils import CustomArgumentParser, command_parser
-from .config_args import PRECISIONS, ClusterConfig, default_config_path, read_setting
+from .config_args import ClusterConfig, default_config_path, read_setting
 
 
 def default_command_parser(
