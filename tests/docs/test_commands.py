@@ -6,7 +6,6 @@ Its own program parses it, pytest collects tests for it, and what is no comparis
 import argparse
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import runpy
@@ -25,7 +24,7 @@ from common.ladder import scripts
 from common.processes import ranks
 from tests.docs.pages import MODULES, PAGES, commands, name
 from tests.levels import run_level
-from tests.nested_pytest import environment_without_xdist
+from tests.nested_pytest import run_sessions
 
 # Modules are run that other tests have imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
@@ -145,23 +144,13 @@ def pytest_commands() -> list[list[str]]:
 
 # Every run of the checks collects what they do.
 WHOLE_RUNS = [["pytest", "-rs"], ["pytest", "-m", "slow"], ["pytest", "-m", "long"]]
-# One process for all of them: the first one imports what the tests do, which takes most of the time.
-COLLECT = """
-import json, sys, pytest
-for words in json.loads(sys.argv[1]):
-    code = pytest.main(["-p", "no:cacheprovider", *words, "--collect-only", "-q", "-n", "0"])
-    if code != 0:
-        sys.exit(f"pytest {' '.join(words)}: {code!r}")
-"""
 
 
 @pytest.mark.slow
 def test_pytest_takes_its_command_lines_and_finds_tests():
     command_lines = [words[1:] for words in pytest_commands() if words not in WHOLE_RUNS]
-    command = [sys.executable, "-c", COLLECT, json.dumps(command_lines)]
-    environment = environment_without_xdist()
-    done = subprocess.run(command, cwd=ladder.ROOT, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    for done in run_sessions([[*words, "--collect-only", "-q", "-n", "0"] for words in command_lines]):
+        assert done.returncode == 0, (done.args, done.stdout[-3000:])
 
 
 # Programs that take a second or a few. The others of a reader's own machine are long tests.

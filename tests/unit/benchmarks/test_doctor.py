@@ -292,11 +292,11 @@ def planted(changes: dict[str, str], folder: Path) -> Path:
     return path
 
 
-def examined(script: Path, folder: Path) -> list:
+def examined(script: Path, folder: Path, *flags: object) -> list:
     """The doctor's answers on a script that runs in forks, which saves the import of torch."""
     pool = Ranks(2, on_cpu=True)  # of its own: the observers stay in it
     try:
-        pool.run(run_watched, folder, script, timeout=60)
+        pool.run(run_watched, folder, script, flags or ("--out", folder), timeout=120)
     finally:
         pool.stop()
     records = [record.read(folder / f"rank{rank}.pt") for rank in range(2)]
@@ -304,10 +304,8 @@ def examined(script: Path, folder: Path) -> list:
     return report.answers([Rank(one, 0, "", hung=False) for one in records], patience=60)
 
 
-def run_watched(folder: Path, script: Path) -> None:
-    import os
-
-    watched.run(folder, int(os.environ["RANK"]), None, script, ["--out", str(folder)])
+def run_watched(folder: Path, script: Path, flags: tuple) -> None:
+    watched.run(folder, int(os.environ["RANK"]), None, script, [str(flag) for flag in flags])
 
 
 def findings(answers: list) -> list[Finding]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from benchmarks.harness import records
 from benchmarks.harness.groups import ReplayClock, info, seconds_per_step
 from benchmarks.suites import throughput
 from common import ladder
-from tests.nested_pytest import run_pytest
+from tests.nested_pytest import run_pytest, run_sessions
 
 SLOW = "03_accelerate, 2 processes"
 ROUNDS = 10
@@ -34,32 +33,50 @@ def _folder(path: Path, slower: dict[str, float]) -> Path:
     return path
 
 
-def _pytest(storage: Path, *arguments: str) -> subprocess.CompletedProcess:
-    selected = ["benchmarks/suites/test_throughput.py", "-k", "strong-64"]
-    return run_pytest(*selected, f"--benchmark-storage=file://{storage}", *arguments)
+SUITE_FILE = "benchmarks/suites/test_throughput.py"
+COMPARED = ["--benchmark-compare", "--benchmark-compare-fail=median:10%"]
+# What is refused before anything is measured, and what is then said.
+REFUSED = {
+    ("--rounds", "0"): "--rounds must be at least 1",
+    ("--replay", "benchmarks", "--record", "b"): "--replay measures nothing",
+    ("--replay", "no/such"): "--replay: there is no folder no/such",
+    ("--record", "/proc/x"): "--record: nothing can be written to /proc/x",
+}
 
 
 @pytest.fixture(scope="module")
-def baseline(tmp_path_factory):
-    """A storage of pytest-benchmark with one run in it, what that run printed, and the record that it replayed."""
-    folder = tmp_path_factory.mktemp("baseline")
-    record = _folder(folder / "record", {})
-    done = _pytest(folder / "storage", "--replay", str(record), "--benchmark-autosave")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "storage", done.stdout, record
+def sessions(tmp_path_factory) -> dict:
+    """How `pytest benchmarks` has ended with each list of options, by a name or by the options that are refused."""
+    folder = tmp_path_factory.mktemp("sessions")
+    empty = folder / "empty"
+    empty.mkdir()
+    recorded = ["--replay", str(_folder(folder / "record", {}))]
+    slowed = ["--replay", str(_folder(folder / "slowed", {SLOW: 1.2}))]
+    stored = [f"--benchmark-storage=file://{folder / 'storage'}"]
+    some_rows = ["-k", "strong-64 and 02_ddp_raw", f"--benchmark-json={folder / 'some_rows.json'}"]
+    options = {
+        "baseline": [*recorded, *stored, "--benchmark-autosave"],
+        "some rows": [*recorded, *stored, *some_rows],
+        "no option of the plugin": recorded,
+        "compared with itself": [*recorded, *stored, *COMPARED],
+        "compared with a slower one": [*slowed, *stored, *COMPARED],
+        "nothing recorded": ["--replay", str(empty), "-rs"],
+        **{flags: flags for flags in REFUSED},
+    }
+    ended = run_sessions([[SUITE_FILE, "-k", "strong-64", *own] for own in options.values()])
+    return {"folder": folder} | dict(zip(options, ended, strict=True))
 
 
 @pytest.mark.slow
-def test_a_row_is_a_test_in_seconds_and_what_rows_are_to_one_another_stands_below(baseline, tmp_path):
-    storage, printed, record = baseline
-    table, _, below = printed.partition("Legend:")
+def test_a_row_is_a_test_in_seconds_and_what_rows_are_to_one_another_stands_below(sessions):
+    assert sessions["baseline"].returncode == 0, sessions["baseline"].stdout
+    table, _, below = sessions["baseline"].stdout.partition("Legend:")
     assert f"benchmark '{throughput.STRONG_TITLE.format(BATCH)}': 11 tests" in table
     for words in ("images/s, medians of 10 rounds", f"{SLOW} / 02_ddp_raw, 2 processes", "A note."):
         assert words in below
-    path = tmp_path / "all.json"
-    done = _pytest(storage, "--replay", str(record), "-k", "strong-64 and 02_ddp_raw", f"--benchmark-json={path}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row["params"]["row"]: row for row in json.loads(path.read_text())["benchmarks"]}
+    assert sessions["some rows"].returncode == 0, sessions["some rows"].stdout
+    written = json.loads((sessions["folder"] / "some_rows.json").read_text())
+    rows = {row["params"]["row"]: row for row in written["benchmarks"]}
     assert set(rows) == {"02_ddp_raw, 1 process", "02_ddp_raw, 2 processes"}
     for row in rows.values():
         assert row["stats"]["rounds"] == ROUNDS
@@ -69,45 +86,32 @@ def test_a_row_is_a_test_in_seconds_and_what_rows_are_to_one_another_stands_belo
 
 
 @pytest.mark.slow
-def test_every_result_is_printed_once_unless_an_option_asks_for_the_plugins_table(baseline):
-    _, _, record = baseline
-    selected = ["benchmarks/suites/test_throughput.py", "-k", "strong-64"]
-    done = run_pytest(*selected, "--replay", str(record))
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_every_result_is_printed_once_unless_an_option_asks_for_the_plugins_table(sessions):
+    done = sessions["no option of the plugin"]
+    assert done.returncode == 0, done.stdout
     assert "images/s, medians of 10 rounds" in done.stdout and "Legend:" not in done.stdout
 
 
 @pytest.mark.slow
-def test_a_slow_down_of_a_fifth_fails_for_that_level_alone(baseline, tmp_path):
-    storage, _, record = baseline
-    compared = ["--benchmark-compare", "--benchmark-compare-fail=median:10%"]
-    same = _pytest(storage, "--replay", str(record), *compared)
-    assert same.returncode == 0, same.stdout + same.stderr
-    done = _pytest(storage, "--replay", str(_folder(tmp_path / "slowed", {SLOW: 1.2})), *compared)
-    _, _, regressed = (done.stdout + done.stderr).partition("Performance has regressed:")
+def test_a_slow_down_of_a_fifth_fails_for_that_level_alone(sessions):
+    same = sessions["compared with itself"]
+    assert same.returncode == 0, same.stdout
+    _, _, regressed = sessions["compared with a slower one"].stdout.partition("Performance has regressed:")
     (named,) = [line for line in regressed.splitlines() if "percentage" in line.lower() and "test_step" in line]
     assert SLOW in named
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        pytest.param(["--rounds", "0"], "--rounds must be at least 1", marks=pytest.mark.long),
-        pytest.param(["--replay", "benchmarks", "--record", "b"], "--replay measures nothing", marks=pytest.mark.long),
-        pytest.param(["--replay", "no/such"], "--replay: there is no folder no/such", marks=pytest.mark.long),
-        pytest.param(["--record", "/proc/x"], "--record: nothing can be written to /proc/x", marks=pytest.mark.slow),
-    ],
-)
-def test_options_that_make_no_sense_are_refused_before_anything_is_measured(flags, said, tmp_path):
-    done = _pytest(tmp_path, *flags)
-    assert done.returncode == 4
-    assert said in done.stdout + done.stderr
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "said"), REFUSED.items())
+def test_options_that_make_no_sense_are_refused_before_anything_is_measured(flags, said, sessions):
+    assert sessions[flags].returncode == 4
+    assert said in sessions[flags].stdout
 
 
 @pytest.mark.slow
-def test_what_is_not_recorded_is_skipped_with_the_reason(tmp_path):
-    done = _pytest(tmp_path, "--replay", str(tmp_path), "-rs")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_what_is_not_recorded_is_skipped_with_the_reason(sessions):
+    done = sessions["nothing recorded"]
+    assert done.returncode == 0, done.stdout
     assert "throughput.json does not exist" in done.stdout
 
 
