@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from common.args import parse_args
 from common.ladder.small import load_small
 from common.processes import ranks
 
-__all__ = ["EXACT", "SHORT", "farthest", "run_level", "run_on_ranks", "run_script"]
+__all__ = ["EXACT", "SHORT", "farthest", "level_00", "run_level", "run_on_ranks", "run_script"]
 
 # Two epochs with a tail that is dropped: 250 = 2 × 96 + 58.
 SHORT = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
@@ -31,6 +32,12 @@ def run_level(level: str, argv: list[str], path: Path | None = None, small: bool
         path = Path(folder) / "weights.pt"
         result = module.train(parse_args(module.__file__, [*argv, "--save", str(path)]))
         return result, torch.load(path, weights_only=True) if path.exists() else {}
+
+
+@cache
+def level_00() -> tuple[dict, dict]:
+    """Result and weights of level 00's exact training, with which those of other levels are compared."""
+    return run_level("00_single_gpu", EXACT)
 
 
 def run_on_ranks(

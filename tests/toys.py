@@ -21,6 +21,13 @@ class Numbers(Dataset):
         return torch.as_tensor(index)
 
 
+class Augmented(Numbers):
+    """Numbers, each with a random one that is drawn in the process that reads it."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, torch.rand(()).item()])
+
+
 class Stream(IterableDataset):
     """Samples one after the other; how many there are is known at their end."""
 

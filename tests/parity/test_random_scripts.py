@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from common.processes import ranks
 from tests.parity.random_orders import ORDERS, PLAYED
 from tests.parity.random_scripts import compare, differences, rows_of
 from tests.parity.random_trainers import TRAINERS
@@ -62,8 +61,6 @@ def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(
     number, processes, tmp_path, one_thread, transformers
 ):
     assert_mostly_equal(TRAINERS, number, processes, tmp_path)
-    if processes > 1:
-        ranks(processes).stop()  # the real library's state outlives its run
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 from common import ladder
 from common.processes import RankFailed, ranks
 from tests.levels import EXACT, SHORT, farthest, run_level, run_on_ranks
+from tests.states import THEIRS, forget_states
 
 pytest.importorskip("accelerate")
 LEVEL = "03_accelerate"
@@ -42,7 +43,7 @@ def test_both_train_the_same_weights(rung, flags, world_size, tmp_path):
     argv = [*EXACT, *flags]
     (ours, *_), weights = run_on_ranks(rung, world_size, argv)
     (theirs, *_), others = run_on_ranks(rung, world_size, argv, switched(rung, tmp_path))
-    ranks(world_size).stop()  # the real library's state outlives its run
+    ranks(world_size).run(forget_states, THEIRS)  # the real library's state outlives its run
     assert farthest(weights, others) <= 1e-9
     for key in ("world_size", "steps", "evaluated", "accuracy", "global_batch_size"):
         assert ours[key] == theirs[key], key
@@ -81,6 +82,6 @@ def test_killed_and_resumed_it_trains_the_same_weights(library, world_size, save
     with pytest.raises(RankFailed):
         ranks(world_size).run(killed_after_saving, saves, saving, path)
     (resumed, *_), others = run_on_ranks(ladder.FULL, world_size, saving, path)
-    ranks(world_size).stop()  # the real library's state outlives its run
+    ranks(world_size).run(forget_states, THEIRS)  # the real library's state outlives its run
     assert farthest(weights, others) == 0
     assert resumed["steps"] == straight["steps"] == 4 and resumed["eval_loss"] == straight["eval_loss"]

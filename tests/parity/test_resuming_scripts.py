@@ -115,11 +115,7 @@ def resumed(library, processes, script, folder, checkpoint, save_every, **how):
     calls = ((None, save_every), (checkpoint, None))
     for resume_from, every in calls:
         arguments = (library, str(folder / library), resume_from, every)
-        if processes == 1:
-            outcomes = [script(*arguments, **how)]
-        else:
-            outcomes = ranks(processes).run(script, *arguments, **how)
-            ranks(processes).stop()
+        outcomes = [script(*arguments, **how)] if processes == 1 else ranks(processes).run(script, *arguments, **how)
     return outcomes
 
 

@@ -1,34 +1,27 @@
 """Every level, at every world size, is the same training run."""
 
-from functools import cache
-
 import pytest
 
 from common import ladder
-from tests.levels import EXACT, farthest, run_level, run_on_ranks
+from tests.levels import EXACT, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
-
-
-@cache
-def baseline() -> tuple[dict, dict]:
-    return run_level("00_single_gpu", EXACT)
 
 
 @pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4))])
 def test_data_parallel_trains_the_weights_of_one_device(replicas):
     result, weights = run_level("01_data_parallel", [*EXACT, "--replicas", str(replicas)])
-    assert farthest(weights, baseline()[1]) <= TOLERANCE
-    _assert_same_numbers(result, baseline()[0])
+    assert farthest(weights, level_00()[1]) <= TOLERANCE
+    _assert_same_numbers(result, level_00()[0])
 
 
 @pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4)), 2])
 def test_distributed_levels_train_the_weights_of_one_device(world_size):
     for level in ladder.DISTRIBUTED:
         results, weights = run_on_ranks(level, world_size, EXACT)
-        assert farthest(weights, baseline()[1]) <= TOLERANCE, level
+        assert farthest(weights, level_00()[1]) <= TOLERANCE, level
         for result in results:
-            _assert_same_numbers(result, baseline()[0])
+            _assert_same_numbers(result, level_00()[0])
 
 
 @pytest.mark.slow
@@ -45,11 +38,11 @@ def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size
 
 def test_the_weights_have_moved_and_hang_on_every_sample(monkeypatch):
     _, start = run_level("00_single_gpu", [*EXACT, "--lr", "1e-12"])
-    assert farthest(start, baseline()[1]) > 1e-3
+    assert farthest(start, level_00()[1]) > 1e-3
 
     swapped, weights = _run_with_one_sample_swapped(monkeypatch)
-    assert swapped["steps"] == baseline()[0]["steps"]
-    assert farthest(weights, baseline()[1]) > 1e-6 > TOLERANCE
+    assert swapped["steps"] == level_00()[0]["steps"]
+    assert farthest(weights, level_00()[1]) > 1e-6 > TOLERANCE
 
 
 def _run_with_one_sample_swapped(monkeypatch) -> tuple[dict, dict]:

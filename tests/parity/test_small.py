@@ -1,11 +1,9 @@
 """The small abstractions train what the whole ones train: level 03 to the last bit, both levels as level 00 does."""
 
-from functools import cache
-
 import pytest
 import torch
 
-from tests.levels import EXACT, SHORT, farthest, run_level, run_on_ranks
+from tests.levels import EXACT, SHORT, farthest, level_00, run_level, run_on_ranks
 
 TRAINING = [*SHORT, "--epochs", "2"]
 TIMES = {"images_per_sec", "seconds"}
@@ -44,11 +42,6 @@ def test_one_process_without_torchrun_is_a_group_of_one(options):
     assert farthest(weights, expected) == 0
     assert (whole.pop("backend"), small.pop("backend")) == (None, "gloo")
     assert without_times(small) == without_times(whole)
-
-
-@cache
-def level_00() -> tuple[dict, dict]:
-    return run_level("00_single_gpu", EXACT)
 
 
 @pytest.mark.parametrize(

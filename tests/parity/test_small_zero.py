@@ -1,7 +1,6 @@
 """ZeRO-1, -2 and -3 train what one device trains, and what torch's own train."""
 
 from contextlib import nullcontext
-from functools import cache
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from common.model import build_model
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
-from tests.levels import EXACT, farthest, run_level
+from tests.levels import EXACT, farthest, level_00
 
 OURS = [ZeRO1, ZeRO2, ZeRO3]
 ADAMW = torch.optim.AdamW
@@ -66,11 +65,6 @@ def whole(weight: torch.Tensor) -> torch.Tensor:
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
-@cache
-def level_00() -> dict:
-    return run_level("00_single_gpu", EXACT)[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OURS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -78,7 +72,7 @@ def test_zero_trains_the_weights_of_one_device(kind, world_size):
     """No parameter of BasicNet but fc1's divides by three, so parts are filled up."""
     of_ranks = ranks(world_size).run(train, kind, EXACT)
     for weights in of_ranks:
-        assert farthest(weights, level_00()) <= 1e-9
+        assert farthest(weights, level_00()[1]) <= 1e-9
         assert farthest(weights, of_ranks[0]) == 0
 
 

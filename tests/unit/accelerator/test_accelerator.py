@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import itertools
 import pickle
 import re
 import sys
@@ -97,28 +96,6 @@ def test_a_loss_that_the_script_divides_itself_is_not_scaled_again():
     assert torch.allclose(model.weight, reference.weight, rtol=0, atol=1e-12)
 
 
-def test_windows_equal_those_of_accelerate():
-    theirs = pytest.importorskip("accelerate")
-    from accelerate.utils import GradientAccumulationPlugin as TheirPlugin
-
-    for steps, n, with_loader in itertools.product((1, 2, 3), (1, 4, 5), (True, False)):
-        forget_states(THEIRS)
-        forget_states()
-        seen = []
-        for library, plugin in ((Accelerator, GradientAccumulationPlugin), (theirs.Accelerator, TheirPlugin)):
-            accelerator = library(
-                gradient_accumulation_plugin=plugin(num_steps=steps, sync_with_dataloader=with_loader), cpu=True
-            )
-            loader = accelerator.prepare(DataLoader(range(n)))
-            flags = []
-            for _ in range(2):
-                for _ in loader:
-                    with accelerator.accumulate():
-                        flags.append(accelerator.sync_gradients)
-            seen.append(flags)
-        assert seen[0] == seen[1]
-
-
 def test_a_nested_evaluation_does_not_disturb_the_window():
     # https://github.com/huggingface/accelerate/issues/1050
     accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
@@ -172,57 +149,6 @@ def test_a_metric_driven_scheduler_steps_once_for_each_process_unless_it_is_apar
     assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 
 
-def schedulers_of(optimizer):
-    schedulers = torch.optim.lr_scheduler
-    constant = schedulers.ConstantLR(optimizer, 0.5, 2)
-    decay = schedulers.ExponentialLR(optimizer, 0.9)
-    return {
-        "sequential": schedulers.SequentialLR(optimizer, [constant, decay], milestones=[2]),
-        "chained": schedulers.ChainedScheduler([constant, decay]),
-    }
-
-
-@pytest.mark.parametrize("kind", ["sequential", "chained"])
-def test_schedulers_that_count_no_steps_of_their_own_can_be_prepared(kind):
-    accelerator = Accelerator(cpu=True)
-    _, optimizer = parts()
-    _, reference = parts()
-    optimizer, scheduler = accelerator.prepare(optimizer, schedulers_of(optimizer)[kind])
-    expected = schedulers_of(reference)[kind]
-    for _ in range(5):
-        for each in (optimizer, scheduler, reference, expected):
-            each.step()
-        assert scheduler.get_last_lr() == expected.get_last_lr()
-
-
-@pytest.mark.parametrize(
-    ("split", "with_optimizer", "expected"), [(False, True, 4), (True, True, 1), (False, False, 1)]
-)
-def test_other_schedulers_step_once_per_process_unless_told_otherwise(split, with_optimizer, expected):
-    accelerator = Accelerator(split_batches=split, step_scheduler_with_optimizer=with_optimizer, cpu=True)
-    _, optimizer = parts()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
-    PartialState().num_processes = 4
-    optimizer.step()
-    scheduler.step()
-    assert scheduler.scheduler.last_epoch == expected
-
-
-@pytest.mark.parametrize("adjust", [False, True])
-def test_the_scheduler_follows_the_optimizer_whatever_adjust_scheduler_says(adjust):
-    plugin = GradientAccumulationPlugin(num_steps=2, adjust_scheduler=adjust)
-    accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=True)
-    model, optimizer = parts()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
-    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, DataLoader(range(6)))
-    for _ in loader:
-        with accelerator.accumulate(model):
-            optimizer.step()
-            scheduler.step()
-    assert scheduler.scheduler.last_epoch == 3
-
-
 def test_one_cycle_is_not_stepped_beyond_its_end():
     accelerator = Accelerator(cpu=True)
     _, optimizer = parts()
@@ -242,7 +168,8 @@ def test_prepare_returns_the_kinds_that_accelerate_returns_and_leaves_the_rest()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     other = object()
     prepared = accelerator.prepare(scheduler, other, model, optimizer, DataLoader(range(2)))
-    assert prepared[1] is other and prepared[2] is model
+    assert prepared[1] is other and prepared[2] is model and "forward" not in vars(model)
+    assert all(each._is_accelerate_prepared for each in prepared if each is not other)
     assert isinstance(prepared[3], torch.optim.Optimizer) and isinstance(prepared[4], DataLoader)
     assert prepared[0].optimizers == [prepared[3]]  # found although it stood first
     again = accelerator.prepare(*prepared)
@@ -251,12 +178,6 @@ def test_prepare_returns_the_kinds_that_accelerate_returns_and_leaves_the_rest()
     assert accelerator.prepare(model) is model
     with pytest.raises(ValueError, match="a list with 2 elements"):
         accelerator.prepare(model, optimizer, device_placement=[True])
-
-
-def test_a_single_process_without_mixed_precision_trains_the_scripts_own_model():
-    model, _ = parts()
-    prepared = Accelerator(cpu=True).prepare(model)
-    assert prepared is model and "forward" not in vars(model)
 
 
 def test_a_prepared_optimizer_is_an_optimizer_for_schedulers_pickle_and_copy():
@@ -269,8 +190,6 @@ def test_a_prepared_optimizer_is_an_optimizer_for_schedulers_pickle_and_copy():
     assert clone.state_dict()["param_groups"][0]["lr"] == 0.1
     optimizer.param_groups[0]["lr"] = 0.5
     assert optimizer.optimizer.param_groups[0]["lr"] == 0.5
-    accelerator.sync_gradients = False
-    assert clone.gradient_state.sync_gradients is False  # it is in the window of the run, not in one of its own
 
 
 def test_copies_of_an_optimizer_follow_the_windows_of_the_run():
@@ -291,14 +210,6 @@ def test_a_prepared_scheduler_can_be_pickled():
     clone.optimizers[0].step()
     clone.step()
     assert clone.get_last_lr() == [pytest.approx(0.01)] and scheduler.get_last_lr() == [0.1]
-
-
-def test_prepared_objects_carry_the_marker_of_accelerate():
-    accelerator = Accelerator(cpu=True)
-    model, optimizer = parts()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for prepared in accelerator.prepare(model, optimizer, scheduler, DataLoader(range(2))):
-        assert prepared._is_accelerate_prepared
 
 
 class OldOptimizer(torch.optim.SGD):
@@ -531,13 +442,6 @@ def test_a_cell_that_runs_twice_goes_on_with_what_it_has_prepared():
     assert steps == 3 + 2
     pytest.importorskip("accelerate")
     assert trained_in_a_cell_that_runs_twice("accelerate") == (weights, steps)
-
-
-def test_triggers():
-    accelerator = Accelerator(cpu=True)
-    assert not accelerator.check_trigger()
-    accelerator.set_trigger()
-    assert accelerator.check_trigger() and not accelerator.check_trigger()
 
 
 def test_a_second_accelerator_may_ask_for_another_compiler():

@@ -328,47 +328,38 @@ def test_hooks_may_write_files_and_take_over_models(tmp_path):
     assert (tmp_path / "d/model.safetensors").exists()
 
 
-def test_what_was_prepared_or_registered_must_match(tmp_path):
-    accelerator, model, _ = small()
-    accelerator.save_state(tmp_path / "c")
-    accelerator.register_for_checkpointing(Progress())
-    with pytest.raises(RuntimeError, match="does not match the number of registered objects: 0, not 1"):
-        accelerator.load_state(tmp_path / "c")
-    accelerator._custom_objects.clear()
-    accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1))
-    with pytest.raises(CheckpointError, match=r"optimizer_1\.bin"):
-        accelerator.load_state(tmp_path / "c")
-    with pytest.raises(ValueError, match="load_state_dict"):
-        accelerator.register_for_checkpointing(object())
-
-
-def test_what_is_checked_before_loading_leaves_the_weights_as_they_are(tmp_path):
+def test_what_does_not_fit_is_refused_before_a_weight_is_changed(tmp_path):
     accelerator, model, _ = small(stateful=True)
-    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(12.0)), batch_size=2))
+    numbers = TensorDataset(torch.arange(12.0))
+    loader = accelerator.prepare(DataLoader(numbers, batch_size=2))
     for _ in loader:
         accelerator.save_state(tmp_path / "c")
         break
     saved = model.weight.detach().clone()
     torch.nn.init.constant_(model.weight, 7)
 
-    def refused(error, match):
+    def check_refused(error, match):
         with pytest.raises(error, match=match):
             accelerator.load_state(tmp_path / "c")
-        return bool((model.weight == 7).all())
+        assert (model.weight == 7).all()
 
     accelerator.register_for_checkpointing(Progress())
-    assert refused(RuntimeError, "registered objects")
+    check_refused(RuntimeError, "does not match the number of registered objects: 0, not 1")
     accelerator._custom_objects.clear()
-    optimizers = list(accelerator._optimizers)
     accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1))
-    assert refused(CheckpointError, r"optimizer_1\.bin")
-    accelerator._optimizers[:] = optimizers
+    check_refused(CheckpointError, r"optimizer_1\.bin")
+    accelerator._optimizers.pop()
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    check_refused(CheckpointError, r"pytorch_model_1\.bin")
+    accelerator._models.pop()
     accelerator._dataloaders.clear()
-    accelerator.prepare(DataLoader(TensorDataset(torch.arange(12.0)), batch_size=3))
-    assert refused(ValueError, "no whole number of steps")
+    accelerator.prepare(DataLoader(numbers, batch_size=3))
+    check_refused(ValueError, "no whole number of steps of 3")
     accelerator._dataloaders[:] = [loader]
     accelerator.load_state(tmp_path / "c")
     assert torch.equal(model.weight, saved)
+    with pytest.raises(ValueError, match="load_state_dict"):
+        accelerator.register_for_checkpointing(object())
 
 
 # Whole or not there

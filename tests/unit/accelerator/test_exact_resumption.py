@@ -20,16 +20,9 @@ from torch.utils.data import (
 from common.accelerator import data_loader
 from common.accelerator.data_loader import skip_first_batches
 from common.accelerator.sampler import DistributedEvalSampler
-from tests.toys import Numbers, Stream
+from tests.toys import Augmented, Numbers, Stream
 
 N = 22
-
-
-class Augmented(Numbers):
-    """Draws a random number for each sample, in the process that reads it."""
-
-    def __getitem__(self, index):
-        return torch.tensor([index, torch.rand(()).item()])
 
 
 def seeded():
@@ -125,7 +118,7 @@ def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world):
 
 
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["random", "random, the loader's generator", "random, with replacement", "weighted"])
+@pytest.mark.parametrize("kind", ["random", "random, the loader's generator", "random, with replacement"])
 def test_loader_workers_change_nothing(kind, persistent):
     assert_exact(lambda: prepared(kind, 1, 0, num_workers=1, persistent_workers=persistent))
 

@@ -4,29 +4,15 @@ import logging
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from common.accelerator import Accelerator, DistributedEvalSampler
 from common.accelerator.utils import DataLoaderConfiguration
 from common.processes import ranks
 from tests.states import forget_states
+from tests.toys import Augmented, Stream
 
 N = 22
-
-
-class Augmented(Dataset):
-    """Draws a random number for each sample, in the process that reads it."""
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        return torch.tensor([index, torch.rand(()).item()])
-
-
-class InOrder(IterableDataset):
-    def __iter__(self):
-        return iter(range(N))
 
 
 # How the loader is made, and how it is prepared.
@@ -41,7 +27,7 @@ ORDERS = {
     "split batches": (lambda: DataLoader(range(N), 6, drop_last=True), {"split_batches": True}),
     "uneven": (lambda: DataLoader(range(N), 3), {"even_batches": False}),
     "drawn by the data set": (
-        lambda: DataLoader(Augmented(), 3, shuffle=True),
+        lambda: DataLoader(Augmented(N), 3, shuffle=True),
         {"use_seedable_sampler": True},
     ),
     "workers": (lambda: DataLoader(range(N), 3, num_workers=1), {}),
@@ -51,8 +37,8 @@ ORDERS = {
         lambda: DataLoader(range(N), 2, sampler=DistributedEvalSampler(range(N), 1, 0, shuffle=True, seed=4)),
         {},
     ),
-    "a stream": (lambda: DataLoader(InOrder(), 3), {"dispatch_batches": False}),
-    "a dispatched stream": (lambda: DataLoader(InOrder(), 3), {}),
+    "a stream": (lambda: DataLoader(Stream(range(N)), 3), {"dispatch_batches": False}),
+    "a dispatched stream": (lambda: DataLoader(Stream(range(N)), 3), {}),
     "dispatched": (lambda: DataLoader(range(N), 2, drop_last=True), {"dispatch_batches": True}),
 }
 
@@ -234,10 +220,10 @@ def test_a_second_iterator_in_the_loop_does_not_move_a_stateful_loader(is_kept, 
     assert numbers(loader) == [4, 5]
 
 
-def looked_at_within():
+def looked_at_within(samples):
     """What is gathered in each step of a loop that also looks at the first batch, and whether a window ends there."""
     accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
-    loader = accelerator.prepare(DataLoader(range(6)))
+    loader = accelerator.prepare(DataLoader(range(samples)))
     rows = []
     for batch in loader:
         assert int(next(iter(loader))) == accelerator.process_index
@@ -247,11 +233,11 @@ def looked_at_within():
     return rows
 
 
-def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known():
-    for rows in ranks(2).run(looked_at_within):
-        assert rows == [([0, 1], False), ([2, 3], True), ([4, 5], True)]
-    alone = looked_at_within()
-    assert alone[-1] == ([5], True)
+@pytest.mark.parametrize(("samples", "last"), [(6, [4, 5]), (5, [4])])
+def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known(samples, last):
+    for rows in ranks(2).run(looked_at_within, samples):
+        assert rows == [([0, 1], False), ([2, 3], True), (last, True)]
+    assert looked_at_within(6)[-1] == ([5], True)
 
 
 def test_the_loop_between_two_over_the_same_loader_stays_active_after_the_inner_one():
@@ -265,18 +251,3 @@ def test_the_loop_between_two_over_the_same_loader_stays_active_after_the_inner_
             ends.append(accelerator.gradient_state.end_of_dataloader)
         assert accelerator.gradient_state.active_dataloader is examples
     assert ends == [False, False, True] * 2
-
-
-def gathered_of_uneven(number):
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(range(number)))
-    rows = []
-    for batch in loader:
-        next(iter(loader))
-        rows += accelerator.gather_for_metrics(batch).tolist()
-    accelerator.end_training()
-    return rows
-
-
-def test_a_look_at_the_first_batch_in_the_loop_repeats_no_sample():
-    assert ranks(2).run(gathered_of_uneven, 5) == [[0, 1, 2, 3, 4]] * 2

@@ -219,6 +219,7 @@ def test_signal_handlers_survive_a_launch(tmp_path):
         ("master_addr", "127.0.0.1", "10.0.0.1"),
         ("num_nodes", 1, 2),
         ("rdzv_backend", "static", "etcd"),
+        ("rdzv_backend", "c10d", "etcd"),
         ("rdzv_endpoint", "", "10.0.0.1:29500"),
         ("rdzv_conf", {}, {"timeout": 1}),
         ("rdzv_id", "none", "mine"),
@@ -245,16 +246,6 @@ def test_what_cannot_be_meant_is_refused_as_in_accelerate():
         notebook_launcher(print, num_processes=1, node_rank=1)
     with pytest.raises(ValueError, match="Unknown mixed_precision mode: half"):
         notebook_launcher(print, num_processes=1, mixed_precision="half")
-
-
-@ON_CPU
-def test_one_process_is_started_for_debugging_too(tmp_path):
-    def train():
-        note(tmp_path, os.getpid())
-
-    debug_launcher(train, num_processes=1)
-    (process_id,) = notes(tmp_path).values()
-    assert int(process_id) != os.getpid()
 
 
 @ON_CPU
@@ -288,6 +279,7 @@ def test_what_the_notebook_prepared_follows_the_accelerator_of_the_function():
     assert flags == [False, True, False, True, True]
 
 
-def test_a_single_process_of_the_debug_launcher_belongs_to_no_group(tmp_path):
-    debug_launcher(lambda: note(tmp_path, Accelerator().distributed_type), num_processes=1)
-    assert notes(tmp_path) == {"alone": "DistributedType.NO"}
+def test_a_single_process_of_the_debug_launcher_is_started_and_belongs_to_no_group(tmp_path):
+    debug_launcher(lambda: note(tmp_path, f"{os.getpid()} {Accelerator().distributed_type}"), num_processes=1)
+    process_id, kind = notes(tmp_path)["alone"].split()
+    assert int(process_id) != os.getpid() and kind == "DistributedType.NO"

@@ -7,7 +7,6 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
 from common.accelerator import Accelerator
-from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import DataLoaderConfiguration
 from common.processes import ranks
 from tests.states import forget_states
@@ -138,32 +137,3 @@ def test_a_loader_prepared_after_the_checkpoint_starts_at_its_beginning(tmp_path
     accelerator.load_state(tmp_path / "c")
     assert seen(evaluation) == list(range(10))
     assert seen(training) == list(range(8, 24))
-
-
-def loaded(accelerator, model, folder):
-    """The error of loading `folder`, and the weight after it, which was 7 before."""
-    with torch.no_grad():
-        model.weight.fill_(7.0)
-    with pytest.raises(ValueError) as raised:
-        accelerator.load_state(folder)
-    return raised.value, model.weight.item()
-
-
-def test_what_cannot_be_loaded_is_found_before_a_weight_is_changed(tmp_path):
-    accelerator = new_accelerator()
-    model = accelerator.prepare(torch.nn.Linear(1, 1))
-    for step, _ in enumerate(accelerator.prepare(numbers(24)), 1):
-        if step == 2:
-            accelerator.save_state(tmp_path / "c")
-    accelerator._dataloaders.clear()
-    accelerator.prepare(numbers(24, batch_size=3))
-    error, weight = loaded(accelerator, model, tmp_path / "c")
-    assert "no whole number of steps of 3" in str(error) and weight == 7.0
-    accelerator._dataloaders.clear()
-    accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
-    error, weight = loaded(accelerator, model, tmp_path / "c")
-    assert isinstance(error, CheckpointError) and "optimizer.bin" in str(error) and weight == 7.0
-    accelerator._optimizers.clear()
-    accelerator.prepare(torch.nn.Linear(1, 1))
-    error, weight = loaded(accelerator, model, tmp_path / "c")
-    assert isinstance(error, CheckpointError) and "pytorch_model_1.bin" in str(error) and weight == 7.0

@@ -1,14 +1,14 @@
 """Loggers that speak once: who logs, in which order, with which file and line."""
 
+import importlib
 import logging
-import os
 
 import pytest
 
 from common.accelerator.logging import get_logger
 from common.accelerator.state import PartialState
 from common.processes import ranks
-from tests.states import THEIRS, forget_states
+from tests.states import OURS, THEIRS, forget_states
 
 
 @pytest.fixture(autouse=True)
@@ -55,65 +55,33 @@ def test_warning_once(caplog):
     assert caplog.messages == ["[RANK 0] the same", "[RANK 0] another"]
 
 
-def _logged(path) -> None:
+def logged(library, path) -> None:
     """Every rank appends to one file, so that its lines show who logged and in which order."""
-    state = PartialState(cpu=True)
-    logger = get_logger("f", "INFO")
+    state = importlib.import_module(f"{library}.state").PartialState(cpu=True)
+    logger = importlib.import_module(f"{library}.logging").get_logger("f", "INFO")
     handler = logging.FileHandler(path)
     logger.logger.addHandler(handler)
     try:
         logger.info("main only")
         state.wait_for_everyone()
-        for _ in range(5):
-            logger.info("in turn", in_order=True)
+        for number in range(5):
+            logger.warning("in turn %d", number, in_order=True)
+        logger.error("all in turn", main_process_only=False, in_order=True)
         logger.info("all", main_process_only=False)
         logger.debug("nobody", in_order=True)
     finally:
         logger.logger.removeHandler(handler)
-        forget_states()
+        forget_states(library)
 
 
-def test_ranks_log_once_in_order_or_all(tmp_path):
-    ranks(2).run(_logged, str(tmp_path / "log"))
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert lines[:11] == ["[RANK 0] main only", *["[RANK 0] in turn", "[RANK 1] in turn"] * 5]
-    assert sorted(lines[11:]) == ["[RANK 0] all", "[RANK 1] all"]
-
-
-def _theirs(path) -> None:
-    from accelerate.logging import get_logger as theirs
-    from accelerate.state import PartialState as TheirState
-
-    logger = theirs("g", "INFO")
-    handler = logging.FileHandler(path)
-    logger.logger.addHandler(handler)
-    os.environ["ACCELERATE_USE_CPU"] = "true"
-    TheirState(cpu=True)
-    try:
-        logger.info("a")
-        logger.warning("b %d", 1, in_order=True)
-        logger.error("c", main_process_only=False, in_order=True)
-    finally:
-        logger.logger.removeHandler(handler)
-        forget_states(THEIRS)
-
-
-def _ours(path) -> None:
-    PartialState(cpu=True)
-    logger = get_logger("g", "INFO")
-    handler = logging.FileHandler(path)
-    logger.logger.addHandler(handler)
-    try:
-        logger.info("a")
-        logger.warning("b %d", 1, in_order=True)
-        logger.error("c", main_process_only=False, in_order=True)
-    finally:
-        logger.logger.removeHandler(handler)
-        forget_states()
-
-
-def test_the_same_lines_as_accelerate(tmp_path):
-    pytest.importorskip("accelerate")
-    ranks(2).run(_theirs, str(tmp_path / "theirs"))
-    ranks(2).run(_ours, str(tmp_path / "ours"))
-    assert (tmp_path / "ours").read_text() == (tmp_path / "theirs").read_text() != ""
+def test_ranks_log_once_in_order_or_all_as_on_accelerate(tmp_path):
+    lines = {}
+    for library in (OURS, THEIRS):
+        pytest.importorskip(library)
+        path = tmp_path / library
+        ranks(2).run(logged, library, str(path), environment={"ACCELERATE_USE_CPU": "true"})
+        *lines[library], one, other = path.read_text().splitlines()
+        assert {one, other} == {"[RANK 0] all", "[RANK 1] all"}
+    assert lines[OURS] == lines[THEIRS]
+    in_turn = [f"[RANK {rank}] in turn {number}" for number in range(5) for rank in range(2)]
+    assert lines[OURS] == ["[RANK 0] main only", *in_turn, "[RANK 0] all in turn", "[RANK 1] all in turn"]

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from common.accelerator import Accelerator
 from common.accelerator.out_of_scope import TOPICS, topic_of
+from common.accelerator.state import DistributedType
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -203,6 +205,27 @@ def test_calls_that_the_original_takes_are_taken_here(names):
             if reason:
                 wrong[name.name] = reason
     assert sorted(wrong) == sorted(OTHER_SIGNATURE), wrong
+
+
+def test_the_accelerator_has_accelerates_methods_and_properties():
+    left_out = {
+        "context_parallel_rank",
+        "data_parallel_rank",
+        "data_parallel_shard_rank",
+        "deepspeed_ulysses_dl_adapter",
+        "fp8_backend",
+        "lomo_backward",
+        "pipeline_parallel_rank",
+        "tensor_parallel_rank",
+    }
+    public = {name for name in dir(accelerate.Accelerator) if not name.startswith("_")}
+    assert public - set(dir(Accelerator)) == left_out
+
+
+def test_the_distributed_types_are_accelerates():
+    theirs = accelerate.DistributedType
+    assert {kind.name: kind.value for kind in theirs} == {kind.name: kind.value for kind in DistributedType}
+    assert {str(kind) for kind in theirs} == {str(kind) for kind in DistributedType}
 
 
 def incompatible(theirs: Any, ours: Any) -> str | None:

@@ -21,12 +21,6 @@ from common.accelerator.utils import (
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
-    broadcast,
-    broadcast_object_list,
-    gather,
-    gather_object,
-    pad_across_processes,
-    reduce,
     set_seed,
     synchronize_rng_states,
 )
@@ -94,70 +88,41 @@ def test_world_size_in_the_environment_means_one_distributed_run_on_cpu_too():
     assert one["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
-def collectives():
+SIZES = [(11, 2), (1, 4), (5, 1), (8, 2)]  # samples, and samples in a batch
+
+
+def metrics(kind):
     def job(accelerator):
-        rank = accelerator.process_index
-        full = torch.full((2, rank + 1), rank)
-        return [
-            gather({"x": torch.tensor([rank, 10 + rank]), "y": (torch.tensor(rank), [torch.tensor([True])])}),
-            gather(torch.ones(2, 3, dtype=torch.bfloat16).T).shape,
-            gather_object([rank, str(rank)]),
-            reduce(torch.tensor([1.0, rank]), "sum"),
-            reduce(torch.tensor([1, rank]), "mean"),
-            reduce({"x": torch.tensor(rank)}, "max", scale=2.0),  # which has an effect on TPUs only
-            reduce(torch.tensor(rank), "none"),
-            broadcast([torch.tensor([rank])], from_process=1),
-            broadcast_object_list([rank, "x"]),
-            pad_across_processes(full, dim=1, pad_index=9),
-            pad_across_processes(full, dim=-1, pad_index=9, pad_first=True),
-            pad_across_processes(torch.tensor(3), dim=0),
-        ]
-
-    return ended(job)()
-
-
-def test_collectives_work_through_nested_structures():
-    one, two = ranks(2).run(collectives)
-    for results in (one, two):
-        assert results[0]["x"].tolist() == [0, 10, 1, 11]
-        assert results[0]["y"][0].tolist() == [0, 1] and results[0]["y"][1][0].tolist() == [True, True]
-        assert results[1] == (6, 2) and results[2] == [0, "0", 1, "1"]
-        assert results[3].tolist() == [2.0, 1.0] and results[4].tolist() == [1.0, 0.5] and results[5]["x"] == 1
-        assert results[7][0].tolist() == [1] and results[8] == [0, "x"]
-        assert results[11] == 3
-    assert (one[6].item(), two[6].item()) == (0, 1)
-    assert one[9].tolist() == [[0, 9], [0, 9]] and one[10].tolist() == [[9, 0], [9, 0]]
-    assert two[9].tolist() == two[10].tolist() == [[1, 1], [1, 1]]
-
-
-def metrics(n, batch, kind):
-    def job(accelerator):
-        sampler = DistributedEvalSampler(range(n)) if kind == "eval" else None
-        loader = accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch, sampler=sampler))
         model = accelerator.prepare(torch.nn.BatchNorm1d(1))  # its buffers make every forward a collective
         model.eval()
-        rows, names, nested = [], [], []
-        for x in loader:
-            model(x[:, None].float())
-            rows += accelerator.gather_for_metrics(x).tolist()
-            names += accelerator.gather_for_metrics([f"sample {i}" for i in x.tolist()])
-            nested += accelerator.gather_for_metrics({"a": (x[:, None] * 2.0,), "b": x.tolist()})["a"][0].tolist()
-        return rows, names, nested
+        of_sizes = []
+        for n, batch in SIZES:
+            sampler = DistributedEvalSampler(range(n)) if kind == "eval" else None
+            loader = accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch, sampler=sampler))
+            rows, names, nested = [], [], []
+            for x in loader:
+                model(x[:, None].float())
+                rows += accelerator.gather_for_metrics(x).tolist()
+                names += accelerator.gather_for_metrics([f"sample {i}" for i in x.tolist()])
+                structure = {"a": (x[:, None] * 2.0,), "b": x.tolist()}
+                nested += accelerator.gather_for_metrics(structure)["a"][0].tolist()
+            of_sizes.append((rows, names, nested))
+        return of_sizes
 
     return ended(job)()
 
 
 @pytest.mark.parametrize("kind", ["even", "eval"])
-@pytest.mark.parametrize(("n", "batch"), [(11, 2), (1, 4), (5, 1), (8, 2)])
-def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(kind, n, batch):
+def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(kind):
     # https://github.com/huggingface/accelerate/issues/1674
-    results = ranks(3).run(metrics, n, batch, kind)
-    for rows, names, nested in results:
-        assert sorted(rows) == list(range(n)) and names == [f"sample {i}" for i in rows]
-        assert nested == [[2.0 * i] for i in rows]
-        assert rows == results[0][0]
-        if kind == "even":
-            assert rows == list(range(n))
+    results = ranks(3).run(metrics, kind)
+    for of_sizes in results:
+        assert of_sizes == results[0]
+        for (n, _), (rows, names, nested) in zip(SIZES, of_sizes, strict=True):
+            assert sorted(rows) == list(range(n)) and names == [f"sample {i}" for i in rows]
+            assert nested == [[2.0 * i] for i in rows]
+            if kind == "even":
+                assert rows == list(range(n))
 
 
 def gather_what_has_no_rows():

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from common.accelerator import Accelerator
 from common.accelerator.state import AcceleratorState, PartialState
-from common.cores import available_cores
 from common.processes import free_port, ranks
 from tests.states import THEIRS, forget_states
 
@@ -141,25 +140,6 @@ def test_decorators_give_the_function_itself_or_one_that_does_nothing(libraries)
         with pytest.raises(ValueError, match="must be initialized before calling this function"):
             state.on_main_process(work)
     assert decided[:2] == decided[2:]
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("length", [1, 3, 4, 5])
-def test_inputs_are_split_as_in_accelerate(libraries, length, padded):
-    def shares(library):
-        state = library.PartialState(cpu=True)
-        state.num_processes = 3
-        for state.process_index in range(3):
-            for inputs in (list(range(length)), "text", {"a": list(range(length)), "b": "x" * length}):
-                with state.split_between_processes(inputs, padded) as share:
-                    yield share
-            if not padded:  # accelerate pads a tensor by a collective, and no tuple at all
-                for inputs in (torch.arange(length), tuple(range(length))):
-                    with state.split_between_processes(inputs) as share:
-                        yield list(share)
-
-    ours, theirs = (list(shares(library)) for library in libraries)
-    assert ours == theirs
 
 
 def test_splitting_a_dict_leaves_the_scripts_own_as_it_is():
@@ -331,11 +311,6 @@ def test_nothing_of_unix_alone_is_needed():
     done = subprocess.run([sys.executable, "-c", WITHOUT_UNIX], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "launched" in done.stdout and "[RANK 0] it works" in done.stderr
-
-
-def test_the_cores_are_those_that_this_process_may_use():
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert available_cores() == allowed
 
 
 def test_plugins_that_are_out_of_scope_are_refused_by_name():

@@ -20,6 +20,13 @@ def on_both(script, folder, *args) -> tuple:
     return tuple(outcomes)
 
 
+def same_on_both(script, folder, *args):
+    """What `script` returns for our library, which is what it returns for theirs."""
+    ours, theirs = on_both(script, folder, *args)
+    assert ours == theirs
+    return ours
+
+
 def make(library, folder, trainer_class=None, extra=None, **arguments):
     """A Trainer of `library` that logs every step."""
     settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}

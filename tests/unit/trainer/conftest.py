@@ -4,6 +4,8 @@ import gc
 
 import pytest
 
+pytest.register_assert_rewrite("tests.unit.trainer.both")
+
 
 @pytest.fixture(autouse=True)
 def quick(one_thread, monkeypatch):

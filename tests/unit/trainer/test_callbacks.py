@@ -85,20 +85,6 @@ def test_callbacks_can_ask_for_it(switch, tmp_path):
     assert (logged, saved) == expected[switch]
 
 
-def test_callbacks_can_stop_the_training_or_the_epoch(tmp_path):
-    class Stop(TrainerCallback):
-        def __init__(self, switch):
-            self.switch = switch
-
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                setattr(control, self.switch, True)
-
-    for switch, steps in (("should_training_stop", 3), ("should_epoch_stop", 8)):
-        trainer = make_trainer(tmp_path, num_train_epochs=2, extra={"callbacks": [Stop(switch)]})
-        assert trainer.train().global_step == steps
-
-
 def test_early_stopping(tmp_path):
     def steps(*scores, **options):
         settings = {"eval_strategy": "epoch", "metric_for_best_model": "score", "num_train_epochs": len(scores)}

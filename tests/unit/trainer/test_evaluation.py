@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState, evaluation
 from common.trainer.evaluation import as_arrays, concatenate
-from tests.states import forget_states
+from tests.states import forget_states, reset_states
 from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.toy import accuracy, make_trainer
 
@@ -39,12 +39,15 @@ def outcome(folder, batch: int, dtype=torch.float64, kind: str = "map", n: int =
     return metrics["eval_loss"], metrics["eval_accuracy"], same, error, reference
 
 
-def outcome_on_rank(*args):
+def outcomes_on_rank(folder, *settings):
+    """The outcomes for several settings, each on the ranks of one job."""
     torch.set_num_threads(1)
-    try:
-        return outcome(*args)
-    finally:
-        forget_states()
+    outcomes = []
+    for each in settings:
+        outcomes.append(outcome(folder, **each))
+        reset_states()
+    forget_states()
+    return outcomes
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
@@ -56,25 +59,27 @@ def test_the_loss_does_not_depend_on_the_batch_size(batch, tmp_path):
         assert same and error < 1e-12
 
 
-@pytest.mark.parametrize("batch", [1, 7, 64])
-def test_predictions_do_not_depend_on_the_number_of_processes(batch, tmp_path):
-    alone = outcome(tmp_path, batch)
-    for kind in ("map", "plain"):
-        for _, accurate, same, error, _ in ranks(3).run(outcome_on_rank, tmp_path, batch, torch.float64, kind):
-            assert accurate == alone[1]
+def test_predictions_do_not_depend_on_the_number_of_processes(tmp_path):
+    settings = [{"batch": batch, "kind": kind} for batch in (1, 7, 64) for kind in ("map", "plain")]
+    expected = outcome(tmp_path, N)[1]
+    for outcomes in ranks(3).run(outcomes_on_rank, tmp_path, *settings):
+        for _, accurate, same, error, _ in outcomes:
+            assert accurate == expected
             assert same and error < 1e-12
 
 
 def test_the_last_losses_of_all_ranks_count_where_the_main_process_deals_out_parts_of_whole_batches(tmp_path):
-    for loss, _, same, error, reference in ranks(2).run(outcome_on_rank, tmp_path, 4, torch.float64, "split", 8):
+    for outcomes in ranks(2).run(outcomes_on_rank, tmp_path, {"batch": 4, "kind": "split", "n": 8}):
+        [(loss, _, same, error, reference)] = outcomes
         assert loss == pytest.approx(reference, rel=1e-14)
         assert same and error < 1e-12
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
-def test_fewer_samples_than_processes_lose_nothing(n, tmp_path):
-    for _, _, same, error, _ in ranks(3).run(outcome_on_rank, tmp_path, 2, torch.float64, "map", n):
-        assert same and error < 1e-12
+def test_fewer_samples_than_processes_lose_nothing(tmp_path):
+    settings = [{"batch": 2, "n": n} for n in (1, 2, 3, 4, 7)]
+    for outcomes in ranks(3).run(outcomes_on_rank, tmp_path, *settings):
+        for _, _, same, error, _ in outcomes:
+            assert same and error < 1e-12
 
 
 def test_a_mean_of_means_would_have_been_noticed(tmp_path):

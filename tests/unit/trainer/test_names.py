@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.trainer import TrainingArguments
-from tests.unit.trainer.both import end, make, on_both
+from tests.unit.trainer.both import end, make, same_on_both
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -30,8 +30,7 @@ def test_arguments_say_which_process_this_is(tmp_path):
             args.get_process_log_level(),
         )
 
-    ours, theirs = on_both(script, tmp_path)
-    assert ours == theirs
+    ours = same_on_both(script, tmp_path)
     assert ours[0] == torch.device("cpu")
 
 
@@ -76,8 +75,7 @@ def test_an_override_of_evaluate_tells_the_callbacks_itself(tmp_path):
         trainer.evaluate()
         return seen, logged, trainer.callback_handler.callback_list
 
-    ours, theirs = on_both(script, tmp_path)
-    assert ours == theirs
+    ours = same_on_both(script, tmp_path)
     assert ours[1]["steps"][0] == 6
     assert ours[0][-2][1] == 0.0  # the evaluation after the training
 
@@ -103,8 +101,7 @@ def test_an_override_can_tell_other_events(event, tmp_path):
         tell(trainer.args, trainer.state, trainer.control, *values)
         return seen, trainer.control.should_save
 
-    ours, theirs = on_both(script, tmp_path)
-    assert ours == theirs
+    ours = same_on_both(script, tmp_path)
     assert len(ours[0]) == 1
 
 
@@ -127,8 +124,7 @@ def test_a_callback_may_derive_from_exportable_state(tmp_path):
         trainer.train()
         return trainer.state.stateful_callbacks["Counter"]
 
-    ours, theirs = on_both(script, tmp_path)
-    assert ours == theirs == {"args": {}, "attributes": {"steps": 6}}
+    assert same_on_both(script, tmp_path) == {"args": {}, "attributes": {"steps": 6}}
 
 
 def test_copies_of_the_originals_methods_find_what_they_ask_for(tmp_path):
@@ -154,8 +150,7 @@ def test_copies_of_the_originals_methods_find_what_they_ask_for(tmp_path):
         flags = (before, trainer.is_in_train, trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled)
         return flags, trainer.get_total_train_batch_size(trainer.args), end(trainer)
 
-    ours, theirs = on_both(script, tmp_path)
-    assert ours == theirs
+    ours = same_on_both(script, tmp_path)
     assert ours[:2] == ((False, False, False, False), 16)
 
 
@@ -168,8 +163,7 @@ def test_the_printer_takes_the_floating_point_operations_out_of_the_metrics(prin
         output = trainer.train()
         return sorted(output.metrics), [sorted(entry) for entry in trainer.state.log_history]
 
-    ours, theirs = on_both(script, tmp_path)
-    assert ours == theirs
+    ours = same_on_both(script, tmp_path)
     assert ("total_flos" in ours[0]) is not printer
 
 
@@ -182,4 +176,4 @@ def test_an_override_of_save_model_passes_its_arguments_on(tmp_path):
         make(library, folder, Own).save_model(f"{folder}/own")
         return Path(folder, "own", "model.safetensors").exists()
 
-    assert on_both(script, tmp_path) == (True, True)
+    assert same_on_both(script, tmp_path) is True

@@ -9,7 +9,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -554,20 +553,6 @@ def test_another_batch_size_goes_on_to_the_last_step(tmp_path):
     # As in the original: as many steps of the new size count as done as there were steps of the old one.
     order = torch.randperm(48, generator=torch.Generator().manual_seed(42 + 2))
     assert torch.equal(seen[0], Points(48).x[order[32:48]])
-
-
-def test_numbers_of_numpy_in_the_states_of_optimizer_and_scheduler_are_loaded_again(tmp_path):
-    def run(folder, resume=None, **arguments):
-        model = seeded_net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=np.float64(0.1))
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: np.cos(step / 10))
-        saving = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
-        trainer = make_trainer(folder, model=model, extra={"optimizers": (optimizer, schedule)}, **saving, **arguments)
-        trainer.train(resume_from_checkpoint=resume)
-        return weights(trainer)
-
-    straight = run(tmp_path)
-    assert torch.equal(run(tmp_path / "again", str(tmp_path / "checkpoint-2")), straight)
 
 
 def loaders(samples: int, batch_size: int) -> dict:

@@ -54,29 +54,6 @@ def test_accumulation_k_on_batch_b_is_batch_k_times_b(batch, accumulation, tmp_p
     torch.testing.assert_close(got, by_hand(steps, lr=0.5), atol=1e-13, rtol=0)
 
 
-def test_micro_batches_of_a_short_window_weigh_the_same_whatever_their_size(tmp_path):
-    # 11 = 2 · 4 + 3: the second window has one micro-batch of 3, the first two of 4.
-    points = Points(11, torch.float64)
-    got = trained(
-        tmp_path,
-        model=seeded_net(dtype=torch.float64),
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        extra={"train_dataset": points},
-        **PLAIN,
-    )
-    order = orders(11, 1)[0]
-    net = seeded_net(dtype=torch.float64)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    for window in ([order[0:4], order[4:8]], [order[8:11]]):
-        losses = [net(points.x[indices], points.labels[indices])["loss"] for indices in window]
-        optimizer.zero_grad()
-        (sum(losses) / len(window)).backward()
-        optimizer.step()
-    expected = torch.cat([p.detach().flatten() for p in net.parameters()])
-    torch.testing.assert_close(got, expected, atol=1e-13, rtol=0)
-
-
 def test_logged_losses_are_means_over_steps(tmp_path):
     frozen = {"learning_rate": 0.0, "num_train_epochs": 1, "logging_strategy": "epoch"}
     points = Points(40)
@@ -306,18 +283,6 @@ def test_the_schedule_waits_where_fp16_skips_a_step(tmp_path):
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
     assert rates == pytest.approx([0.05, 0.0375, 0.0375, 0.025])
     assert trainer.lr_scheduler.last_epoch == 3
-
-
-def test_save_model_and_save_state(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "out"))
-    trainer.save_state()
-    assert (tmp_path / "trainer_state.json").exists()
-    from safetensors.torch import load_file
-
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(tensors["linear.weight"], trainer.model.linear.weight)
 
 
 def test_a_loss_function_may_do_without_labels(tmp_path):
