@@ -312,14 +312,18 @@ def findings(answers: list) -> list[Finding]:
     return [answer for answer in answers if isinstance(answer, Finding)]
 
 
+def assert_healthy(answers: list) -> None:
+    assert findings(answers) == []
+    assert report.verdict(answers, 2)[0].startswith("Healthy")
+
+
 def test_a_healthy_script_raises_no_alarm(tmp_path):
     answers = examined(HEALTHY, tmp_path)
-    assert findings(answers) == []
+    assert_healthy(answers)
     seen = {answer.topic: answer.text for answer in answers}
     assert seen["weights"] == "equal on all ranks, compared after 16 optimizer steps"
     assert seen["evaluation samples"] == "101 of 101, each once"
     assert seen["averages of gradients"] == "in the first steps none went into an all_reduce of the script"
-    assert report.verdict(answers, 2)[0].startswith("Healthy")
 
 
 @pytest.mark.parametrize("name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
@@ -613,9 +617,7 @@ OFTEN = ("02_ddp_raw/train.py", "04_trainer/train.py")
 )
 def test_our_own_scripts_are_healthy(script, tmp_path):
     more = ["--output-dir", tmp_path / "out"] if "wide_net" in script else []
-    answer = ask(ROOT / script, *OURS[script], *more)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "\nHealthy: " in answer.stdout
+    assert_healthy(examined(ROOT / script, tmp_path, *OURS[script], *more))
 
 
 @pytest.mark.parametrize(
