@@ -19,7 +19,7 @@ from common.cores import (
 from common.processes import ranks
 from common.run import Run
 from common.small.data_parallel import EmulatedDataParallel
-from tests.levels import SHORT, farthest, run_level, run_script
+from tests.levels import SHORT, farthest, run_level
 
 needs_two_cores = pytest.mark.skipif(
     available_cores() < 2 or not hasattr(os, "sched_setaffinity"), reason="two devices need two cores to be confined to"
@@ -179,19 +179,3 @@ def test_the_same_threads_leave_the_same_weights_wherever_they_are(level):
     plain, *_ = ranks(processes).run(weights, level, cores, [])
     confined, *_ = ranks(processes).run(weights, level, cores, ["--cores-per-device", str(cores)])
     assert plain.keys() == confined.keys() and farthest(plain, confined) == 0
-
-
-@needs_two_cores
-@pytest.mark.slow
-def test_too_few_cores_are_said_once_by_all_ranks_of_torchrun():
-    asked = str(available_cores())
-    done = run_script("02_ddp_raw", [*SHORT, "--cores-per-device", asked], processes=2)
-    assert done.returncode != 0 and done.stderr.count("error: --cores-per-device") == 1
-
-
-@needs_two_cores
-@pytest.mark.slow
-def test_a_launched_level_says_its_cores():
-    done = run_script("02_ddp_raw", [*SHORT, "--cores-per-device", "1"], processes=2)
-    assert done.returncode == 0, done.stderr
-    assert "2 × gloo on cpu, 1 core each, float32" in done.stdout
