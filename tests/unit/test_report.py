@@ -1,6 +1,7 @@
 """Plan, throughput and result: counted right, said once."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -318,6 +319,19 @@ def train_on_other_data() -> str:
     return "trained"
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """`saved(level)`: the folder of a run of this level that has ended, the same for all who ask."""
+
+    @functools.cache
+    def run(level: str) -> Path:
+        folder = tmp_path_factory.mktemp("saved")
+        run_level(level, [*TWO_STEPS, "--checkpoint-dir", str(folder)])
+        return folder
+
+    return run
+
+
 @pytest.mark.parametrize("level", [ladder.FULL, pytest.param("04_trainer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "flags, difference",
@@ -331,15 +345,13 @@ def train_on_other_data() -> str:
         (["--no-dropout"], "dropout True, not False"),
     ],
 )
-def test_a_run_that_was_asked_for_something_else_is_not_resumed(level, flags, difference, tmp_path, capsys, request):
+def test_a_run_that_was_asked_for_something_else_is_not_resumed(level, flags, difference, saved, capsys, request):
     if "mnist" in flags:
         flags = [*flags, "--data-dir", request.getfixturevalue("mnist")]
+    folder = saved(level)
     module = ladder.load(level)
-    argv = [*TWO_STEPS, "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1"]
-    module.train(parse_args(module.__file__, argv))
-    capsys.readouterr()
-    with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} is of a run with {difference}"):
-        module.train(parse_args(module.__file__, [*argv, *flags]))
+    with pytest.raises(UserError, match=f"the checkpoint in {folder} is of a run with {difference}"):
+        module.train(parse_args(module.__file__, [*TWO_STEPS, "--checkpoint-dir", str(folder), *flags]))
     assert "Resumed" not in capsys.readouterr().out
 
 
