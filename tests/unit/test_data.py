@@ -23,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
+from common import ladder
 from common.data import collate, load_data, loading
 from common.data.cache import cache_dir, one_process_at_a_time
 from common.data.mnist import MNIST_FILES
@@ -216,24 +217,40 @@ def test_a_data_folder_that_cannot_be_made_is_an_error(tmp_path):
         load_data(flags(dataset="mnist", data_dir=tmp_path / "file"))
 
 
+READS_ONLY = """
+import sys
+from argparse import Namespace
+import torch
+from common.data import load_data
+from common.errors import UserError
+settings = {"data_dir": sys.argv[1], "dtype": torch.float32, "train_samples": 1, "eval_samples": 1, "data": "host"}
+try:
+    load_data(Namespace(dataset="mnist", **settings))
+except UserError as error:
+    print(error.code)
+print(load_data(Namespace(dataset="auto", **settings))[0].name)
+"""
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root")
 @pytest.mark.slow
 def test_a_read_only_data_folder_is_an_error_or_synthetic(tmp_path):
     """A real read-only file system, in a mount namespace of its own."""
-    program = (
-        "from argparse import Namespace\nimport torch, sys\nfrom common.data import load_data\n"
-        f"args = Namespace(dataset=sys.argv[1], data_dir={str(tmp_path)!r}, dtype=torch.float32,"
-        " train_samples=1, eval_samples=1, data='host')\nprint(load_data(args)[0].name)"
-    )
-    mounted = f'mount -t tmpfs -o ro none {tmp_path} && exec {sys.executable} -c "$0" "$1"'
-    for dataset, code, said in (("mnist", 2, "error: "), ("auto", 0, "NOT MNIST: ")):
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", mounted, program, dataset],
-            capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
-        if "unshare" in done.stderr or "mount" in done.stderr.splitlines()[0]:
-            pytest.skip(f"this system does not let us mount: {done.stderr.strip()}")
-        assert done.returncode == code and said in done.stderr and "Read-only file system" in done.stderr
+    program = tmp_path / "loads.py"
+    data = tmp_path / "data"
+    data.mkdir()
+    program.write_text(READS_ONLY)
+    mounted = f"mount -t tmpfs -o ro none {data} && exec {sys.executable} {program} {data}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounted],
+        capture_output=True, text=True, timeout=120, cwd=ladder.ROOT, env=os.environ | {"PYTHONPATH": str(ladder.ROOT)},
+    )  # fmt: skip
+    if "unshare" in done.stderr or "mount" in done.stderr.splitlines()[0]:
+        pytest.skip(f"this system does not let us mount: {done.stderr.strip()}")
+    assert done.stdout == "2\nsynthetic\n", done.stderr
+    refused, replaced = done.stderr.splitlines()
+    assert refused.startswith("error: ") and "Read-only file system" in refused
+    assert replaced.startswith("NOT MNIST: ") and "Read-only file system" in replaced
 
 
 class _CountingServer(http.server.ThreadingHTTPServer):

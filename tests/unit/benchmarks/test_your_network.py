@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torchvision import models
 
 from benchmarks.harness.hollow import DependsOnNumbers, hollow
 from benchmarks.your_network import __main__ as program
@@ -102,8 +101,6 @@ def test_parameters_gradients_and_state_are_those_of_the_network(name, texts):
     network = texts if name == "texts" else spec.load(f"torchvision:{name}")
     with torch.device("meta"):
         parameters = list(network.build().parameters())
-    if name != "texts":
-        assert sum(map(torch.numel, parameters)) == models.get_model_weights(name).IMAGENET1K_V1.meta["num_params"]
     in_blocks = sum(-(-parameter.nbytes // 512) * 512 for parameter in parameters)
     (found,) = memory.need(network, Setting(strategies.BUCKET_VIEWS, 2), 4).devices
     assert found["parameters"] == in_blocks
