@@ -155,12 +155,14 @@ def test_pytest_takes_its_command_lines_and_finds_tests():
 
 # Programs that take a second or a few. The others of a reader's own machine are long tests.
 QUICK = {"common.ladder", "benchmarks.predict", "benchmarks.report.readmes"}
-# Most take minutes, and tests of their own run them with less to do. `.ci/run` runs the comparison as it stands, and a
-# few rounds of every suite.
+# Most take minutes, and tests of their own run them with less to do, or in a process that has imported torch. `.ci/run`
+# runs the comparison as it stands, and a few rounds of every suite.
 OWN_TESTS = {
     ("benchmarks.record",),
     ("benchmarks.larger_batches",),
     ("benchmarks.your_network", "measure"),
+    ("common.ladder", "check"),
+    ("common.ladder", "ring", "--html"),
     ("common.pitfalls",),
     ("benchmarks.compare",),
     ("pytest",),
@@ -178,7 +180,7 @@ def module_commands() -> list:
     cases = []
     shortest = {}
     for words in all_commands():
-        has_own_test = {tuple(words[2:3]), tuple(words[2:4])} & OWN_TESTS
+        has_own_test = {tuple(words[2:end]) for end in (3, 4, 5)} & OWN_TESTS
         if words[:2] != ["python", "-m"] or has_own_test:
             continue
         if script_and_world(words) or words[2] == "torch.distributed.run":

@@ -304,7 +304,7 @@ def test_the_command_line_says_the_task_the_findings_and_the_verdict(tmp_path, c
     assert capsys.readouterr().out.startswith("NOT YET: average_gradients\n\n  line ")
     main(["check", "--list"])
     lines = capsys.readouterr().out.splitlines()
-    for name, line in zip(exercises.NAMES, lines, strict=False):
+    for name, line in zip(exercises.NAMES, lines[: len(exercises.NAMES)], strict=True):
         assert line.startswith(name) and line.endswith(exercises.title(name))
     main(["check", "accumulate"])
     said = capsys.readouterr().out

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from common.ladder import ring as shown
+from common.ladder.__main__ import main
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.ring import ring_all_reduce
@@ -52,9 +53,10 @@ def test_the_picture_shows_what_four_ranks_compute():
             assert after.numbers[rank][part] == had + came
 
 
-def test_the_page_and_the_text_have_every_state(tmp_path):
-    trace = shown.trace()
-    text = shown.text(trace)
+def test_the_page_and_the_text_have_every_state(tmp_path, capsys):
+    main(["ring"])
+    text = capsys.readouterr().out
     assert "rank 0 sends part 0 to rank 1" in text and "1111 2222 3333 4444" in " ".join(text.split())
-    page = shown.page(trace)
+    main(["ring", "--html", str(tmp_path / "ring.html")])
+    page = (tmp_path / "ring.html").read_text()
     assert "1111" in page and "http" not in page and "ArrowRight" in page
