@@ -32,7 +32,7 @@ def waits_of_steps(machine: Machine) -> list[Wait]:
 
 
 def ranks_of(rung: str) -> list[int]:
-    return [0, 3, GPUS - 1] if ladder.level_of(rung) in ladder.DISTRIBUTED else [0]
+    return [0, 3] if ladder.level_of(rung) in ladder.DISTRIBUTED else [0]
 
 
 def all_cases() -> list:
