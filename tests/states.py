@@ -1,6 +1,10 @@
 """What a process remembers of an Accelerator, and how a test makes it forget."""
 
+import functools
 import importlib
+from collections.abc import Callable
+
+import torch
 
 from common.process_group import leave_process_group
 
@@ -27,3 +31,17 @@ def reset_states(library: str = OURS) -> None:
     state = importlib.import_module(f"{library}.state")
     state.AcceleratorState._reset_state(reset_partial_state=True)
     state.GradientState._reset_state()
+
+
+def on_a_rank(job: Callable) -> Callable:
+    """`job` for ranks that are reused: on one thread, and its states are forgotten at its end."""
+
+    @functools.wraps(job)
+    def run(*args, **kwargs):
+        torch.set_num_threads(1)
+        try:
+            return job(*args, **kwargs)
+        finally:
+            forget_states()
+
+    return run

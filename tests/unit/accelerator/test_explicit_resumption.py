@@ -101,17 +101,6 @@ def test_in_a_random_order_one_warning_says_that_it_is_lost(tmp_path, caplog):
     assert "use_seedable_sampler" in record.getMessage() and "use_stateful_dataloader" in record.getMessage()
 
 
-def test_skipping_draws_as_always_where_no_checkpoint_was_loaded():
-    accelerator = Accelerator(cpu=True)
-    drawn = []
-    for skip in (False, True):
-        torch.manual_seed(4)
-        loader = accelerator.prepare(DataLoader(range(N), 3))
-        list(accelerator.skip_first_batches(loader, 2) if skip else loader)
-        drawn.append(torch.rand(()).item())
-    assert drawn[0] == drawn[1]
-
-
 def seedable(accelerator, seed):
     torch.manual_seed(seed)
     return accelerator.prepare(DataLoader(range(N), 4, shuffle=True))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState, evaluation
 from common.trainer.evaluation import as_arrays, concatenate
-from tests.states import forget_states, reset_states
+from tests.states import forget_states, on_a_rank, reset_states
 from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.toy import accuracy, make_trainer
 
@@ -213,14 +213,11 @@ class Normalised(nn.Module):
         return self.net(self.norm(x), labels)
 
 
+@on_a_rank
 def train_with_buffers(folder):
-    torch.set_num_threads(1)
-    try:
-        trainer = make_trainer(folder, model=Normalised(), train=24, evaluate=9, eval_strategy="epoch")
-        trainer.train()
-        return trainer.state.log_history[0]["eval_loss"]
-    finally:
-        forget_states()
+    trainer = make_trainer(folder, model=Normalised(), train=24, evaluate=9, eval_strategy="epoch")
+    trainer.train()
+    return trainer.state.log_history[0]["eval_loss"]
 
 
 def test_uneven_ranks_do_not_wait_for_each_other_in_the_model(tmp_path):
@@ -372,13 +369,10 @@ class LargerBatches(Trainer):
         return self.accelerator.prepare(DataLoader(test_dataset, batch_size=4, collate_fn=self.data_collator))
 
 
+@on_a_rank
 def predict_in_larger_batches(folder) -> list[int]:
-    torch.set_num_threads(1)
-    try:
-        trainer = make_trainer(folder, trainer_class=LargerBatches, per_device_eval_batch_size=3)
-        return trainer.predict(Points(7)).label_ids.tolist()
-    finally:
-        forget_states()
+    trainer = make_trainer(folder, trainer_class=LargerBatches, per_device_eval_batch_size=3)
+    return trainer.predict(Points(7)).label_ids.tolist()
 
 
 def test_no_sample_is_repeated_where_an_override_prepares_larger_batches(tmp_path):
@@ -406,22 +400,19 @@ class Sentences(Points):
         return {"tokens": tokens, "labels": tokens}
 
 
+@on_a_rank
 def predict_the_winner(folder, even_batches: bool) -> tuple[list, list]:
     """The predictions, and the lengths that the function which reduces the logits is given."""
-    torch.set_num_threads(1)
     lengths = []
 
     def keep_the_winner(logits, labels):
         lengths.append((logits.shape[1], labels.shape[1]))
         return logits.argmax(-1)
 
-    try:
-        extra = {"preprocess_logits_for_metrics": keep_the_winner}
-        settings = {"per_device_eval_batch_size": 1, "accelerator_config": {"even_batches": even_batches}}
-        trainer = make_trainer(folder, model=Certain(), extra=extra, **settings)
-        return trainer.predict(Sentences(4 if even_batches else 3)).predictions.tolist(), lengths
-    finally:
-        forget_states()
+    extra = {"preprocess_logits_for_metrics": keep_the_winner}
+    settings = {"per_device_eval_batch_size": 1, "accelerator_config": {"even_batches": even_batches}}
+    trainer = make_trainer(folder, model=Certain(), extra=extra, **settings)
+    return trainer.predict(Sentences(4 if even_batches else 3)).predictions.tolist(), lengths
 
 
 def test_logits_to_reduce_are_as_long_on_all_processes_as_in_transformers(tmp_path):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.processes import ranks
 from common.trainer import TrainerCallback, TrainingArguments, get_last_checkpoint
-from tests.states import forget_states
+from tests.states import on_a_rank
 from tests.toys import Net, Points, seeded_net
 from tests.unit.trainer.toy import CutAt, accuracy, make_trainer, weights, without_timings
 
@@ -52,6 +52,7 @@ class StopWithinStep(TrainerCallback):
             control.should_training_stop = True
 
 
+@on_a_rank
 def run(
     folder,
     accumulation=1,
@@ -63,29 +64,25 @@ def run(
     dropout=0.0,
     **arguments,
 ):
-    torch.set_num_threads(1)
-    try:
-        settings = {"gradient_accumulation_steps": accumulation, "dataloader_drop_last": True, "num_train_epochs": 2}
-        settings |= {"per_device_train_batch_size": GLOBAL_BATCH // accumulation // world_size}
-        # The last of 16 steps is logged too: `train_loss` takes what was not logged from its own rank.
-        settings["logging_steps"] = 4
-        noise = RankNoise()
-        extra = {"train_dataset": Points(100, torch.float64), "compute_metrics": accuracy, "callbacks": [noise]}
-        # No sample of the evaluation has to be repeated on 1, 2 or 3 processes with batches of 8.
-        extra |= {"eval_dataset": Points(48, torch.float64)}
-        model = seeded_net(dtype=torch.float64, dropout=dropout)
-        settings |= {"eval_strategy": "epoch"} | arguments
-        trainer = make_trainer(folder, model=model, extra=extra, **settings)
-        if stop_at is not None:
-            trainer.add_callback(Stop(stop_at))
-        if stop_within is not None:
-            trainer.add_callback(StopWithinStep(stop_within))
-        if cut_at is not None:
-            trainer.add_callback(CutAt(cut_at))
-        trainer.train(resume_from_checkpoint=resume)
-        return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
-    finally:
-        forget_states()
+    settings = {"gradient_accumulation_steps": accumulation, "dataloader_drop_last": True, "num_train_epochs": 2}
+    settings |= {"per_device_train_batch_size": GLOBAL_BATCH // accumulation // world_size}
+    # The last of 16 steps is logged too: `train_loss` takes what was not logged from its own rank.
+    settings["logging_steps"] = 4
+    noise = RankNoise()
+    extra = {"train_dataset": Points(100, torch.float64), "compute_metrics": accuracy, "callbacks": [noise]}
+    # No sample of the evaluation has to be repeated on 1, 2 or 3 processes with batches of 8.
+    extra |= {"eval_dataset": Points(48, torch.float64)}
+    model = seeded_net(dtype=torch.float64, dropout=dropout)
+    settings |= {"eval_strategy": "epoch"} | arguments
+    trainer = make_trainer(folder, model=model, extra=extra, **settings)
+    if stop_at is not None:
+        trainer.add_callback(Stop(stop_at))
+    if stop_within is not None:
+        trainer.add_callback(StopWithinStep(stop_within))
+    if cut_at is not None:
+        trainer.add_callback(CutAt(cut_at))
+    trainer.train(resume_from_checkpoint=resume)
+    return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
 
 
 def assert_same(outcomes, expected) -> None:
@@ -172,20 +169,17 @@ def token_loss(outputs, labels, num_items_in_batch=None):
     return F.cross_entropy(outputs["logits"], labels, reduction="sum", ignore_index=-100) / num_items_in_batch
 
 
+@on_a_rank
 def run_with_ignored_labels(folder, world_size: int, accumulation: int):
-    torch.set_num_threads(1)
-    try:
-        points = Points(48, torch.float64)
-        points.labels[::5] = -100
-        points.labels[7:19] = -100
-        settings = {"gradient_accumulation_steps": accumulation, "optim": "sgd", "learning_rate": 0.3}
-        settings |= {"per_device_train_batch_size": 24 // world_size // accumulation, "logging_steps": 1}
-        extra = {"train_dataset": points, "compute_loss_func": token_loss}
-        trainer = make_trainer(folder, model=seeded_net(dtype=torch.float64), extra=extra, **settings)
-        trainer.train()
-        return weights(trainer), without_timings(trainer.state.log_history), None
-    finally:
-        forget_states()
+    points = Points(48, torch.float64)
+    points.labels[::5] = -100
+    points.labels[7:19] = -100
+    settings = {"gradient_accumulation_steps": accumulation, "optim": "sgd", "learning_rate": 0.3}
+    settings |= {"per_device_train_batch_size": 24 // world_size // accumulation, "logging_steps": 1}
+    extra = {"train_dataset": points, "compute_loss_func": token_loss}
+    trainer = make_trainer(folder, model=seeded_net(dtype=torch.float64), extra=extra, **settings)
+    trainer.train()
+    return weights(trainer), without_timings(trainer.state.log_history), None
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 3), (3, 2)])
@@ -194,18 +188,15 @@ def test_items_are_counted_over_all_ranks_and_micro_batches(world_size, accumula
     assert_same(ranks(world_size).run(run_with_ignored_labels, tmp_path, world_size, accumulation), expected)
 
 
+@on_a_rank
 def report_on_rank(folder):
     import contextlib
     import io
 
-    torch.set_num_threads(1)
-    try:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            make_trainer(folder, evaluate=9, eval_strategy="epoch", logging_steps=2).train()
-        return out.getvalue()
-    finally:
-        forget_states()
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        make_trainer(folder, evaluate=9, eval_strategy="epoch", logging_steps=2).train()
+    return out.getvalue()
 
 
 def test_only_rank_0_speaks(tmp_path):
@@ -254,14 +245,12 @@ class Pretrained(Net):
         (Path(folder) / "config.json").write_text("{}")
 
 
+@on_a_rank
 def save_on_the_main_process(folder) -> None:
-    try:
-        for model in (Pretrained(), Net()):
-            trainer = make_trainer(folder, model=model)
-            if trainer.is_world_process_zero():
-                trainer.save_model()
-    finally:
-        forget_states()
+    for model in (Pretrained(), Net()):
+        trainer = make_trainer(folder, model=model)
+        if trainer.is_world_process_zero():
+            trainer.save_model()
 
 
 def test_the_main_process_may_save_the_model_alone(tmp_path):
@@ -269,14 +258,12 @@ def test_the_main_process_may_save_the_model_alone(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
+@on_a_rank
 def evaluate_then_train(folder) -> torch.Tensor:
-    try:
-        trainer = make_trainer(folder, train=48, evaluate=9, bf16=True)
-        trainer.evaluate()
-        trainer.train()
-        return weights(trainer)
-    finally:
-        forget_states()
+    trainer = make_trainer(folder, train=48, evaluate=9, bf16=True)
+    trainer.evaluate()
+    trainer.train()
+    return weights(trainer)
 
 
 def test_ranks_train_together_after_an_evaluation(tmp_path):
@@ -304,13 +291,11 @@ def seeded(network):
     return network()
 
 
+@on_a_rank
 def evaluate_unevenly(folder, kind) -> tuple[float, int]:
-    try:
-        trainer = make_trainer(folder, evaluate=21, accelerator_config={"even_batches": False}, **UNEVEN[kind]())
-        metrics = trainer.evaluate()
-        return metrics["eval_loss"], len(trainer.predict(Points(21)).predictions)
-    finally:
-        forget_states()
+    trainer = make_trainer(folder, evaluate=21, accelerator_config={"even_batches": False}, **UNEVEN[kind]())
+    metrics = trainer.evaluate()
+    return metrics["eval_loss"], len(trainer.predict(Points(21)).predictions)
 
 
 @pytest.mark.parametrize("kind", UNEVEN)
@@ -330,19 +315,17 @@ RETURNED = {
 }
 
 
+@on_a_rank
 def samples_seen(folder, name) -> list[torch.Tensor]:
     """What this rank sees of each of two epochs, as the first number of each sample."""
-    try:
-        trainer = make_trainer(folder, num_train_epochs=2)
-        trainer.get_train_dataloader = lambda: RETURNED[name](trainer.accelerator.process_index)
-        seen = []
-        trainer.model.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append(kwargs["x"][:, 0]), with_kwargs=True
-        )
-        trainer.train()
-        return torch.cat(seen).chunk(2)
-    finally:
-        forget_states()
+    trainer = make_trainer(folder, num_train_epochs=2)
+    trainer.get_train_dataloader = lambda: RETURNED[name](trainer.accelerator.process_index)
+    seen = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["x"][:, 0]), with_kwargs=True
+    )
+    trainer.train()
+    return torch.cat(seen).chunk(2)
 
 
 @pytest.mark.parametrize("name", ["whole", "dealt out"])
@@ -378,16 +361,14 @@ class Addressed(torch.nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
+@on_a_rank
 def offsets_of_inputs(folder) -> list[int]:
-    try:
-        settings = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 3, "eval_strategy": "epoch"}
-        extra = {"train_dataset": Narrow(12), "eval_dataset": Narrow(12)}
-        dispatched = {"dispatch_batches": True}
-        trainer = make_trainer(folder, model=Addressed(), extra=extra, accelerator_config=dispatched, **settings)
-        trainer.train()
-        return trainer.model.offsets
-    finally:
-        forget_states()
+    settings = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 3, "eval_strategy": "epoch"}
+    extra = {"train_dataset": Narrow(12), "eval_dataset": Narrow(12)}
+    dispatched = {"dispatch_batches": True}
+    trainer = make_trainer(folder, model=Addressed(), extra=extra, accelerator_config=dispatched, **settings)
+    trainer.train()
+    return trainer.model.offsets
 
 
 def test_the_inputs_of_each_rank_begin_where_those_of_transformers_do(tmp_path):

@@ -84,17 +84,6 @@ def test_training_twice_goes_on_and_a_model_init_begins_anew(tmp_path):
     assert torch.equal(weights(trainer), first) and trainer.model is not model
 
 
-def test_optimizers_of_the_users_are_used(tmp_path):
-    model = seeded_net(dtype=torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
-    extra = {"optimizers": (optimizer, schedule), "train_dataset": Points(40, torch.float64)}
-    trainer = make_trainer(tmp_path, model=model, logging_steps=1, max_grad_norm=0, extra=extra)
-    trainer.train()
-    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
-    assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005])
-
-
 class PlainDescent(Trainer):
     """Makes optimizer and schedule where transformers' documentation says that a subclass may."""
 
