@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from benchmarks.report import plots
 from benchmarks.report.introduction import expected_speed, introduction
 from benchmarks.report.publish import publish
 from benchmarks.report.table import notes, table
@@ -92,7 +93,13 @@ def test_what_to_expect_depends_on_the_machine_and_says_why(report, gpus, words)
     assert "share the core that level 00 has alone" in expected_speed(without_devices)
 
 
-def test_a_busy_machine_is_named_wherever_the_numbers_are(report, tmp_path, coarse):
+@pytest.fixture
+def without_plots(monkeypatch):
+    """A page without pictures, for tests of its words."""
+    monkeypatch.setattr(plots, "draw", lambda report, folder: ([], []))
+
+
+def test_a_busy_machine_is_named_wherever_the_numbers_are(report, tmp_path, without_plots):
     assert "BUSY" not in introduction(report) + notes(report)
     report["busy_cores"] = {"before": 0.0, "after": 1.7}
     publish(report, tmp_path)
@@ -138,7 +145,7 @@ def test_an_interrupted_run_says_what_it_lacks(report, tmp_path, coarse):
     assert "EXACT? no evaluation of 04_trainer" in page and 'class="broken"' not in page
 
 
-def test_a_failure_is_shown_with_its_message(report, tmp_path, coarse):
+def test_a_failure_is_shown_with_its_message(report, tmp_path, without_plots):
     failure = {"part": "training 03_accelerate", "level": "03_accelerate", "message": "rank 1: KeyError: <'x'>"}
     printed = publish(report | {"complete": False, "failures": [failure]}, tmp_path)
     page = (tmp_path / "report.html").read_text()
