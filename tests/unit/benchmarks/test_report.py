@@ -19,6 +19,12 @@ from tests.unit.benchmarks.conftest import ALL_CORES, SHARE
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+@pytest.fixture
+def without_plots(monkeypatch):
+    """A page without the comparison's pictures, for tests of what else it has."""
+    monkeypatch.setattr(plots, "draw", lambda report, folder: ([], []))
+
+
 @pytest.mark.parametrize("steps", [6, 60, 937, 1_000_000])
 def test_the_terminal_has_80_columns(report, steps):
     report |= {"steps": steps, "global_batch_size": steps, "world_size": 8}
@@ -93,12 +99,6 @@ def test_what_to_expect_depends_on_the_machine_and_says_why(report, gpus, words)
     assert "share the core that level 00 has alone" in expected_speed(without_devices)
 
 
-@pytest.fixture
-def without_plots(monkeypatch):
-    """A page without pictures, for tests of its words."""
-    monkeypatch.setattr(plots, "draw", lambda report, folder: ([], []))
-
-
 def test_a_busy_machine_is_named_wherever_the_numbers_are(report, tmp_path, without_plots):
     assert "BUSY" not in introduction(report) + notes(report)
     report["busy_cores"] = {"before": 0.0, "after": 1.7}
@@ -127,7 +127,7 @@ def test_the_page_has_everything_and_loads_nothing(report, tmp_path, coarse):
 
 
 @pytest.mark.slow
-def test_the_page_shows_the_lanes_where_they_have_been_recorded(report, tmp_path, coarse):
+def test_the_page_shows_the_lanes_where_they_have_been_recorded(report, tmp_path, without_plots):
     publish(report, tmp_path)
     assert "What happens in one step" not in (tmp_path / "report.html").read_text()
     (tmp_path / "overlap.png").write_bytes(b"a picture")
