@@ -118,7 +118,7 @@ def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world):
 
 
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["random", "random, the loader's generator", "random, with replacement"])
+@pytest.mark.parametrize("kind", ["random", "random, the loader's generator", "random, with replacement", "weighted"])
 def test_loader_workers_change_nothing(kind, persistent):
     assert_exact(lambda: prepared(kind, 1, 0, num_workers=1, persistent_workers=persistent))
 
