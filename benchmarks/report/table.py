@@ -141,8 +141,8 @@ def notes(report: dict, with_account: bool = True) -> str:
         if with_account:
             lines += [f"{group['group'].capitalize()}: {line}" for line in group.get("account", [])]
     lines.append(
-        f"Checksums: of the weights of a training apart, {report['proof_steps']} steps in float64 without dropout, to "
-        "four decimals."
+        f"Checksums: of the weights after {report['proof_steps']} steps of a separate training, in float64 without "
+        "dropout, to four decimals."
     )
     lines += troubles(report)
     lines += [verdict.line for verdict in verdicts(report)]
