@@ -241,7 +241,8 @@ class Accelerator:
     ) -> DataLoaderShard:
         """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run.
 
-        The batches are cut by `sampler.BatchSamplerShard`, and read by `shard.DataLoaderShard`.
+        `sampler.BatchSamplerShard` cuts the batches of a data set with sample numbers, and `streams.CountedShard` a
+        stream. A DataLoaderDispatcher cuts the batches themselves, which the main process has read.
         """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
             return _remember(data_loader, self._dataloaders)
@@ -383,7 +384,8 @@ class Accelerator:
 
         In every `gradient_accumulation_steps`-th micro-batch, and in the last one of the loader, `sync_gradients` is
         true: gradients are averaged over the processes, and optimizer and scheduler step. In the other micro-batches
-        the calls of optimizer and scheduler do nothing.
+        the calls of optimizer and scheduler do nothing, and the gradients of `models` stay local. Those of a model that
+        is not named here are averaged in every micro-batch.
         """
         self._do_sync()
         state = self.gradient_state
@@ -424,8 +426,8 @@ class Accelerator:
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """`loss.backward(**kwargs)` for this micro-batch's part of its window, scaled under fp16.
 
-        While it runs, DistributedDataParallel, into which `prepare` puts a model, replaces each gradient by its mean
-        over the processes; not under `no_sync`.
+        While it runs, DistributedDataParallel, into which `prepare_model` puts a model, replaces each gradient by its
+        mean over the processes; not under `no_sync`.
 
         The loss is divided by `gradient_accumulation_steps`, also in a window that the end of the loader cuts short.
         The gradients of such a window are smaller than those of a whole one.
@@ -662,7 +664,11 @@ class Accelerator:
         return operations.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """All processes' results for the batch at hand, each real sample once: `operations.gather_for_metrics`."""
+        """All processes' results for the batch at hand, each real sample once: `operations.gather_for_metrics`.
+
+        The loader knows by a `sampler.PartialStep` which samples of the step are real. `operations.gather_padded` cuts
+        the others off.
+        """
         return operations.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

@@ -395,7 +395,7 @@ def _fit_in_one_message(leaves: list[Any]) -> bool:
 def _gather_together(tensors: list[torch.Tensor], num_processes: int) -> list[torch.Tensor]:
     """Tensors of equal shape from all processes in one collective."""
     tensors = [each if each.ndim else each[None] for each in tensors]
-    # A GPU's kernels are not waited for, so nobody can look at a head there.
+    # The head is a checksum of shapes and dtypes. On a GPU nobody waits for the kernels, so nobody could look at it.
     head = [_signature(tensors)] if tensors[0].device.type == "cpu" else []
     heads, bodies = _gather_message(head, tensors, num_processes)
     _check_signatures(heads, tensors)

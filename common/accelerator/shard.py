@@ -67,7 +67,8 @@ class DataLoaderStateMixin:
     def remainder(self) -> int:
         """Samples of all processes in the last step, 0 if that step is whole, -1 where it is not known.
 
-        In a DataLoaderDispatcher's whole last step it is the number of samples.
+        In a DataLoaderDispatcher's whole last step it is the number of samples. It is there for scripts that read it:
+        `gather_for_metrics` goes by `partial_step`.
         """
         return self.step_state.remainder
 
