@@ -333,3 +333,16 @@ def test_checkpoints_load_with_and_without_the_fast_checksums(accelerator, monke
         accelerator.load_state(tmp_path / "fast")
         accelerator.save_state(tmp_path / "plain")
     accelerator.load_state(tmp_path / "plain")
+
+
+@NEEDS_LINKS
+def test_a_link_that_a_hook_makes_is_refused_when_it_is_saved(accelerator, precious, tmp_path):
+    """No load would accept it: what it leads to may be another file by then."""
+
+    def hook(models, weights, building):
+        (Path(building) / "extra").symlink_to(precious)
+
+    accelerator.register_save_state_pre_hook(hook)
+    with pytest.raises(CheckpointError, match="extra is a symbolic link"):
+        accelerator.save_state(tmp_path / "c")
+    assert not checkpoint_folder.holds_checkpoint(tmp_path / "c") and precious.read_text() == "mine"
