@@ -130,7 +130,7 @@ class Accelerator:
             torch.cuda.set_device(self.device)
             if local_world_size <= torch.cuda.device_count():
                 backend = "nccl"  # faster, but wants a GPU for each process
-        store = None  # None: by the store that torchrun has made the processes find each other
+        store = None  # the processes then find each other by the store that torchrun has made
         if "RANK" in os.environ:
             # torchrun sets OMP_NUM_THREADS to 1 for each process. On a CPU they can have an equal part of the cores.
             torch.set_num_threads(threads_per_worker(local_world_size))

@@ -363,13 +363,12 @@ def _hang(places: Sequence[Place | None], reason: str | None) -> str:
 
 def _place_in(stack: traceback.StackSummary, path: str) -> Place:
     """The innermost line of the learner's file in a stack, or else of the checker that called it."""
-    in_a_collective = any("/torch/distributed/" in frame.filename and COLLECTIVE.search(frame.name) for frame in stack)
-    places = []
-    for frame in reversed(stack):
-        place = Place(frame.filename, frame.lineno or 0)
-        # No Python function of torch is called from a line with a handle's wait(), or from a backward of DDP.
-        in_cpp = "wait" in place.code or "backward" in place.code
-        places.append(place._replace(waits=in_a_collective or in_cpp))
+    places = [Place(frame.filename, frame.lineno or 0) for frame in reversed(stack)]
     of_the_learner = [place for place in places if place.file == path]
     of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
-    return next(chain(of_the_learner, of_checkers, places))
+    innermost = next(chain(of_the_learner, of_checkers, places))
+    of_torch = [frame for frame in stack if "/torch/distributed/" in frame.filename]
+    in_a_collective = any(COLLECTIVE.search(frame.name) for frame in of_torch)
+    # No Python function of torch is called from a line with a handle's wait(), or from a backward of DDP.
+    in_cpp = "wait" in innermost.code or "backward" in innermost.code
+    return innermost._replace(waits=in_a_collective or in_cpp)
