@@ -12,16 +12,14 @@ What a long training adds is in train_full.py.
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, gather_object, set_seed
+from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, set_seed
 from common.args import parse_args
-from common.data import check_same_dataset, collate, load_data
+from common.data import collate, load_data
+from common.instruments import measured, prepare_process
 from common.model import build_model
-from common.process_group import abort_on_error
-from common.run import Run
 
 
 def train(args):
@@ -31,22 +29,11 @@ def train(args):
             split_batches=True,  # the batch of a loader is the global one
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
-            non_blocking=True,
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
-    with abort_on_error():
-        result = train_rank(args, accelerator, accelerator.device)
-    accelerator.end_training()
-    return result
-
-
-def train_rank(args, accelerator, device):
     train_set, test_set = load_data(args)
-    check_same_dataset(gather_object([train_set.description]))  # each machine has looked for MNIST on its own disk
-    # Only from pinned memory can a batch be copied to the GPU while the CPU goes on.
-    pinned = train_set.device.type != device.type
-    loading = {"collate_fn": collate, "num_workers": args.num_workers, "pin_memory": pinned}
+    loading = {"collate_fn": collate, "num_workers": args.num_workers}
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **loading)
     test_loader = DataLoader(test_set, args.batch_size, **loading)
 
@@ -56,41 +43,36 @@ def train_rank(args, accelerator, device):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
-    # Its loops yield the batches as they are. It counts, takes the time, ends at --max-steps, and reports.
-    run = Run(args, train_set, test_set, device)
-    if accelerator.is_main_process:  # once, not once per process
-        print(run.plan, flush=True)
-    for epoch in run.epochs():
-        train_loader.set_epoch(epoch)  # another order for each epoch
-        model.train()
-        for images, targets in run.batches(train_loader):
-            loss = F.nll_loss(model(images), targets)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            run.count(loss)  # added up on the device: to read it, the CPU would wait for the GPU at every step
-        train_loss = accelerator.reduce(run.mean_loss(), reduction="mean")
+    with measured(args, model, train_set, test_set) as report:  # counts and takes the time from outside
+        for epoch in range(args.epochs):
+            train_loader.set_epoch(epoch)  # another order for each epoch
+            train_loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+            model.train()
+            for images, targets in train_loader:
+                loss = F.nll_loss(model(images), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
+            train_loss = accelerator.reduce(train_loss, reduction="mean") / len(train_loader)
 
-        model.eval()
-        # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
-        totals = torch.zeros(3, dtype=torch.float64, device=device)
-        with torch.no_grad():
-            for images, targets in run.eval_batches(test_loader):
-                # From all ranks, without the samples that were repeated to make the shards equally long.
-                log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
-                totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
-                totals[1] += (log_probs.argmax(dim=1) == targets).sum()
-                totals[2] += len(targets)
-    result = run.result(train_loss, totals, gather_object([run.peak_memory_bytes()]))
-    if accelerator.is_main_process:
-        run.report(result, accelerator.unwrap_model(model))
+            # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
+            totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+            model.eval()
+            with torch.no_grad():
+                for images, targets in test_loader:
+                    # From all ranks, without the samples that were repeated to make the shards equally long.
+                    log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
+                    totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
+                    totals[1] += (log_probs.argmax(dim=1) == targets).sum()
+                    totals[2] += len(targets)
+            loss_sum, correct, evaluated = totals.tolist()
+            result = report(train_loss.item(), loss_sum / evaluated, correct / evaluated, evaluated)
+    accelerator.end_training()
     return result
 
 
-@record  # torchrun then shows the traceback of the rank that failed first
-def main():
-    train(parse_args(__file__))
-
-
 if __name__ == "__main__":
-    main()
+    args = parse_args(__file__)
+    prepare_process(args)
+    train(args)

@@ -4,12 +4,15 @@
     torchrun --standalone --nproc-per-node 2 03_accelerate/train_full.py --checkpoint-dir checkpoints
     python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 03_accelerate/train_full.py
 
+The same command continues a run that was stopped, or killed. SIGTERM and Ctrl-C save a checkpoint first.
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
 """
 
+import math
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
@@ -17,15 +20,70 @@ from common.accelerator.utils import (
     DataLoaderConfiguration,
     InitProcessGroupKwargs,
     ProjectConfiguration,
-    gather_object,
+    broadcast_object_list,
     set_seed,
 )
 from common.args import parse_args
-from common.data import check_same_dataset, collate, load_data
+from common.checkpoint_schedule import CheckpointSchedule, noted_signals
+from common.data import collate, load_data
+from common.errors import fail
+from common.instruments import measured, prepare_process
 from common.model import build_model
-from common.process_group import abort_on_error
-from common.run import Run
-from common.run.checkpointing import checkpoint_session
+
+
+class Progress:
+    """What a checkpoint keeps of the loop, beside weights, optimizer and random numbers."""
+
+    def __init__(self):
+        self.begin_epoch(0)
+
+    def begin_epoch(self, epoch):
+        self.epoch = epoch
+        self.steps = 0  # of this epoch
+        self.loss = 0.0  # the sum of the losses of these steps, a mean over the ranks
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "steps": self.steps, "loss": self.loss}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+        self.steps = state["steps"]
+        self.loss = state["loss"]
+
+
+def save(accelerator, step, loss):
+    if not math.isfinite(loss):
+        fail(f"the training's loss is not finite ({loss}) at step {step}: no checkpoint is made of it")
+    accelerator.project_configuration.iteration = step  # the number in the checkpoint's name
+    accelerator.save_state()
+    accelerator.print(f"saved at step {step}")
+
+
+def resume(accelerator, args):
+    """Go on from the newest whole checkpoint, if there is one. Returns whether there is."""
+    if args.checkpoint_dir is None:
+        return False
+    found = [any(Path(args.checkpoint_dir, "checkpoints").glob("checkpoint_*"))]
+    broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
+    if found[0]:
+        accelerator.load_state()
+    return found[0]
+
+
+def evaluate(accelerator, model, test_loader):
+    """The mean loss, the accuracy, and the number of samples, over all ranks."""
+    # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
+    totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+    model.eval()
+    with torch.no_grad():
+        for images, targets in test_loader:
+            # From all ranks, without the samples that were repeated to make the shards equally long.
+            log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
+            totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
+            totals[1] += (log_probs.argmax(dim=1) == targets).sum()
+            totals[2] += len(targets)
+    loss_sum, correct, evaluated = totals.tolist()
+    return loss_sum / evaluated, correct / evaluated, evaluated
 
 
 def train(args):
@@ -38,23 +96,11 @@ def train(args):
             split_batches=True,  # the batch of a loader is the global one
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
-            non_blocking=True,
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
-    # SIGTERM and Ctrl-C save a checkpoint first.
-    with abort_on_error(), checkpoint_session(args, accelerator.device) as checkpoints:
-        result = train_rank(args, accelerator, accelerator.device, checkpoints)
-    accelerator.end_training()
-    return result
-
-
-def train_rank(args, accelerator, device, checkpoints):
     train_set, test_set = load_data(args)
-    check_same_dataset(gather_object([train_set.description]))  # each machine has looked for MNIST on its own disk
-    # Only from pinned memory can a batch be copied to the GPU while the CPU goes on.
-    pinned = train_set.device.type != device.type
-    loading = {"collate_fn": collate, "num_workers": args.num_workers, "pin_memory": pinned}
+    loading = {"collate_fn": collate, "num_workers": args.num_workers}
     micro_batch = args.batch_size // args.gradient_accumulation_steps
     train_loader = DataLoader(train_set, micro_batch, shuffle=True, drop_last=True, **loading)
     test_loader = DataLoader(test_set, micro_batch, **loading)
@@ -65,58 +111,53 @@ def train_rank(args, accelerator, device, checkpoints):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
-    # Its loops yield the batches as they are. It counts, takes the time, ends at --max-steps, and reports.
-    run = Run(args, train_set, test_set, device)
-    if accelerator.is_main_process:  # once, not once per process
-        print(run.plan, flush=True)
-    accelerator.register_for_checkpointing(run)
-    if checkpoints.can_resume(prefix="checkpoint_", subfolder="checkpoints"):  # rank 0 looks: all resume, or none
-        accelerator.load_state()  # the newest that is whole
-        run.report_resumption()
-    for epoch in run.epochs():
-        train_loader.set_epoch(epoch)  # another order for each epoch
-        loader = train_loader
-        if run.batches_done > 0:  # the checkpoint was made within this epoch
-            loader = accelerator.skip_first_batches(train_loader, run.batches_done)
-        model.train()
-        for images, targets in run.batches(loader):
-            with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
-                loss = F.nll_loss(model(images), targets)
-                accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
-                optimizer.step()
-                optimizer.zero_grad()
-            run.count(loss)  # added up on the device: to read it, the CPU would wait for the GPU at every step
-            if accelerator.sync_gradients:  # the step is complete
-                checkpoints.ask_all_ranks(run.steps)  # has any rank got a signal?
-                if checkpoints.is_due(run.steps, run.total_steps):
-                    run.demand_finite(model)
-                    run.average_losses()  # what rank 0 saves must do for all ranks
-                    accelerator.project_configuration.iteration = run.steps  # the number in the checkpoint's name
-                    accelerator.save_state()
-                    checkpoints.report_saved(run.steps)
-                    checkpoints.exit_if_preempted(run.steps)
-        train_loss = accelerator.reduce(run.mean_loss(), reduction="mean")
+    progress = Progress()
+    accelerator.register_for_checkpointing(progress)
+    resumed = resume(accelerator, args)
+    steps_per_epoch = len(train_loader) // args.gradient_accumulation_steps
+    total_steps = steps_per_epoch * args.epochs
+    step = steps_per_epoch * progress.epoch + progress.steps
+    if resumed:
+        accelerator.print(f"{args.level}: resumed at step {step}")
 
-        model.eval()
-        # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
-        totals = torch.zeros(3, dtype=torch.float64, device=device)
-        with torch.no_grad():
-            for images, targets in run.eval_batches(test_loader):
-                # From all ranks, without the samples that were repeated to make the shards equally long.
-                log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
-                totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
-                totals[1] += (log_probs.argmax(dim=1) == targets).sum()
-                totals[2] += len(targets)
-    result = run.result(train_loss, totals, gather_object([run.peak_memory_bytes()]))
-    if accelerator.is_main_process:
-        run.report(result, accelerator.unwrap_model(model))
+    with noted_signals() as signals, measured(args, model, train_set, test_set) as report:
+        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
+        for epoch in range(progress.epoch, args.epochs):
+            train_loader.set_epoch(epoch)  # another order for each epoch
+            loader = train_loader
+            if progress.steps > 0:  # the checkpoint was made within this epoch
+                batches_done = progress.steps * args.gradient_accumulation_steps
+                loader = accelerator.skip_first_batches(train_loader, batches_done)
+            train_loss = torch.full((), progress.loss, dtype=torch.float64, device=accelerator.device)
+            model.train()
+            for images, targets in loader:
+                with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
+                    loss = F.nll_loss(model(images), targets)
+                    accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
+                    optimizer.step()
+                    optimizer.zero_grad()
+                train_loss += loss.detach() / args.gradient_accumulation_steps
+                if accelerator.sync_gradients:  # the step is complete
+                    step += 1
+                    progress.steps += 1
+                    if args.checkpoint_dir:
+                        schedule.update(step)
+                    if schedule.save:
+                        progress.loss = accelerator.reduce(train_loss, reduction="mean").item()
+                        save(accelerator, step, progress.loss)
+                    if schedule.stop:
+                        accelerator.print(f"stopped at step {step}: run it again to continue")
+                        accelerator.end_training()
+                        raise SystemExit(schedule.exit_code())
+            train_loss = accelerator.reduce(train_loss, reduction="mean") / steps_per_epoch
+
+            result = report(train_loss.item(), *evaluate(accelerator, model, test_loader), steps=step)
+            progress.begin_epoch(epoch + 1)
+    accelerator.end_training()
     return result
 
 
-@record  # torchrun then shows the traceback of the rank that failed first
-def main():
-    train(parse_args(__file__))
-
-
 if __name__ == "__main__":
-    main()
+    args = parse_args(__file__)
+    prepare_process(args)
+    train(args)

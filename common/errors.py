@@ -1,10 +1,8 @@
 """One clear line for the user, said once however many processes run."""
 
-import contextlib
 import os
-import signal
 import sys
-import time
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -20,17 +18,29 @@ class UserError(SystemExit):
 
 
 def fail(message: str) -> NoReturn:
-    """Print `message` on stderr and raise UserError.
-
-    All local ranks meet the same error at about the same time. The first speaks; the others give it some seconds
-    to do so and to be ended by the launcher, and speak for themselves only if that has not happened.
-    """
+    """Print `message` on stderr, if no other rank of this machine has printed an error, and raise UserError."""
     message = " ".join(message.split("\n"))
     if len(message) > 800:  # somebody's file, or a number of 5000 digits
         message = f"{message[:400]} … {message[-400:]}"
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        with contextlib.suppress(ValueError):  # of a thread: only the main one can
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a level that saves on SIGTERM would stay
-        time.sleep(15)
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    if _is_first_to_fail():
+        print(f"error: {message}", file=sys.stderr, flush=True)
     raise UserError(message)
+
+
+def _is_first_to_fail() -> bool:
+    """True for one process of those that torchrun has started here; without torchrun for every process.
+
+    All ranks may meet the same error, and the first that ends is the end of the others, so none can wait for rank 0 to
+    speak. torchrun has made a folder for each rank's error, in one folder for all of them, which it removes at the end.
+    The first rank to make a file there speaks.
+    """
+    own_error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not own_error_file:
+        return True
+    try:
+        (Path(own_error_file).parents[1] / "said").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # the folder is gone, or the variable is another launcher's
+        return True
+    return True

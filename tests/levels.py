@@ -12,6 +12,7 @@ import torch
 from benchmarks.harness.proof import farthest
 from common import ladder
 from common.args import parse_args
+from common.instruments import prepare_process
 from common.ladder.small import load_small
 from common.processes import ranks
 
@@ -30,7 +31,10 @@ def run_level(level: str, argv: list[str], path: Path | None = None, small: bool
     module = load_small(level) if small else ladder.load(level, path)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
-        result = module.train(parse_args(module.__file__, [*argv, "--save", str(path)]))
+        args = parse_args(module.__file__, [*argv, "--save", str(path)])
+        if args.cores_per_device:
+            prepare_process(args)
+        result = module.train(args)
         return result, torch.load(path, weights_only=True) if path.exists() else {}
 
 

@@ -15,6 +15,7 @@ import torch
 
 from common import ladder
 from common.args import parse_args
+from common.instruments import prepare_process
 from common.memory import accounting
 
 ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
@@ -24,10 +25,13 @@ load = functools.cache(ladder.load)
 
 def train(level: str, flags: Sequence[str], threads: int, path: Path | None = None) -> dict:
     """The result of the level, or of another version of it at `path`; what it prints is left out."""
-    torch.set_num_threads(threads)
     module = load(level, path)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        return module.train(parse_args(module.__file__, flags))
+        args = parse_args(module.__file__, flags)
+        prepare_process(args)
+        if not args.cores_per_device:
+            torch.set_num_threads(threads)
+        return module.train(args)
 
 
 def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:

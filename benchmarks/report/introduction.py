@@ -2,7 +2,7 @@
 
 from benchmarks.harness.load import what_is_slowed
 from benchmarks.report.wrapping import wrapped
-from common.run.run import quantity
+from common.instruments.result import quantity
 
 
 def introduction(report: dict) -> str:

@@ -24,8 +24,8 @@ from benchmarks.report.verdicts import peaks
 from benchmarks.suites import memory
 from benchmarks.suites.throughput import ALL_CORES, FIRST
 from common import ladder, pitfalls
+from common.instruments.result import quantity, result_line
 from common.ladder import scripts
-from common.run.run import quantity, result_line
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)

@@ -5,7 +5,7 @@ from benchmarks.report.verdicts import memory_source, peaks, verdicts
 from benchmarks.report.wrapping import wrapped
 from benchmarks.suites.throughput import ALL_CORES, FIRST, of_devices
 from common import ladder
-from common.run.run import quantity
+from common.instruments.result import quantity
 
 COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
 SPEED_COLUMNS = "{:<24} {:>7} {:>12} {:>7} {:>26}"

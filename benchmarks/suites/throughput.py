@@ -23,8 +23,8 @@ from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, differences, measu
 from benchmarks.harness.process_facts import process_facts
 from common import ladder
 from common.cores import available_cores
+from common.instruments.result import quantity
 from common.processes import ranks
-from common.run.run import quantity
 
 # Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
 # the second step on.

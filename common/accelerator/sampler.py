@@ -2,13 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from common.eval_sampler import DistributedEvalSampler
 
 
 class PartialStep(NamedTuple):
@@ -470,62 +471,3 @@ class SkipBatchSampler(BatchSampler):
 
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)
-
-
-class DistributedEvalSampler(Sampler[int]):
-    """Every sample exactly once over all ranks: rank r visits r, r + world size, r + 2·world size, …
-
-    `torch.utils.data.DistributedSampler` repeats samples until every rank has equally many, so that an accuracy over
-    10000 samples on 3 ranks becomes one over 10002. This sampler pads nothing: the first `n % num_replicas` ranks
-    visit one sample more than the others, and with fewer samples than ranks some ranks visit none. Memory is O(1)
-    unless `shuffle` is set.
-
-    For evaluation only. A forward and backward through DDP is a collective; ranks that get one batch more than the
-    others would wait in it for ever.
-
-    Args:
-        dataset: anything with a length.
-        num_replicas: the number of shards; by default the world size (1 without a process group).
-        rank: the shard to visit, 0 <= rank < num_replicas; by default this process's rank.
-        shuffle: visit in the order of `torch.randperm(n)` seeded with `seed + epoch`, the same on every rank.
-        seed: of the shuffled order; must be equal on all ranks.
-
-    Raises:
-        ValueError: if `rank` is not in [0, num_replicas) or `num_replicas` is not positive.
-    """
-
-    def __init__(
-        self,
-        dataset: Sized,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-    ) -> None:
-        distributed = dist.is_available() and dist.is_initialized()
-        if num_replicas is None:
-            num_replicas = dist.get_world_size() if distributed else 1
-        if rank is None:
-            rank = dist.get_rank() if distributed else 0
-        if num_replicas < 1 or not 0 <= rank < num_replicas:
-            raise ValueError(f"rank {rank} is not one of {num_replicas} replicas: need 0 <= rank < num_replicas")
-        self.dataset = dataset
-        self.num_replicas = num_replicas
-        self.rank = rank
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[int]:
-        n = len(self.dataset)
-        if not self.shuffle:
-            return iter(range(self.rank, n, self.num_replicas))
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        return iter(torch.randperm(n, generator=generator)[self.rank :: self.num_replicas].tolist())
-
-    def __len__(self) -> int:
-        return len(range(self.rank, len(self.dataset), self.num_replicas))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffled order of `epoch`; without `shuffle` nothing changes."""
-        self.epoch = epoch

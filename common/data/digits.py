@@ -36,11 +36,6 @@ class DigitImages(Dataset):
         self.images = self.images.to(device)
         self.labels = self.labels.to(device)
 
-    @property
-    def description(self) -> str:
-        """The set's name and its size, which tell it from another."""
-        return f"{self.name} ({len(self)} samples)"
-
     def keep_first(self, count: int | None) -> None:
         """Drop all samples but the first `count`; None keeps all."""
         self.images = self.images[:count]

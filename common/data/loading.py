@@ -2,76 +2,66 @@
 
 import os
 import sys
-from pathlib import Path
-from typing import Any
+from argparse import Namespace
 
 import torch
 
-from common.data.cache import FailureNote, one_process_at_a_time
 from common.data.digits import DigitImages
-from common.data.idx import IdxError, read_idx
-from common.data.mnist import MNIST_FILES, download, md5, mnist_on_disk, raw_folder
-from common.data.synthetic import checksums_of_synthetic, synthetic_folder
+from common.data.mnist import download, mnist_on_disk, raw_folder, read_mnist
+from common.data.synthetic import draw_cache, read_synthetic
 from common.errors import fail
+from common.process_group import all_gather_object, is_distributed
 
 
-def load_data(args: Any) -> tuple[DigitImages, DigitImages]:
-    """The training and the test set that the flags ask for.
+def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
+    """The training and the test set that the flags ask for. With a process group, all ranks call this.
 
     `args.dataset` "auto" takes MNIST if it is in `args.data_dir` or can be downloaded, else the synthetic digits, and
-    says so. Processes on different machines may find different datasets: `check_same_dataset` compares them.
+    says so. On each machine local rank 0 looks for it, while the others wait.
 
     Raises:
-        UserError: where MNIST is there but damaged, or where "mnist" cannot be had.
+        UserError: where MNIST is damaged, or cannot be had although the flags say "mnist"; where two machines have
+            found different sets; where the batch size does not fit the processes or the training set.
     """
-    with one_process_at_a_time("data", args.data_dir) as note:
-        name, folder = _locate(args, note)
-    try:
-        train_set = _read(name, folder, "train", args.dtype)
-        test_set = _read(name, folder, "t10k", args.dtype)
-    except (OSError, IdxError) as error:
-        fail(f"{error}. Remove {folder} to have it made again, or use --dataset synthetic")
+    name = _find_on_every_machine(args)
+    if name == "mnist":
+        train, test = read_mnist(args.data_dir, "train"), read_mnist(args.data_dir, "t10k")
+    else:
+        train, test = read_synthetic()
+    train_set = DigitImages(name, *train, dtype=args.dtype)
+    test_set = DigitImages(name, *test, dtype=args.dtype)
     train_set.keep_first(args.train_samples)
     test_set.keep_first(args.eval_samples)
+    check_batch_size(args, len(train_set))
+    if args.max_steps:
+        train_set.keep_first(args.max_steps * args.batch_size)
     if args.data == "device":
-        device = device_of_this_process(args.device)
+        device = args.device
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())  # which each rank has chosen
         train_set.move_to(device)
         test_set.move_to(device)
     return train_set, test_set
 
 
-def device_of_this_process(device: torch.device) -> torch.device:
-    """`device` with a number, where several processes share the GPUs of a machine."""
-    if device.type != "cuda" or device.index is not None:
-        return device
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+def _find_on_every_machine(args: Namespace) -> str:
+    """The name of the dataset whose files are on this machine when this returns; the same name on all ranks."""
+    if not is_distributed():
+        return _find(args)
+    looks = os.environ.get("LOCAL_RANK", "0") == "0"
+    names = all_gather_object(_find(args) if looks else None)
+    for rank, name in enumerate(names):
+        if name not in (None, names[0]):
+            fail(f"the ranks have different data: rank 0 {names[0]}, rank {rank} {name}. Name one with --dataset")
+    return names[0]
 
 
-def check_same_dataset(descriptions: list[str]) -> None:
-    """Raise UserError if the ranks have loaded different data, as machines with different disks may.
-
-    Args:
-        descriptions: `DigitImages.description` of each rank's training set, in the order of the ranks.
-    """
-    first = descriptions[0]
-    for rank, description in enumerate(descriptions):
-        if description != first:
-            fail(f"the ranks have different data: rank 0 {first}, rank {rank} {description}. Name one with --dataset")
-
-
-def _locate(args: Any, note: FailureNote) -> tuple[str, Path]:
-    """The dataset's name and the folder that holds its four files, which are there when this returns."""
-    raw = raw_folder(args.data_dir)
+def _find(args: Namespace) -> str:
     if args.dataset != "synthetic":
-        if mnist_on_disk(args.data_dir):
-            return "mnist", raw
-        reason = note.read()
+        reason = None if mnist_on_disk(args.data_dir) else download(args.data_dir)
         if reason is None:
-            reason = download(raw)
-            note.write(reason)
-        if reason is None:
-            return "mnist", raw
+            return "mnist"
+        raw = raw_folder(args.data_dir)
         if args.dataset == "mnist":
             fail(f"MNIST is not in {raw} and cannot be downloaded: {reason}")
         if os.environ.get("RANK", "0") == "0":
@@ -80,14 +70,27 @@ def _locate(args: Any, note: FailureNote) -> tuple[str, Path]:
                 "Training on the synthetic digits instead (--dataset mnist makes this an error).",
                 file=sys.stderr,
             )
-    return "synthetic", synthetic_folder()
+    draw_cache()
+    return "synthetic"
 
 
-def _read(name: str, folder: Path, part: str, dtype: torch.dtype) -> DigitImages:
-    images = read_idx(folder / f"{part}-images-idx3-ubyte", dimensions=3)
-    labels = read_idx(folder / f"{part}-labels-idx1-ubyte", dimensions=1)
-    checksums = MNIST_FILES if name == "mnist" else checksums_of_synthetic(folder)
-    for file in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
-        if md5(folder / file) != checksums[file]:
-            raise IdxError(f"{folder / file} is damaged: its checksum is not the one of {name}")
-    return DigitImages(name, images, labels, dtype)
+def check_batch_size(args: Namespace, samples: int) -> None:
+    """Refuse a global batch that the processes cannot share evenly, or that so many samples do not fill.
+
+    Raises:
+        UserError: after one line, which names the nearest batches that divide.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    accumulation = getattr(args, "gradient_accumulation_steps", 1)
+    parts = world_size * accumulation
+    if args.batch_size % parts:
+        below = args.batch_size // parts * parts
+        nearest = f"{below} or {below + parts}" if below else f"{parts}"
+        micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
+        processes = f"{world_size} process{'es' if world_size > 1 else ''}"
+        fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")
+    steps = samples // args.batch_size
+    if steps == 0:
+        fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")
+    if args.max_steps and (args.epochs > 1 or args.max_steps > steps):
+        fail(f"--max-steps {args.max_steps} is for one epoch, which has {steps} steps: ask for fewer, or for --epochs")

@@ -8,6 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from common.errors import fail
+
 # The md5 of each file as published with the dataset: nothing else passes for MNIST.
 MNIST_FILES = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -17,25 +22,50 @@ MNIST_FILES = {
 }
 
 
-def mnist_on_disk(data_dir: str | Path) -> bool:
-    """Are all four files in `data_dir`? Their content is for `load_data` to check."""
-    raw = raw_folder(data_dir)
-    return all((raw / name).exists() for name in MNIST_FILES)
-
-
 def raw_folder(data_dir: str | Path) -> Path:
     return Path(data_dir) / "MNIST" / "raw"
 
 
-def download(raw: Path) -> str | None:
-    """Fetch MNIST through torchvision into `raw`, complete or not at all. Returns why it could not be, or None."""
+def mnist_on_disk(data_dir: str | Path) -> bool:
+    """Are all four files in `data_dir`? Their content is for `read_mnist` to check."""
+    return all((raw_folder(data_dir) / name).exists() for name in MNIST_FILES)
+
+
+def read_mnist(data_dir: str | Path, part: str) -> tuple[Tensor, Tensor]:
+    """The images (n, 28, 28) and labels (n,) of a part of MNIST, "train" or "t10k", as uint8 tensors.
+
+    Raises:
+        UserError: if a file is not the published one, or cannot be read.
+    """
+    raw = raw_folder(data_dir)
+    images = _read(raw / f"{part}-images-idx3-ubyte", header=16)
+    labels = _read(raw / f"{part}-labels-idx1-ubyte", header=8)
+    return images.view(-1, 28, 28), labels
+
+
+def _read(path: Path, header: int) -> Tensor:
+    """The bytes of an IDX file behind its header, once the checksum has shown what the file is."""
+    try:
+        content = bytearray(path.read_bytes())
+    except OSError as error:
+        fail(f"{error}. Remove {path.parent} to have MNIST fetched again, or use --dataset synthetic")
+    if hashlib.md5(content).hexdigest() != MNIST_FILES[path.name]:
+        fail(
+            f"{path} is damaged: its checksum is not that of MNIST. "
+            f"Remove {path.parent} to have it fetched again, or use --dataset synthetic"
+        )
+    return torch.frombuffer(content, dtype=torch.uint8, offset=header)
+
+
+def download(data_dir: str | Path) -> str | None:
+    """Fetch MNIST through torchvision into `data_dir`, complete or not at all. Returns why it could not be, or None."""
     from torchvision.datasets import MNIST
 
+    raw = raw_folder(data_dir)
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(10)
-    made: list[Path] = []
+    missing = [folder for folder in (raw, *raw.parents) if not folder.exists()]
     try:
-        made = [folder for folder in (raw, *raw.parents) if not folder.exists()]
         raw.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=raw, prefix="download-") as folder:
             with contextlib.redirect_stdout(sys.stderr):
@@ -43,7 +73,7 @@ def download(raw: Path) -> str | None:
             for name in MNIST_FILES:
                 (raw_folder(folder) / name).replace(raw / name)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        for empty in made:  # of a data folder that may be misspelt nothing is left
+        for empty in missing:  # of a data folder that may be misspelt nothing is left
             with contextlib.suppress(OSError):
                 empty.rmdir()
         one_line = " ".join(str(error).split())
@@ -51,8 +81,3 @@ def download(raw: Path) -> str | None:
     finally:
         socket.setdefaulttimeout(before)
     return None
-
-
-def md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()

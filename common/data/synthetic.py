@@ -1,21 +1,20 @@
-"""The offline stand-in for MNIST: 70,000 digits drawn from matplotlib's fonts, distorted, and kept as IDX files."""
+"""The offline stand-in for MNIST: 70,000 digits drawn from matplotlib's fonts, distorted, and kept in one file."""
 
-import json
+import contextlib
+import os
+import tempfile
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.data.cache import cache_dir
-from common.data.idx import IdxError, write_idx
-from common.data.mnist import MNIST_FILES, md5
-from common.files import discard_draft, new_draft, replace_folder
+from common.errors import fail
+from common.files import atomic_write
 
 SEED = 1
 SIZES = {"train": 60_000, "t10k": 10_000}
-CHECKSUMS = "md5.json"
-VERSION = 1  # of the drawing: another version is another cache
+VERSION = 2  # of the drawing and of the file: another version is another cache
 
 _GLYPH = 64  # side of a glyph, in pixels, before it is distorted and reduced to 28
 # The font files of matplotlib: each family's name with the endings of its styles.
@@ -29,48 +28,42 @@ _STYLES = {
 _FONTS = [f"{family}{style}.ttf" for family, styles in _STYLES.items() for style in styles]
 
 
-def synthetic_folder() -> Path:
-    """The folder with the synthetic digits as four IDX files, drawn now if they are not cached.
-
-    It ends in MNIST/raw, so that `torchvision.datasets.MNIST(folder.parent.parent)` reads it; `md5.json` beside the
-    files holds their checksums. A cache appears under its name only when it is complete; what a killed process left
-    of one is swept by the next.
-    """
-    root = cache_dir() / f"synthetic-v{VERSION}"
-    raw = root / "MNIST" / "raw"
-    if not raw.exists():
-        drawing = new_draft(root.parent)
-        try:
-            _write(drawing / "MNIST" / "raw")
-            replace_folder(drawing, root)
-        finally:
-            discard_draft(drawing)
-    return raw
+def draw_cache() -> Path:
+    """The file with the synthetic digits, drawn now if it is not there. It appears only when it is complete."""
+    path = _cache_folder() / f"synthetic-v{VERSION}.pt"
+    if not path.exists():
+        sets = draw_sets(SEED, SIZES)
+        with atomic_write(path) as draft:
+            torch.save(sets, draft)
+    return path
 
 
-def checksums_of_synthetic(raw: Path) -> dict[str, str]:
-    """The md5 of each of the four files in `raw`, as they were drawn.
+def read_synthetic() -> list[tuple[Tensor, Tensor]]:
+    """The training and the test set, each as uint8 images (n, 28, 28) and uint8 labels (n,).
 
     Raises:
-        IdxError: if the file with the checksums is damaged.
+        UserError: if the file is damaged.
     """
-    path = raw / CHECKSUMS
+    path = draw_cache()
     try:
-        checksums = json.loads(path.read_text())
-    except ValueError as error:
-        raise IdxError(f"{path} is damaged: {error}") from error
-    if not isinstance(checksums, dict) or checksums.keys() != set(MNIST_FILES):
-        raise IdxError(f"{path} is damaged: it does not name the four files")
-    return checksums
+        sets = torch.load(path, weights_only=True)
+        return [sets[part] for part in SIZES]
+    except (RuntimeError, EOFError, KeyError) as error:
+        fail(f"{path} is damaged ({error}): remove it to have the digits drawn again")
 
 
-def _write(raw: Path) -> None:
-    raw.mkdir(parents=True)
-    for part, (images, labels) in draw_sets(SEED, SIZES).items():
-        write_idx(raw / f"{part}-images-idx3-ubyte", images)
-        write_idx(raw / f"{part}-labels-idx1-ubyte", labels)
-    checksums = {name: md5(raw / name) for name in MNIST_FILES}
-    (raw / CHECKSUMS).write_text(json.dumps(checksums))
+def _cache_folder() -> Path:
+    """A folder of the user's that can be written to, whatever becomes of `--data-dir`."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    folders = [Path(tempfile.gettempdir()) / f"parallelism-ladder-{os.environ.get('USER', 'user')}"]
+    if base.is_absolute():  # "~/.cache" stays as it is for a user without a home
+        folders.insert(0, base / "parallelism-ladder")
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    fail(f"neither {base} nor the folder for temporary files can be written to; set XDG_CACHE_HOME")
 
 
 def draw_sets(seed: int, sizes: dict[str, int]) -> dict[str, tuple[Tensor, Tensor]]:

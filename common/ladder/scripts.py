@@ -1,7 +1,8 @@
 """The levels and scripts of the ladder, and functions that read and load them.
 
 A *level* is a folder of the ladder. A *rung* is a script to climb to: each level's train.py, under the level's name,
-and train_full.py of level 03, which adds what a long training needs. Whatever reads or loads a script takes a rung.
+and train_full.py of levels 03 and 04, which add what a long training needs. Whatever reads or loads a script takes a
+rung.
 """
 
 import ast
@@ -21,13 +22,13 @@ def levels() -> list[str]:
 
 
 def rungs() -> list[str]:
-    """The names of the scripts, in the order of the climb: the levels, and level 03's second script after its first."""
-    found = []
-    for level in levels():
-        found.append(level)
-        if level == level_of(FULL) and script(FULL).exists():
-            found.append(FULL)
-    return found
+    """The names of the scripts: the levels in the order of the climb, then the scripts for long trainings."""
+    return [*levels(), *with_checkpoints()]
+
+
+def with_checkpoints() -> list[str]:
+    """The rungs that take --mixed-precision, --gradient-accumulation-steps and --checkpoint-dir."""
+    return [f"{path.parent.name}/train_full" for path in sorted(ROOT.glob("0?_*/train_full.py"))]
 
 
 def templates() -> list[str]:
@@ -36,14 +37,8 @@ def templates() -> list[str]:
 
 
 def steps() -> list[tuple[str, str]]:
-    """Each rung with the next one: the pairs whose difference the READMEs go through."""
-    return list(pairwise(rungs()))
-
-
-def with_checkpoints() -> list[str]:
-    """The rungs that take --mixed-precision, --gradient-accumulation-steps and --checkpoint-dir."""
-    highest_of_03 = FULL if FULL in rungs() else level_of(FULL)
-    return [highest_of_03, "04_trainer"]
+    """The pairs whose difference the READMEs go through: each level and the next, each level and its train_full.py."""
+    return [*pairwise(levels()), *((level_of(rung), rung) for rung in with_checkpoints())]
 
 
 def level_of(rung: str) -> str:

@@ -34,7 +34,6 @@ class DataLoaderConfiguration:
     split_batches: bool  # a loader's batch is that of all ranks, and each gets a part of it
     use_seedable_sampler: bool  # shuffled data has an order that follows from data_seed + epoch
     data_seed: int
-    non_blocking: bool  # the CPU goes on while a batch is copied to the GPU
 
 
 @dataclass
@@ -96,14 +95,13 @@ class DataLoaderShard:
             batch_sampler=list(self.own_batches()),
             collate_fn=self.loader.collate_fn,
             num_workers=self.loader.num_workers,
-            pin_memory=self.loader.pin_memory,
         )
         samples_left = len(self.loader.dataset)
         for batch in own_loader:
             # In the last step this may be less than a batch. gather_for_metrics keeps as many rows, no duplicates.
             self.accelerator.samples_in_step = min(samples_left, self.loader.batch_size)
             samples_left -= self.loader.batch_size
-            yield map_nested(self.accelerator.to_device, batch)
+            yield map_nested(lambda tensor: tensor.to(self.accelerator.device), batch)
 
 
 class Accelerator:
@@ -140,9 +138,6 @@ class Accelerator:
         dist.init_process_group(
             backend, store=store, rank=self.process_index, world_size=self.num_processes, timeout=group.timeout
         )
-
-    def to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=self.dataloader_config.non_blocking)
 
     def prepare(self, *objects: Any) -> list[Any]:
         """The objects of a training, in the same order, for this rank."""
@@ -181,9 +176,6 @@ class Accelerator:
             gathered.append(torch.cat(of_ranks)[: self.samples_in_step])
         return gathered
 
-    def unwrap_model(self, model: DistributedDataParallel) -> nn.Module:
-        return model.module
-
     def end_training(self) -> None:
         leave_process_group()  # a model in DDP may outlive its process group
 
@@ -191,10 +183,3 @@ class Accelerator:
 def set_seed(seed: int, device_specific: bool) -> None:
     """Seed torch's random numbers, from which dropout draws; with `device_specific` each rank draws its own."""
     torch.manual_seed(seed + dist.get_rank() if device_specific else seed)
-
-
-def gather_object(objects: list) -> list:
-    """The entries of the lists of all ranks, in the order of the ranks. All ranks must call it."""
-    of_ranks: list[list] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(of_ranks, objects)
-    return [each for of_rank in of_ranks for each in of_rank]

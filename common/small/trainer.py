@@ -105,9 +105,7 @@ class Trainer:
     ) -> None:
         if args.remove_unused_columns:
             raise NotImplementedError("only the whole Trainer removes columns: set remove_unused_columns=False")
-        config = DataLoaderConfiguration(
-            split_batches=True, use_seedable_sampler=True, data_seed=args.seed, non_blocking=False
-        )
+        config = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=args.seed)
         timeout = InitProcessGroupKwargs(timedelta(minutes=30))
         self.accelerator = Accelerator(cpu=False, dataloader_config=config, kwargs_handlers=[timeout])
         set_seed(args.seed, device_specific=False)

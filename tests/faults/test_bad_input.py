@@ -7,6 +7,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from common.data.idx import IdxError, read_idx, write_idx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -15,7 +16,6 @@ from common import ladder
 from common.accelerator import Accelerator
 from common.accelerator.checkpointing import CheckpointError
 from common.args import parse_args
-from common.data.idx import IdxError, read_idx, write_idx
 from common.errors import UserError
 from common.processes import ranks
 

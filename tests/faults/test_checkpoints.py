@@ -13,13 +13,13 @@ from unittest import mock
 
 import pytest
 import torch
+from common.run.checkpointing import file_errors_in_one_line
 
 from common import ladder
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.state import PartialState
 from common.errors import UserError
 from common.processes import ranks
-from common.run.checkpointing import file_errors_in_one_line
 from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, run_to_end, script, torchrun
 from tests.levels import SHORT, run_level
 

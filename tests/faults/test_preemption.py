@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from common.run import checkpointing
+from common.run.checkpointing import PATIENCE, Checkpointing, Preemption
 
 from common import ladder
 from common.args import CheckpointInterval, parse_args
 from common.process_group import process_group
 from common.processes import ranks
-from common.run import checkpointing
-from common.run.checkpointing import PATIENCE, Checkpointing, Preemption
 from tests.levels import farthest, run_level, run_on_ranks
 
 SETTINGS = ["--dataset", "synthetic", "--train-samples", "320", "--eval-samples", "100", "--batch-size", "16"]

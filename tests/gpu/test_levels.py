@@ -6,13 +6,13 @@ from unittest import mock
 
 import pytest
 import torch
+from common.run.metrics import demand_finite_weights
 from torch import nn
 
 from common import ladder
 from common.accelerator import Accelerator, PartialState
 from common.errors import UserError
 from common.process_group import abort_on_error, process_group
-from common.run.metrics import demand_finite_weights
 from tests.gpu.levels import BATCH, STEPS, train_on_rank
 from tests.gpu.machine import GPUS, Machine, Misplaced, Wait, imitated_rank
 

@@ -1,20 +1,13 @@
 """MNIST as tensors: the same numbers as torchvision's, faster, verified, fetched once."""
 
-import contextlib
-import gzip
-import hashlib
 import http.client
-import http.server
-import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from argparse import Namespace
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,11 +17,11 @@ from torchvision import transforms
 from torchvision.datasets import MNIST
 
 from common import ladder
-from common.data import collate, load_data, loading
-from common.data.cache import cache_dir, one_process_at_a_time
+from common.data import collate, load_data
 from common.data.mnist import MNIST_FILES
-from common.data.synthetic import synthetic_folder
+from common.data.synthetic import draw_cache
 from common.errors import UserError
+from common.process_group import process_group
 from common.processes import ranks
 
 # A mirror that refuses the connection: no network, without taking the machine's away.
@@ -37,27 +30,27 @@ NO_MIRROR = ["http://127.0.0.1:9/"]
 
 def flags(**changes) -> Namespace:
     defaults = {"dataset": "synthetic", "data_dir": "data", "dtype": torch.float32, "data": "host"}
-    return Namespace(**(defaults | {"train_samples": None, "eval_samples": None} | changes))
+    defaults |= {"train_samples": None, "eval_samples": None, "batch_size": 1, "max_steps": None, "epochs": 1}
+    return Namespace(**(defaults | changes))
 
 
 @pytest.fixture(scope="module")
-def torchvision_sets():
-    """The synthetic digits as torchvision reads, converts and normalises them."""
+def torchvision_sets(mnist):
+    """MNIST as torchvision reads, converts and normalises it."""
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
-    root = synthetic_folder().parent.parent
-    return [MNIST(str(root), train=train, transform=transform) for train in (True, False)]
+    return [MNIST(mnist, train=train, transform=transform) for train in (True, False)]
 
 
-def test_every_pixel_equals_torchvisions(torchvision_sets):
-    """Bit for bit, on every tenth sample of both sets; the labels are ints there and int64 here."""
-    for ours, theirs in zip(load_data(flags()), torchvision_sets, strict=True):
+def test_every_pixel_equals_torchvisions(torchvision_sets, mnist):
+    """Bit for bit, on every 100th sample of both sets; the labels are ints there and int64 here."""
+    for ours, theirs in zip(load_data(flags(dataset="mnist", data_dir=mnist)), torchvision_sets, strict=True):
         assert len(ours) == len(theirs)
-        for index in range(0, len(ours), 10 if len(ours) == 10_000 else 100):
+        for index in range(0, len(ours), 100):
             image, label = theirs[index]
             assert torch.equal(ours[index][0], image) and ours[index][1] == label
 
 
-def test_a_batch_is_its_samples(torchvision_sets):
+def test_a_batch_is_its_samples():
     train_set, _ = load_data(flags())
     indices = [59_999, 0, 7, 7]
     images, labels = train_set.__getitems__(indices)
@@ -99,11 +92,6 @@ def test_a_list_of_samples_is_collated_too():
     assert images.shape == (2, 1, 28, 28) and labels.shape == (2,)
 
 
-def test_samples_can_be_limited():
-    train_set, test_set = load_data(flags(train_samples=70, eval_samples=11))
-    assert (len(train_set), len(test_set)) == (70, 11)
-
-
 def test_real_mnist_is_found(mnist):
     train_set, test_set = load_data(flags(dataset="auto", data_dir=mnist))
     assert (train_set.name, len(train_set), len(test_set)) == ("mnist", 60_000, 10_000)
@@ -128,44 +116,40 @@ def test_loading_is_20_times_faster_than_pil_and_transforms(torchvision_sets, on
     assert statistics.median(ratios) >= 20, ratios
 
 
-def _fake_mnist(folder: Path, source: Path) -> Path:
-    raw = folder / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name in MNIST_FILES:
-        shutil.copy(source / name, raw / name)
-    return raw
+def _truncate(content: bytes) -> bytes:
+    return content[:1000]
 
 
-@pytest.mark.parametrize("dataset", ["auto", "mnist"])
-def test_other_digits_in_mnists_place_are_refused(tmp_path, dataset, capsys):
-    _fake_mnist(tmp_path, synthetic_folder())
-    with pytest.raises(UserError, match="train-images-idx3-ubyte is damaged: its checksum is not the one of mnist"):
-        load_data(flags(dataset=dataset, data_dir=tmp_path))
+def _change_magic(content: bytes) -> bytes:
+    return b"\0\0\x0d\x03" + content[4:]
+
+
+def _flip_a_bit(content: bytes) -> bytes:
+    return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+
+
+@pytest.mark.parametrize("damage", [_truncate, _change_magic, _flip_a_bit])
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mnist, damage, name, capsys):
+    shutil.copytree(Path(mnist) / "MNIST" / "raw", tmp_path / "MNIST" / "raw")
+    path = tmp_path / "MNIST" / "raw" / name
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(damage(content))
+    with pytest.raises(UserError, match=f"{name} is damaged: .* Remove "):
+        load_data(flags(dataset="auto", data_dir=tmp_path))
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def _truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:1000])
-
-
-def _change_magic(path: Path) -> None:
-    path.write_bytes(b"\0\0\x0d\x03" + path.read_bytes()[4:])
-
-
-def _flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[5000] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    "damage, message", [(_truncate, "truncated"), (_change_magic, "magic number"), (_flip_a_bit, "damaged")]
-)
-@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
-def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mnist, damage, message, name):
-    damage(_fake_mnist(tmp_path, Path(mnist) / "MNIST" / "raw") / name)
-    with pytest.raises(UserError, match=rf"{name} .*{message}.*Remove .* to have it made again"):
-        load_data(flags(dataset="auto", data_dir=tmp_path))
+@pytest.mark.parametrize("missing", MNIST_FILES)
+def test_a_download_that_was_interrupted_is_not_taken_for_mnist(missing, tmp_path, monkeypatch):
+    monkeypatch.setattr(MNIST, "mirrors", NO_MIRROR)
+    raw = tmp_path / "MNIST" / "raw"
+    (raw / "download-1a2b" / "MNIST" / "raw").mkdir(parents=True)
+    for name in MNIST_FILES:
+        (raw / "download-1a2b" / "MNIST" / "raw" / name if name == missing else raw / name).write_bytes(b"half")
+    with pytest.raises(UserError, match=r"MNIST is not in .* and cannot be downloaded"):
+        load_data(flags(dataset="mnist", data_dir=tmp_path))
 
 
 def test_without_mnist_and_network_auto_says_loudly_what_it_takes(tmp_path, monkeypatch, capsys):
@@ -192,23 +176,14 @@ def test_an_answer_that_is_not_http_is_no_network(tmp_path, monkeypatch):
     assert not (tmp_path / "empty").exists()
 
 
-def test_a_failure_is_not_that_of_the_next_launch_with_the_same_port(tmp_path, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", "29511")
-    with one_process_at_a_time("test", str(tmp_path)) as note:
-        note.write("no network")
-    with one_process_at_a_time("test", str(tmp_path)) as note:
-        assert note.read() == "no network"
-    monkeypatch.setattr("os.getppid", lambda: -1)
-    with one_process_at_a_time("test", str(tmp_path)) as note:
-        assert note.read() is None
-
-
 def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "of all"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where nobody knows it
-    assert cache_dir().is_absolute() and cache_dir().is_dir()
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "of all"))
+    monkeypatch.setattr("common.data.synthetic.SIZES", {"train": 20, "t10k": 10})
+    assert draw_cache().is_relative_to(tmp_path / "of all")
 
 
 def test_a_data_folder_that_cannot_be_made_is_an_error(tmp_path):
@@ -224,6 +199,7 @@ import torch
 from common.data import load_data
 from common.errors import UserError
 settings = {"data_dir": sys.argv[1], "dtype": torch.float32, "train_samples": 1, "eval_samples": 1, "data": "host"}
+settings |= {"batch_size": 1, "max_steps": None, "epochs": 1}
 try:
     load_data(Namespace(dataset="mnist", **settings))
 except UserError as error:
@@ -253,75 +229,66 @@ def test_a_read_only_data_folder_is_an_error_or_synthetic(tmp_path):
     assert replaced.startswith("NOT MNIST: ") and "Read-only file system" in replaced
 
 
-class _CountingServer(http.server.ThreadingHTTPServer):
-    """Serves MNIST's four files, gzipped, and counts the requests for each."""
+def _load_on_two_machines(folders: list[str], dataset: str) -> str:
+    """Ranks 0 and 1 are on one machine, 2 and 3 on another, each with a data folder of its own."""
+    rank = int(os.environ["RANK"])
+    os.environ["LOCAL_RANK"] = str(rank % 2)
+    attempts = []
 
-    def __init__(self, raw: Path) -> None:
-        self.files = {f"/{name}.gz": gzip.compress((raw / name).read_bytes(), 1) for name in MNIST_FILES}
-        self.requests: list[str] = []
-        super().__init__(("127.0.0.1", 0), self._Handler)
+    def download(self):
+        attempts.append(rank)
+        raise RuntimeError("no network")
 
-    class _Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            content = self.server.files[self.path]
-            self.server.requests.append(self.path)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            with contextlib.suppress(ConnectionResetError):
-                self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-
-def _load_from(port: int, checksums: dict[str, str], data_dir: str) -> str:
-    MNIST.mirrors = [f"http://127.0.0.1:{port}/"]
-    MNIST.resources = [(name[1:], checksum) for name, checksum in checksums.items()]
-    return load_data(flags(dataset="mnist", data_dir=data_dir))[0].name
+    with process_group(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MNIST, "download", download)
+        assert attempts == []
+        try:
+            name = load_data(flags(dataset=dataset, data_dir=folders[rank // 2], batch_size=4))[0].name
+        except UserError as error:
+            name = str(error)
+        assert (attempts == []) is (rank % 2 == 1 or "mnist" in folders[rank // 2])
+        return name
 
 
 @pytest.mark.slow
-def test_ranks_that_start_at_once_download_once(tmp_path, mnist):
-    server = _CountingServer(Path(mnist) / "MNIST" / "raw")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    checksums = {name: hashlib.md5(content).hexdigest() for name, content in server.files.items()}
-    try:
-        loaded = ranks(4).run(_load_from, server.server_port, checksums, str(tmp_path))
-    finally:
-        server.shutdown()
-        ranks(4).stop()  # they have another MNIST class now
-    assert loaded == ["mnist"] * 4
-    # torchvision asks for a file twice, first to follow redirects.
-    assert Counter(server.requests) == dict.fromkeys(server.files, 2)
-    assert sorted(path.name for path in (tmp_path / "MNIST" / "raw").iterdir()) == sorted(MNIST_FILES)
+def test_the_first_rank_of_each_machine_looks_and_all_ranks_have_the_same_digits(tmp_path, mnist):
+    nowhere = str(tmp_path / "nowhere")
+    assert ranks(4).run(_load_on_two_machines, [nowhere, nowhere], "auto") == ["synthetic"] * 4
+    assert ranks(4).run(_load_on_two_machines, [mnist, mnist], "auto") == ["mnist"] * 4
+    said = ranks(4).run(_load_on_two_machines, [mnist, nowhere], "auto")
+    assert said == ["the ranks have different data: rank 0 mnist, rank 2 synthetic. Name one with --dataset"] * 4
 
 
-def _load_without_network(data_dir: str) -> str:
-    MNIST.mirrors = NO_MIRROR
-    return load_data(flags(dataset="auto", data_dir=data_dir))[0].name
-
-
-@pytest.mark.slow
-def test_ranks_without_a_network_all_take_the_synthetic_digits(tmp_path):
-    names = ranks(4).run(_load_without_network, str(tmp_path))
-    ranks(4).stop()
-    assert names == ["synthetic"] * 4
-
-
-def test_the_synthetic_cache_is_verified(tmp_path, monkeypatch):
-    cached = tmp_path / "parallelism-ladder" / synthetic_folder().parent.parent.name
-    shutil.copytree(synthetic_folder().parent.parent, cached)
+def test_a_damaged_cache_of_synthetic_digits_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert len(load_data(flags())[0]) == 60_000
-    assert set(json.loads((cached / "MNIST/raw/md5.json").read_text())) == set(MNIST_FILES)
-    _flip_a_bit(cached / "MNIST" / "raw" / "t10k-images-idx3-ubyte")
-    with pytest.raises(UserError, match="is not the one of synthetic"):
+    monkeypatch.setattr("common.data.synthetic.SIZES", {"train": 20, "t10k": 10})
+    path = draw_cache()
+    assert [len(part) for part in load_data(flags())] == [20, 10]
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"is damaged .* remove it"):
         load_data(flags())
-    for damaged in ("", "[]", "{}"):
-        (cached / "MNIST/raw/md5.json").write_text(damaged)
-        with pytest.raises(UserError, match=r"md5\.json is damaged: .* Remove "):
-            load_data(flags())
+
+
+@pytest.mark.parametrize(
+    "changes, world_size, said",
+    [
+        ({"batch_size": 64}, 3, r"--batch-size 64 does not divide by 3 \(3 processes\): use 63 or 66"),
+        ({"batch_size": 2}, 3, "use 3$"),
+        ({"batch_size": 64, "gradient_accumulation_steps": 2}, 3, r"by 6 \(3 processes × 2 accumulation steps\)"),
+        ({"batch_size": 64, "train_samples": 63}, 1, "63 training samples are fewer than one batch of 64"),
+        ({"batch_size": 64, "train_samples": 640, "max_steps": 11}, 1, "--max-steps 11 is for one epoch, which has 10"),
+        ({"batch_size": 64, "max_steps": 1, "epochs": 2}, 1, "--max-steps 1 is for one epoch"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_one_line(changes, world_size, said, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    with pytest.raises(UserError, match=said):
+        load_data(flags(**changes))
+
+
+def test_max_steps_is_a_training_set_of_so_many_batches():
+    train_set, test_set = load_data(flags(batch_size=30, max_steps=4, train_samples=150, eval_samples=11))
+    assert (len(train_set), len(test_set)) == (120, 11)
 
 
 # A GPU may round a division in another way.
@@ -340,13 +307,3 @@ def test_images_that_are_kept_on_the_device_make_the_same_batches(device, tolera
     assert images.device == labels.device == torch.device(device)
     assert torch.equal(labels.cpu(), expected_labels)
     assert (images.cpu() - expected).abs().max() <= tolerance
-
-
-@pytest.mark.parametrize(
-    ("device", "local_rank", "expected"),
-    [("cuda", "3", "cuda:1"), ("cuda:0", "1", "cuda:0"), ("cpu", "1", "cpu")],
-)
-def test_each_rank_keeps_the_images_on_its_own_gpu(device, local_rank, expected, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert loading.device_of_this_process(torch.device(device)) == torch.device(expected)

@@ -1,17 +1,13 @@
 """The synthetic digits: deterministic, balanced, cached whole, and hard enough."""
 
 import json
-import shutil
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
-from torchvision.datasets import MNIST
 
-from common import ladder
-from common.data.synthetic import SIZES, draw_sets, synthetic_folder
+from common.data import synthetic
+from common.data.synthetic import SIZES, draw_cache, draw_sets, read_synthetic
 from tests.levels import run_script
 
 
@@ -31,71 +27,20 @@ def test_digits_have_mnists_format():
     assert 0.05 < ink.mean() < 0.3 and ink.min() > 0.005
 
 
-def test_torchvision_reads_the_cache():
-    root = synthetic_folder().parent.parent
-    for train, part in ((True, "train"), (False, "t10k")):
-        assert len(MNIST(str(root), train=train)) == SIZES[part]
-
-
-def test_a_draft_that_was_abandoned_is_not_taken_for_the_cache(tmp_path, monkeypatch):
-    import common.data.synthetic as synthetic
-
+def test_the_cache_appears_when_it_is_complete(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(synthetic, "SIZES", {"train": 20, "t10k": 10})
 
-    def interrupted(path, values):
-        if "labels" in path.name:
-            raise KeyboardInterrupt
-        write(path, values)
+    def interrupted(sets, path):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
 
-    write = synthetic.write_idx
-    monkeypatch.setattr(synthetic, "write_idx", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        synthetic_folder()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            draw_cache()
     assert list((tmp_path / "parallelism-ladder").iterdir()) == []
-    monkeypatch.setattr(synthetic, "write_idx", write)
-    assert len(MNIST(str(synthetic_folder().parent.parent), train=False)) == 10
-
-
-@pytest.mark.slow
-def test_what_a_killed_drawing_left_is_swept_and_what_a_living_one_draws_is_not(tmp_path, monkeypatch):
-    import common.data.synthetic as synthetic
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(synthetic, "SIZES", {"train": 20, "t10k": 10})
-    cache = tmp_path / "parallelism-ladder"
-    draws = [sys.executable, "-c", DRAWS_FOR_EVER]
-    drawing = [subprocess.Popen(draws, cwd=ladder.ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        assert [each.stdout.readline() for each in drawing] == ["drawing\n"] * 2
-        halves = set(cache.iterdir())
-        assert len(halves) == 2
-        drawing[0].kill()
-        drawing[0].wait()
-        synthetic_folder()
-        (left,) = halves & set(cache.iterdir())
-        assert f"@{drawing[1].pid}@" in left.name and list(left.rglob("*-ubyte"))
-    finally:
-        for each in drawing:
-            each.kill()
-            each.communicate()
-    shutil.rmtree(cache / f"synthetic-v{synthetic.VERSION}")
-    synthetic_folder()
-    assert [path.name for path in cache.iterdir()] == [f"synthetic-v{synthetic.VERSION}"]
-
-
-DRAWS_FOR_EVER = """
-import time
-from common.data import synthetic
-
-def write_idx(path, values):
-    path.touch()
-    print("drawing", flush=True)
-    time.sleep(600)
-
-synthetic.SIZES, synthetic.write_idx = {"train": 20, "t10k": 10}, write_idx
-synthetic.synthetic_folder()
-"""
+    assert [len(labels) for _, labels in read_synthetic()] == [20, 10]
 
 
 @pytest.mark.slow

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from benchmarks.harness import proof
-from benchmarks.harness.parts import AVERAGING, BACKWARD, COPIES, FORWARD, LOADING, PYTHON, StepTimes, watching
+from benchmarks.harness.parts import AVERAGING, BACKWARD, COPIES, FORWARD, LOADING, StepTimes, watching
 from benchmarks.report import anatomy_plot
 from benchmarks.suites import anatomy
 from common.model import BasicNet
-from common.run import Run
 
 FLAGS = ["--dataset", "synthetic", "--device", "cpu", "--batch-size", "4", "--max-steps", "7", "--eval-samples", "4"]
 PAUSE = 0.03  # seconds: far more than any part of such a step takes
@@ -31,7 +30,6 @@ def slowed(function):
         (BasicNet, "forward", FORWARD),
         (torch.utils.data.dataloader._SingleProcessDataLoaderIter, "_next_data", LOADING),
         (torch.autograd, "backward", BACKWARD),
-        (Run, "count", PYTHON),
     ],
 )
 def test_a_pause_in_a_levels_step_is_charged_to_its_part_and_no_other(owner, name, part, monkeypatch, one_thread):

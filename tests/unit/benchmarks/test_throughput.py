@@ -15,7 +15,7 @@ from benchmarks.suites import throughput
 from benchmarks.suites.throughput import Configuration, Throughput, train
 from common import ladder
 from common.cores import available_cores
-from common.run import metrics
+from common.instruments import clock as instruments_clock
 
 RECORDS = sorted((ladder.ROOT / "benchmarks" / "results").glob("*/*.json"))
 SYNTHETIC = ("--dataset", "synthetic", "--train-samples", "400")
@@ -138,7 +138,7 @@ def by_its_sleeps(*arguments) -> dict:
         return now[0]
 
     clock = SimpleNamespace(perf_counter=look)
-    with mock.patch.object(metrics, "time", clock), mock.patch.object(time, "sleep", counted):
+    with mock.patch.object(instruments_clock, "time", clock), mock.patch.object(time, "sleep", counted):
         return train(*arguments)
 
 

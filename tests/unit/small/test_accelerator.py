@@ -21,7 +21,7 @@ def accelerator():
 
 
 def make(split_batches: bool = True) -> Accelerator:
-    config = DataLoaderConfiguration(split_batches, use_seedable_sampler=True, data_seed=42, non_blocking=False)
+    config = DataLoaderConfiguration(split_batches, use_seedable_sampler=True, data_seed=42)
     return Accelerator(True, config, [InitProcessGroupKwargs(timedelta(seconds=60))])
 
 

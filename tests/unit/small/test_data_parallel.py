@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from common.model import BasicNet
-from common.run.metrics import peak_memory_bytes, reset_peak_memory
 from common.small.data_parallel import EmulatedDataParallel, gather, replica_devices, replicate, scatter, seed_replicas
 from tests.levels import SHORT, farthest, run_level
 
@@ -127,17 +126,6 @@ CPU, FIRST, SECOND, THIRD = (torch.device(name) for name in ("cpu", "cuda:0", "c
 def test_each_replica_has_a_gpu_or_they_are_emulated(gpus, first, replicas, devices, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert replica_devices(first, replicas) == devices
-
-
-def test_what_is_reset_and_reported_is_the_memory_of_the_gpus_that_ran(monkeypatch):
-    reset = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 + device.index)
-    devices = replica_devices(THIRD, 2)
-    reset_peak_memory(devices)
-    assert reset == devices and peak_memory_bytes(devices) == [102, 100]
-    assert peak_memory_bytes([CPU]) == []
 
 
 def test_the_generator_of_each_replicas_gpu_has_a_seed_of_its_own(monkeypatch):

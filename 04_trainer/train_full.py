@@ -1,0 +1,121 @@
+"""Level 04 with what a long training adds: gradient accumulation, mixed precision, and checkpoints to resume from.
+
+    python 04_trainer/train_full.py --gradient-accumulation-steps 4 --mixed-precision bf16
+    torchrun --standalone --nproc-per-node 2 04_trainer/train_full.py --checkpoint-dir checkpoints
+
+The same command continues a run that was stopped, or killed. SIGTERM and Ctrl-C save a checkpoint first.
+The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import RandomSampler
+
+from common.args import parse_args
+from common.checkpoint_schedule import CheckpointSchedule, noted_signals
+from common.data import collate, load_data
+from common.instruments import measured, prepare_process
+from common.model import build_model
+from common.trainer import Trainer, TrainerCallback, TrainingArguments
+
+
+class DigitTrainer(Trainer):
+    def _get_train_sampler(self, train_dataset=None):
+        # By default the micro-batches of an epoch's tail are a step too, as soon as one of them is full.
+        args = self.args
+        step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        log_probs = model(inputs["images"])  # by default model(**inputs), which is to return its loss
+        loss = F.nll_loss(log_probs, inputs["labels"])
+        return (loss, {"log_probs": log_probs}) if return_outputs else loss
+
+
+class SaveOnTime(TrainerCallback):
+    """Lets all ranks save when the time is up, and stop when a rank was asked to; every N steps the Trainer saves."""
+
+    def __init__(self, schedule):
+        self.schedule = schedule
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.schedule.update(state.global_step)
+        control.should_save = control.should_save or self.schedule.save
+        control.should_training_stop = control.should_training_stop or self.schedule.stop
+
+
+def to_dict(batch):
+    images, labels = collate(batch)
+    return {"images": images, "labels": labels}
+
+
+def compute_metrics(prediction):  # arrays with the samples of all ranks, each once
+    log_probs, labels = prediction.predictions, prediction.label_ids
+    # By default samples that are repeated, so that all processes have equally many, count twice in the loss.
+    loss = -log_probs[range(len(labels)), labels].mean(dtype="float64")
+    correct = log_probs.argmax(axis=1) == labels
+    return {"loss": loss, "accuracy": correct.mean(), "evaluated": len(correct)}
+
+
+def train(args):
+    share = args.batch_size // int(os.environ.get("WORLD_SIZE", 1)) // args.gradient_accumulation_steps
+    settings = TrainingArguments(
+        args.checkpoint_dir or "checkpoints",
+        num_train_epochs=args.epochs,
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        fp16=args.mixed_precision == "fp16",
+        bf16=args.mixed_precision == "bf16",
+        lr_scheduler_type="constant",  # by default linear, down to 0
+        max_grad_norm=0,  # by default 1.0: gradients are clipped
+        remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
+        label_names=["labels"],  # by default those parameters of model.forward whose names contain "label"
+        eval_strategy="epoch",  # by default never
+        logging_strategy="epoch",  # by default every 500 steps
+        save_strategy="steps" if args.checkpoint_dir else "no",
+        save_steps=args.checkpoint_every.steps,
+        save_total_limit=2,  # by default all checkpoints stay
+        seed=args.seed,
+        data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
+        ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
+        ddp_timeout=int(args.timeout.total_seconds()),  # of a collective; by default 1800
+        dataloader_num_workers=args.num_workers,
+        dataloader_pin_memory=False,  # by default batches pass through memory that a GPU can read by itself
+        use_cpu=args.device.type == "cpu",
+    )
+    train_set, test_set = load_data(args)
+    model = build_model(args)
+    # By default AdamW has no weight decay, or leaves biases out of it. At the other levels all weights decay by 0.01.
+    optimizers = torch.optim.AdamW(model.parameters(), lr=args.lr), None
+    trainer = DigitTrainer(
+        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
+    )
+    torch.manual_seed(args.seed + settings.process_index)  # by default all processes drop the same units out
+
+    device = trainer.accelerator.device
+    total_steps = len(train_set) // args.batch_size * args.epochs
+    resume = args.checkpoint_dir is not None and any(Path(args.checkpoint_dir).glob("checkpoint-*"))
+    with noted_signals() as signals, measured(args, model, train_set, test_set) as report:
+        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)
+        if args.checkpoint_dir:
+            trainer.add_callback(SaveOnTime(schedule))
+        trainer.train(resume_from_checkpoint=resume or None)  # the newest that is whole
+        steps = trainer.state.global_step
+        if schedule.stop:
+            trainer.accelerator.print(f"stopped at step {steps}: run it again to continue")
+            trainer.accelerator.end_training()
+            raise SystemExit(schedule.exit_code())
+        log = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
+        result = report(log["loss"], log["eval_loss"], log["eval_accuracy"], log["eval_evaluated"], steps=steps)
+    trainer.accelerator.end_training()
+    return result
+
+
+if __name__ == "__main__":
+    args = parse_args(__file__)
+    prepare_process(args)
+    train(args)

@@ -1,0 +1,74 @@
+"""The steps at which all ranks of a long training save, and the one at which they stop.
+
+A signal, or a clock, may say on one rank what it does not say on another, and all have to save at the same step. So the
+ranks ask each other every few steps, in one small all-reduce. Slurm and Kubernetes send SIGTERM and kill half a minute
+later; torchrun hands it on to its ranks, and Ctrl-C reaches them as SIGINT.
+"""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from common.args import CheckpointInterval
+
+STEPS_BETWEEN_QUESTIONS = 10  # optimizer steps
+
+
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Within the block SIGTERM and Ctrl-C end nothing: their numbers are added to the list."""
+    received: list[int] = []
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class CheckpointSchedule:
+    """Says after each optimizer step whether all ranks save now, and whether they stop after that.
+
+    Args:
+        interval: how often to save.
+        total_steps: the last step, which is saved too.
+        signals: of `noted_signals`; if a rank has got one, all save and stop.
+        device: of this process.
+
+    Attributes:
+        save, stop: True on all ranks or on none.
+    """
+
+    def __init__(
+        self, interval: CheckpointInterval, total_steps: int, signals: list[int], device: torch.device
+    ) -> None:
+        self.save = False
+        self.stop = False
+        self._interval = interval
+        self._total_steps = total_steps
+        self._signals = signals
+        self._device = device
+        self._saved_at = time.monotonic()
+
+    def update(self, step: int) -> None:
+        """Take in that optimizer step `step` is complete. A collective: all processes must call it at every step."""
+        self.save = step == self._total_steps or step % self._interval.steps == 0
+        if step % STEPS_BETWEEN_QUESTIONS == 0:
+            is_time = time.monotonic() - self._saved_at > self._interval.seconds
+            votes = torch.tensor([is_time, bool(self._signals)], dtype=torch.int32, device=self._device)
+            if dist.is_initialized():
+                dist.all_reduce(votes, dist.ReduceOp.MAX)
+            is_time, self.stop = [vote > 0 for vote in votes.tolist()]
+            self.save = self.save or is_time or self.stop
+        if self.save:
+            self._saved_at = time.monotonic()
+
+    def exit_code(self) -> int:
+        """128 + the signal's number, as of a process that the signal ended: whoever restarts failed jobs knows it."""
+        return 128 + (self._signals[0] if self._signals else signal.SIGTERM)

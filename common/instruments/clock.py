@@ -1,0 +1,95 @@
+"""A clock that torch itself drives: by hooks it hears of every forward and of every optimizer step."""
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from tqdm import tqdm
+
+
+class Clock:
+    """Steps and seconds of a training, without its evaluations, while the block `with clock:` lasts.
+
+    It runs from the first forward of an epoch to the epoch's last optimizer step. Steps are counted by forwards,
+    because fp16 may skip an optimizer step. The device is waited for when the clock starts and stops and at the end of
+    the warm-up, at no other step.
+
+    Args:
+        model: called once for each micro-batch of this process.
+        device: that of the model.
+        steps_per_epoch: optimizer steps.
+        accumulation: micro-batches in one optimizer step.
+        warm_up_steps: steps that `steady_seconds` leaves out.
+        bar: is moved by one for every step.
+
+    Attributes:
+        seconds: of training until the clock last stopped.
+        warm_up_seconds: those of the warm-up, or 0.0 if it has not ended.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        steps_per_epoch: int,
+        accumulation: int,
+        warm_up_steps: int,
+        bar: tqdm,
+    ) -> None:
+        self.seconds = 0.0
+        self.warm_up_seconds = 0.0
+        self._model = model
+        self._device = device
+        self._accumulation = accumulation
+        self._micro_batches = 0
+        self._micro_batches_per_epoch = steps_per_epoch * accumulation
+        self._micro_batches_of_warm_up = warm_up_steps * accumulation
+        self._bar = bar
+        self._started_at: float | None = None
+
+    def __enter__(self) -> "Clock":
+        self._hooks = [
+            self._model.register_forward_pre_hook(self._before_forward),
+            register_optimizer_step_post_hook(self._after_optimizer_step),
+        ]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._bar.close()
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far."""
+        return self._micro_batches // self._accumulation
+
+    def stop(self) -> None:
+        """Add the time since the clock has started to `seconds`; of a clock that stands, nothing changes."""
+        if self._started_at is not None:
+            self.seconds += self._now() - self._started_at
+            self._started_at = None
+
+    def _before_forward(self, model: nn.Module, inputs: Any) -> None:
+        if not model.training:
+            self.stop()  # for an epoch whose last optimizer step was skipped
+            return
+        if self._micro_batches == self._micro_batches_of_warm_up:
+            self.stop()
+            self.warm_up_seconds = self.seconds
+        if self._started_at is None:
+            self._started_at = self._now()
+        self._micro_batches += 1
+        if self._micro_batches % self._accumulation == 0:
+            self._bar.update()
+
+    def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._micro_batches % self._micro_batches_per_epoch == 0:
+            self.stop()
+
+    def _now(self) -> float:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        return time.perf_counter()

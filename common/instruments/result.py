@@ -1,0 +1,95 @@
+"""What is said of a training: the plan before it, the result after it, and the files of both."""
+
+import io
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from common.cores import threads_per_worker
+from common.errors import fail
+from common.files import write_atomically
+from common.process_group import get_world_size
+
+
+def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test_samples: int, total_steps: int) -> str:
+    """The line before a training: on what it computes, on which data, in which batches and steps.
+
+    Args:
+        setting: the part of the result that is known already.
+    """
+    device = setting["device"]
+    world_size = setting["world_size"]
+    where = f"1 process on {device}"
+    if setting["backend"]:
+        where = f"{world_size} × {setting['backend']} on {device}"
+    threads = torch.get_num_threads()
+    if world_size > get_world_size():
+        threads = threads_per_worker(world_size)  # emulated replicas share the cores of one process
+    unit = "core" if args.cores_per_device else "thread"
+    each = " each" if world_size > 1 else ""
+    precision = str(args.dtype).removeprefix("torch.")
+    mixed = getattr(args, "mixed_precision", "no")
+    if mixed != "no":
+        precision = f"{mixed} mixed precision"
+    return (
+        f"{args.script}: {where}, {quantity(threads, unit)}{each}, {precision} | "
+        f"{setting['dataset']} {train_samples} + {test_samples} | "
+        f"batch {_shares(args, world_size)} | {quantity(total_steps, 'step')}"
+    )
+
+
+def _shares(args: Namespace, world_size: int) -> str:
+    """The global batch and its shares: '64 = 32 + 32', '64 = 22 + 22 + 20', '48 = 2 × 12 × 2 micro-batches'."""
+    size = args.batch_size
+    accumulation = getattr(args, "gradient_accumulation_steps", 1)
+    if accumulation > 1:
+        return f"{size} = {world_size} × {size // world_size // accumulation} × {accumulation} micro-batches"
+    if world_size == 1:
+        return f"{size}"
+    sizes = [str(len(shard)) for shard in torch.empty(size).chunk(world_size)]  # as DataParallel cuts it
+    return f"{size} = {' + '.join(sizes)}"
+
+
+def result_line(result: dict[str, Any]) -> str:
+    """The line after a training."""
+    speed = f"{result['images_per_sec']:.0f} images/s"
+    if not result["images_per_sec"]:
+        speed = "nothing was left to train"
+    return (
+        f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']} | "
+        f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f} | "
+        f"{speed} | {quantity(result['steps'], 'step')} in {result['seconds']:.1f} s"
+    )
+
+
+def quantity(number: int, noun: str) -> str:
+    """'1 step', '2 steps'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def write_files(args: Namespace, result: dict[str, Any], network: nn.Module) -> None:
+    """Write the weights and the result where `--save` and `--json` say, if they do.
+
+    Raises:
+        UserError: if a file cannot be written. What was there before is then untouched.
+    """
+    if args.save:
+        weights = {name: value.cpu() for name, value in network.state_dict().items()}
+        # Into memory first, because torch.save does not say why a file could not be written.
+        buffer = io.BytesIO()
+        torch.save(weights, buffer)
+        _write(args.save, buffer.getvalue())
+    if args.json:
+        text = json.dumps(result, indent=2)
+        _write(args.json, f"{text}\n".encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error}")

@@ -1,0 +1,52 @@
+"""The preparation of a process before torch computes anything: its memory, its cores, its threads, its end."""
+
+import os
+from argparse import Namespace
+
+import torch
+
+from common.allocator import keep_large_blocks
+from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
+from common.errors import fail
+from common.process_group import end_with_launcher
+
+_LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
+
+
+def prepare_process(args: Namespace) -> None:
+    """Set up this process for a training with the flags `args`.
+
+    On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
+    (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. It
+    ends when its launcher does.
+
+    Raises:
+        UserError: if the cores are too few for the devices that the flags ask for.
+    """
+    end_with_launcher()
+    if args.device.type != "cpu":
+        if args.cores_per_device:
+            fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
+        return
+    if args.allocator == "keep":
+        keep_large_blocks()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    use_all_cores()  # of another run in this process only a part may be left
+    if args.cores_per_device:
+        devices = getattr(args, "replicas", processes)
+        _check_cores(args.cores_per_device, devices)
+        confine_to_device(int(os.environ.get("LOCAL_RANK", 0)), args.cores_per_device)
+    if _LAUNCHER_THREADS not in os.environ:
+        torch.set_num_threads(threads_per_worker(processes))
+
+
+def _check_cores(each: int, devices: int) -> None:
+    launchers = os.environ.get(_LAUNCHER_THREADS, str(each))
+    if launchers != str(each):
+        fail(
+            f"--cores-per-device {each} contradicts the launcher's --num_cpu_threads_per_process {launchers} "
+            f"({_LAUNCHER_THREADS}): give one of them"
+        )
+    cores = available_cores()
+    if each * devices > cores:
+        fail(f"--cores-per-device {each}: {devices} × {each} cores are needed, there are {cores}")

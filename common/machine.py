@@ -1,0 +1,120 @@
+"""What this machine and its launcher give to a level, and whether that is what the flags ask for."""
+
+import contextlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from common.errors import fail
+
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+def check_launch(script: str, one_process: bool, needs_torchrun: bool) -> None:
+    """Refuse a launch that `script` cannot use: several processes of a level of one, or level 02 without torchrun.
+
+    Raises:
+        UserError: after one line that says what to do.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if one_process and world_size > 1:
+        advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
+        fail(f"{script} is one process, but WORLD_SIZE is {world_size}: {advice}")
+    if needs_torchrun and "RANK" not in os.environ:
+        fail(f"{script} needs torchrun: torchrun --standalone --nproc-per-node 2 {script}/train.py")
+
+
+def find_device(text: str, one_process: bool) -> torch.device:
+    """The device that `text` names: with its index where one process chooses it, without where each rank has its own.
+
+    Raises:
+        UserError: for anything but auto, cpu, cuda and, at levels of one process, cuda:N; if it is not there; if the
+            ranks of this machine are more than its GPUs.
+    """
+    known = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
+    if known is None:
+        fail(f"argument --device: {text!r} is not auto, cpu or cuda; CUDA_VISIBLE_DEVICES says which GPUs to use")
+    gpus = visible_gpus()
+    if text == "cpu" or (text == "auto" and gpus == 0):
+        return torch.device("cpu")
+    index = known["index"]
+    if index is not None and not one_process:
+        advice = f"to choose among them set CUDA_VISIBLE_DEVICES={index}"
+        fail(f"argument --device: {text!r}: each process takes the GPU of its local rank; {advice}")
+    if gpus == 0:
+        fail(f"argument --device: {text!r} cannot be used here (torch finds no GPU); try --device cpu")
+    if int(index or 0) >= gpus:
+        fail(f"argument --device: {text!r} cannot be used here (GPUs 0 to {gpus - 1} are visible)")
+    return torch.device("cuda", int(index or 0)) if one_process else torch.device("cuda")
+
+
+def check_a_gpu_for_each_rank(device: torch.device) -> None:
+    """Refuse more ranks on this machine than it has GPUs, which nccl cannot do.
+
+    Raises:
+        UserError: after one line.
+    """
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if device.type == "cuda" and ranks > visible_gpus():
+        fail(f"{ranks} processes need as many GPUs, {visible_gpus()} are visible: start fewer, or add --device cpu")
+
+
+def choose_replicas(replicas: int | None, device: torch.device) -> int:
+    """The number of DataParallel's replicas: what the flag says, else the visible GPUs, at least 2.
+
+    Raises:
+        UserError: if there are several GPUs, but fewer than replicas.
+    """
+    gpus = visible_gpus() if device.type == "cuda" else 0
+    if replicas is None:
+        return max(2, gpus)
+    if 2 <= gpus < replicas:
+        fail(f"argument --replicas: {replicas} replicas need as many GPUs, {gpus} are visible")
+    return replicas
+
+
+def visible_gpus() -> int:
+    with _without_starting_cuda():
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@contextlib.contextmanager
+def _without_starting_cuda() -> Iterator[None]:
+    """Within the block torch asks the driver, not the CUDA runtime: after that a notebook could start no processes.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#poison-fork-in-multiprocessing
+    """
+    before = os.environ.get(_NVML_CHECK)
+    os.environ[_NVML_CHECK] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NVML_CHECK]
+        else:
+            os.environ[_NVML_CHECK] = before
+
+
+def warn_of_slow_precision(precision: str, device: torch.device) -> None:
+    """Say once, on stderr, if mixed precision will make this CPU slow."""
+    if device.type != "cpu" or os.environ.get("RANK", "0") != "0":
+        return
+    slow = None
+    if precision == "fp16":
+        slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's; bf16 is not"
+    elif precision == "bf16" and not _cpu_has_bf16_instructions():
+        slow = "this CPU has no instructions for bf16: training with it is some 10 times slower than with float32"
+    if slow:
+        print(f"warning: {slow}", file=sys.stderr, flush=True)
+
+
+def _cpu_has_bf16_instructions() -> bool:
+    """Does this CPU compute in bf16 by itself? True also where that is not known, as on ARM."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    # torch.cpu.get_capabilities(), which is public, is newer than the oldest torch that this project runs with.
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -1,0 +1,75 @@
+"""When all ranks of a long training save: every so many steps or seconds, at its end, when one is told to stop."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common import ladder
+from common.args import CheckpointInterval, parse_args
+from common.checkpoint_schedule import CheckpointSchedule, noted_signals
+from common.process_group import process_group
+from common.processes import ranks
+
+CPU = torch.device("cpu")
+
+
+def _steps(interval: CheckpointInterval, told_at: int, seconds_per_step: float, seconds_of: int) -> list[tuple]:
+    """The steps of 40 at which a rank saves, and whether it stops. Rank 1 is told to stop; `seconds_of` has a clock."""
+    with process_group(), pytest.MonkeyPatch.context() as patch:
+        now = [0.0]
+        patch.setattr("common.checkpoint_schedule.time", SimpleNamespace(monotonic=lambda: now[0]))
+        signals = []
+        schedule = CheckpointSchedule(interval, 40, signals, CPU)
+        saved = []
+        for step in range(1, 41):
+            if os.environ["RANK"] == str(seconds_of):
+                now[0] += seconds_per_step
+            if os.environ["RANK"] == "1" and step == told_at:
+                signals.append(signal.SIGINT)
+            schedule.update(step)
+            if schedule.save:
+                saved.append((step, schedule.stop))
+            if schedule.stop:
+                assert schedule.exit_code() == 128 + (signals[0] if signals else signal.SIGTERM)
+                break
+        return saved
+
+
+@pytest.mark.parametrize(
+    "interval, told_at, saved",
+    [
+        (CheckpointInterval(steps=15), 100, [(15, False), (30, False), (40, False)]),
+        (CheckpointInterval(steps=15), 17, [(15, False), (20, True)]),
+        (CheckpointInterval(seconds=11), 100, [(20, False), (40, False)]),
+        (CheckpointInterval(), 100, [(40, False)]),
+    ],
+)
+@pytest.mark.parametrize("seconds_of", [0, 1])
+def test_all_ranks_save_at_the_same_steps(interval, told_at, saved, seconds_of):
+    """A step takes a second, by the clock of one rank; the other's stands."""
+    assert ranks(2).run(_steps, interval, told_at, 1.0, seconds_of) == [saved, saved]
+
+
+def test_signals_are_noted_within_the_block_only():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with noted_signals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert signals == [signal.SIGTERM, signal.SIGINT]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize("level", ladder.with_checkpoints())
+def test_the_last_step_is_saved_and_resumed_there_is_nothing_to_train(level, tmp_path, capsys):
+    module = ladder.load(level)
+    flags = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
+    args = parse_args(module.__file__, [*flags, "--checkpoint-dir", str(tmp_path)])
+    first = module.train(args)
+    capsys.readouterr()
+    again = module.train(args)
+    assert "| nothing was left to train | 2 steps in " in capsys.readouterr().out.splitlines()[-1]
+    for name in ("steps", "loss", "eval_loss", "accuracy"):
+        assert again[name] == pytest.approx(first[name], abs=1e-7), name

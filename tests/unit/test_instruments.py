@@ -1,0 +1,142 @@
+"""Instruments: steps and seconds counted right, the plan and the result said once, whatever the level."""
+
+import contextlib
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from common import ladder
+from common.args import parse_args
+from common.errors import UserError
+from common.instruments.clock import Clock
+from common.instruments.result import plan_line
+from common.model import BasicNet
+from common.processes import ranks
+from tests.levels import run_level
+
+CPU = torch.device("cpu")
+SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "100"]
+
+
+@pytest.fixture
+def let_pass(monkeypatch):
+    """`let_pass(seconds)` on a clock that nothing else moves."""
+    now = [0.0]
+    monkeypatch.setattr("common.instruments.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def let_pass(seconds: float) -> None:
+        now[0] += seconds
+
+    return let_pass
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("skipped", [(), (0, 4, 9)], ids=["every step", "as fp16 skips steps"])
+def test_the_clock_runs_in_training_and_counts_steps_that_the_optimizer_skips(accumulation, skipped, let_pass):
+    """Two epochs of five steps. A micro-batch takes 2 s until its forward and 1 s after, the optimizer's step 4 s."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with Clock(model, CPU, 5, accumulation, 2, tqdm(disable=True)) as clock:
+        for step in range(10):
+            model.train()
+            for _ in range(accumulation):
+                let_pass(2)
+                model(torch.ones(1, 1)).sum().backward()
+                let_pass(1)
+            let_pass(4)
+            if step not in skipped:
+                optimizer.step()
+            if step % 5 == 4:
+                if step not in skipped:
+                    let_pass(1000)  # after an epoch's last step the clock stands
+                model.eval()
+                model(torch.ones(1, 1))
+                let_pass(1000)
+    assert clock.steps == 10
+    before_the_first_forwards = 2 * 2
+    assert clock.seconds == 10 * (3 * accumulation + 4) - before_the_first_forwards
+    assert clock.warm_up_seconds == 2 * (3 * accumulation + 4)  # from forward to forward
+    model.train()
+    model(torch.ones(1, 1))
+    optimizer.step()
+    assert clock.steps == 10  # its hooks are gone
+
+
+@pytest.mark.parametrize(
+    "level, argv, backend, world_size, said",
+    [
+        ("00_single_gpu", [], None, 1, "00_single_gpu: 1 process on cpu, 2 threads, float32 |"),
+        ("00_single_gpu", ["--dtype", "float64"], None, 1, "2 threads, float64 | synthetic 640 + 100 | batch 64 |"),
+        ("01_data_parallel", ["--replicas", "3"], "Emulated", 3, "batch 64 = 22 + 22 + 20 | 10 steps"),
+        ("03_accelerate", [], "gloo", 2, "2 × gloo on cpu, 3 threads each, float32 |"),
+        (ladder.FULL, ["--mixed-precision", "bf16"], None, 1, "bf16 mixed precision |"),
+        (
+            ladder.FULL,
+            ["--batch-size", "48", "--gradient-accumulation-steps", "2"],
+            "gloo",
+            2,
+            "48 = 2 × 12 × 2 micro-batches |",
+        ),
+    ],
+)
+def test_the_plan_says_on_what_is_computed_and_how_the_batch_is_shared(
+    level, argv, backend, world_size, said, monkeypatch
+):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("common.cores.available_cores", lambda: 6)
+    args = parse_args(str(ladder.script(level)), argv)
+    setting = {"device": "cpu", "backend": backend, "world_size": world_size, "dataset": "synthetic"}
+    plan = plan_line(args, setting, 640, 100, 10)
+    assert "\n" not in plan and said in plan
+
+
+def test_the_result_has_the_keys_of_the_contract():
+    result, _ = run_level("00_single_gpu", [*SMALL, "--warm-up-steps", "0"])
+    assert list(result) == [
+        "level", "dataset", "device", "backend", "world_size", "global_batch_size", "epochs", "steps", "seed",
+        "loss", "eval_loss", "accuracy", "evaluated", "images_per_sec", "seconds", "peak_memory_bytes", "memory_source",
+    ]  # fmt: skip
+    assert (result["steps"], result["evaluated"], result["world_size"]) == (1, 100, 1)
+    assert result["images_per_sec"] == pytest.approx(64 / result["seconds"], rel=0.05)
+
+
+def _say(level: str, folder: str) -> str:
+    """What a rank prints."""
+    module = ladder.load(level)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        module.train(parse_args(module.__file__, [*SMALL, "--json", f"{folder}/r.json", "--save", f"{folder}/w.pt"]))
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate"])
+def test_only_rank_0_prints_and_writes(level, tmp_path):
+    first, second = ranks(2).run(_say, level, str(tmp_path))
+    assert first.count("\n") == 2 and "2 × gloo on cpu" in first and "batch 64 = 32 + 32 |" in first
+    assert second == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "w.pt"]
+    assert json.loads((tmp_path / "r.json").read_text())["evaluated"] == 100
+    assert torch.load(tmp_path / "w.pt", weights_only=True).keys() == BasicNet().state_dict().keys()
+
+
+def test_what_cannot_be_written_is_one_line_that_names_it(tmp_path, capsys):
+    module = ladder.load("00_single_gpu")
+    args = parse_args(module.__file__, [*SMALL, "--json", str(tmp_path / "r.json")])
+    (tmp_path / "r.json").mkdir()
+    (tmp_path / "r.json" / "in the way").touch()
+    with pytest.raises(UserError, match=f"{tmp_path}/r.json cannot be written: "):
+        module.train(args)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel", "03_accelerate", "04_trainer"])
+def test_a_training_whose_loss_is_lost_ends_in_one_line(level, tmp_path, capsys):
+    """After the first step the weights are huge, and the second loss is not a number."""
+    flags = ["--dataset", "synthetic", "--train-samples", "192", "--eval-samples", "32", "--lr", "1e30"]
+    with pytest.raises(UserError, match=r"loss is not finite \(nan\) after step 3"):
+        run_level(level, [*flags, "--json", str(tmp_path / "r.json")])
+    assert not (tmp_path / "r.json").exists()
