@@ -9,6 +9,7 @@ The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `
 """
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -120,7 +121,8 @@ def train(args):
     if resumed:
         accelerator.print(f"{args.level}: resumed at step {step}")
 
-    with noted_signals() as signals, measured(args, model, train_set, test_set) as report:
+    listening = noted_signals() if args.checkpoint_dir else nullcontext([])
+    with listening as signals, measured(args, model, train_set, test_set) as report:
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch

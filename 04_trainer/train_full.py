@@ -8,6 +8,7 @@ The same file runs on Hugging Face's Trainer: replace `common.trainer` by `trans
 """
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -99,7 +100,8 @@ def train(args):
     device = trainer.accelerator.device
     total_steps = len(train_set) // args.batch_size * args.epochs
     resume = args.checkpoint_dir is not None and any(Path(args.checkpoint_dir).glob("checkpoint-*"))
-    with noted_signals() as signals, measured(args, model, train_set, test_set) as report:
+    listening = noted_signals() if args.checkpoint_dir else nullcontext([])
+    with listening as signals, measured(args, model, train_set, test_set) as report:
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)
         if args.checkpoint_dir:
             trainer.add_callback(SaveOnTime(schedule))

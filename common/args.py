@@ -66,6 +66,9 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     parser = _make_parser(name, prog=f"{level}/{path.name}")
     args, unknown = parser.parse_known_args(argv)
     _refuse_unknown_flags(parser, name, unknown)
+    for flag, value in vars(args).items():
+        if value == []:  # what argparse makes of --flag=--
+            fail(f"argument --{flag.replace('_', '-')}: expected one argument")
     if args.data == "device" and args.num_workers > 0:
         fail("argument --data: on the device there is nothing for loader workers to do; leave --num-workers out")
     args.level = level

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from common import ladder
+from common.args import parse_args
+from common.instruments import prepare_process
 
 
 def raises(module, step: int) -> None:
@@ -89,10 +91,11 @@ def _at_loss(module, step: int, strike) -> None:
 def main() -> None:
     fault, step, level, *flags = sys.argv[1:]
     module = ladder.load(level)
-    sys.argv = [module.__file__, *flags]
+    args = parse_args(module.__file__, flags)
+    prepare_process(args)
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         globals()[fault](module, int(step))
-    module.main()
+    module.train(args)
 
 
 if __name__ == "__main__":

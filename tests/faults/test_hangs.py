@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.faults.jobs import ON_LINUX, launcher, run_all_to_end, selected_cases, torchrun
+from tests.faults.jobs import ON_LINUX, run_all_to_end, selected_cases, torchrun
 from tests.faults.test_rank_killed import SABOTEUR
 
 pytestmark = ON_LINUX
@@ -19,34 +19,21 @@ PLAIN = [
     *(pytest.param("02_ddp_raw", fault, marks=LONG if fault in ALIKE else SLOW) for fault in FAULTS),
     pytest.param("04_trainer", "hangs", marks=LONG),
 ]
-CHECKED = [
-    pytest.param("03_accelerate", "hangs", marks=SLOW),
-    pytest.param("03_accelerate", "bypasses_ddp", marks=LONG),
-    pytest.param("04_trainer", "has_fewer_batches", marks=SLOW),
-]
 TIMEOUT = 20  # seconds; the slowest rank may come that late to the first collective
-
-
-def debugging_launcher(*argv: str) -> list[str]:
-    return launcher("--debug", *argv)
 
 
 @pytest.fixture(scope="module")
 def endings(request) -> dict:
     """How each sabotaged job ended, by (start, level, fault). They mostly wait, so they run at the same time."""
-    plain = {case.values for case in PLAIN}
-    cases = []
-    for case in selected_cases(request, ("level", "fault")):
-        cases.append((torchrun if case in plain else debugging_launcher, *case))
     commands = {}
-    for start, level, fault in cases:
-        commands[start, level, fault] = start(SABOTEUR, fault, "5", level, *SHORT, "--timeout", str(TIMEOUT))
+    for level, fault in selected_cases(request, ("level", "fault")):
+        commands[level, fault] = torchrun(SABOTEUR, fault, "5", level, *SHORT, "--timeout", str(TIMEOUT))
     return run_all_to_end(commands)
 
 
-def error_of(endings: dict, start, level: str, fault: str) -> str:
+def error_of(endings: dict, level: str, fault: str) -> str:
     """What the job said on stderr; it must have failed."""
-    done = endings[start, level, fault]
+    done = endings[level, fault]
     assert done.returncode != 0
     assert f"{level}: synthetic accuracy" not in done.stdout
     return done.stderr
@@ -57,7 +44,7 @@ def error_of(endings: dict, start, level: str, fault: str) -> str:
 def test_ranks_that_wait_for_one_that_does_something_else_end_with_the_operation_and_their_rank(level, fault, endings):
     """The other rank's operation may be another one at its own end: gloo aborts a process that gets what it did not ask
     for, and torchrun names its rank and signal."""
-    said = error_of(endings, torchrun, level, fault)
+    said = error_of(endings, level, fault)
     waiting = re.search(r"^\[rank0\]: RuntimeError: .*(Timed out waiting|Connection closed|reset by peer)", said, re.M)
     operation = re.search(
         r"^\[rank0\]: +(loss\.backward|accelerator\.backward|self\.accelerator\.backward)\(", said, re.M
@@ -65,15 +52,3 @@ def test_ranks_that_wait_for_one_that_does_something_else_end_with_the_operation
     assert (waiting and operation) or re.search(r"rank +: 1 .*\n +exitcode +: -6 .*SIGABRT", said), said
     if fault == "hangs":
         assert f"Timed out waiting {TIMEOUT}000ms" in said
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("level, fault", CHECKED)
-def test_in_debug_mode_the_error_names_what_each_rank_was_doing(level, fault, endings):
-    """`launch --debug` compares the collectives of the ranks before they begin."""
-    said = error_of(endings, debugging_launcher, level, fault)
-    if fault == "hangs":
-        assert f"Ranks 1 failed to pass monitoredBarrier in {TIMEOUT}000 ms" in said
-    else:
-        mismatch = r"Rank 0 is running collective: .*OpType=ALLREDUCE.*, but Rank 1 is running collective: .*OpType="
-        assert re.search(mismatch, said), said

@@ -48,7 +48,7 @@ def assert_same_bits(weights: dict, others: dict) -> None:
 
 RESTARTS = [
     pytest.param(ladder.FULL, torchrun, 1, marks=pytest.mark.slow),
-    pytest.param("04_trainer", launcher, 0, marks=pytest.mark.long),
+    pytest.param("04_trainer/train_full", launcher, 0, marks=pytest.mark.long),
 ]
 
 
@@ -141,7 +141,7 @@ def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(t
 FAULTS = [
     ("02_ddp_raw", torchrun, "raises"),
     (ladder.FULL, torchrun, "is_killed"),
-    ("04_trainer", launcher, "is_killed"),
+    ("04_trainer/train_full", launcher, "is_killed"),
 ]
 
 

@@ -79,6 +79,7 @@ def test_defaults_are_the_contract(level, monkeypatch, rank_of_two):
         ("00_single_gpu", ["--json", "/tmp"], "argument --json: '/tmp' cannot be written"),
         ("00_single_gpu", ["--batch", "64"], "unknown argument --batch"),
         ("00_single_gpu", ["--epochs"], "expected one argument"),
+        ("00_single_gpu", ["--epochs=--"], "argument --epochs: expected one argument"),
         ("00_single_gpu", ["--data", "device", "--num-workers", "1"], "nothing for loader workers to do"),
         ("00_single_gpu", ["--replicas", "2"], "--replicas belongs to 01_data_parallel, not to 00_single_gpu"),
         ("00_single_gpu", ["--timeout", "5"], "--timeout belongs to 02_ddp_raw and 03_accelerate and 04_trainer"),
