@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
 from common import ladder
 from common.args import parse_args
 from common.data import load_data
 from tests.gpu.machine import GPUS, Machine, imitated_rank
 
 BATCH = 16
-STEPS = 25  # more than the Meter's warm-up, and more than two looks at the losses
+STEPS = 15  # more than the warm-up
 FLAGS = ["--dataset", "synthetic", "--batch-size", str(BATCH), "--train-samples", str(STEPS * BATCH)]
 
 
@@ -35,22 +37,19 @@ def train_on_rank(
     module = ladder.load(rung, path)
     argv = [*FLAGS, "--eval-samples", str(eval_samples), *flags]
     # Files are read before the imitation begins, in which no tensor has values.
-    data = load_data(parse_args(module.__file__, [*FLAGS, "--eval-samples", str(eval_samples), "--device", "cpu"]))
+    data = load_data(parse_args(str(ladder.script("00_single_gpu")), [*argv[: len(FLAGS) + 2], "--device", "cpu"]))
 
     def loaded(args: Any) -> Any:
         if args.data == "device":
-            from common.data.loading import device_of_this_process
-
             for part in data:
-                part.move_to(device_of_this_process(args.device))
+                part.move_to(torch.device("cuda", torch.cuda.current_device()))
         return data
 
     with (
         mock.patch.object(module, "load_data", loaded),
-        mock.patch.object(module, "meet", lambda *args: Machine.meet(*args), create=True),
         change(module),
         imitated_rank(rank, world_size, **options) as machine,
     ):
         args = parse_args(module.__file__, [*argv, "--device", "cuda"])
-        module.train(args)
+        machine.result = module.train(args)
     return machine

@@ -77,6 +77,7 @@ class Watch(TorchDispatchMode):
         steps: optimizer steps so far.
         integers: what a tensor of integers says its values are.
         collectives: the names of the collectives so far.
+        computed_in: the dtypes of the products of matrices on a GPU so far.
         operations: the names of those so far that had a GPU's tensor among their arguments.
     """
 
@@ -87,6 +88,7 @@ class Watch(TorchDispatchMode):
         self.steps = 0
         self.integers = 1
         self.collectives: list[str] = []
+        self.computed_in: set[torch.dtype] = set()
         self.operations: list[str] = []
         self._pinned: set[StorageWeakRef] = set()
         # Memory that a copy from the GPU is still to fill, and how many operations came before the copy's end.
@@ -132,6 +134,8 @@ class Watch(TorchDispatchMode):
         result = function(*args, **kwargs)
         if pins:
             self.pin(result)
+        if on_gpu and function is _aten.addmm.default:
+            self.computed_in.add(result.dtype)
         self._look_at_copy(function, args, kwargs, result)
         return result
 
@@ -209,6 +213,7 @@ class Machine:
         named: the GPU that `set_device` named last; None before that.
         backend: what the rank asked `init_process_group` for.
         endings: how the rank has left its process groups: "destroyed" waits for the others, "aborted" does not.
+        result: of the training.
         peaks: of which GPUs the peak of the memory was reset or read, a pair of the question and the index.
     """
 
@@ -221,6 +226,7 @@ class Machine:
         self.backend: str | None = None
         self.peaks: list[tuple[str, int]] = []
         self.endings: list[str] = []
+        self.result: dict[str, Any] = {}
         self.watch = Watch(self)
 
     def waits_within_steps(self) -> list[Wait]:
@@ -236,6 +242,8 @@ class Machine:
 
     def set_device(self, device: Any) -> None:
         self.named = self.index(device)
+        if self.named >= self.gpus:
+            raise Misplaced(f"set_device(cuda:{self.named}) on a machine of {self.gpus} GPUs")
 
     def check_collective(self, name: str, tensors: list[Tensor]) -> None:
         """Raise Misplaced unless all tensors that nccl is given are on the GPU that `set_device` named last."""
@@ -254,7 +262,12 @@ class Machine:
         if self.world_size > 1 and index != self.own:
             raise Misplaced(f"rank {self.rank}, on cuda:{self.own}, calls {question} of cuda:{index}")
         self.peaks.append((question, index))
-        return 2**20
+        return self.peak_of(index)
+
+    @staticmethod
+    def peak_of(index: int) -> int:
+        """The peak of a GPU's memory in bytes: each has another one."""
+        return 2**20 * (index + 1)
 
     # The process group.
 
@@ -293,8 +306,10 @@ class Machine:
         self.endings.append("aborted")
         _destroy_process_group(group)
 
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
+    def barrier(self, *args: Any, device_ids: list[int] | None = None, **kwargs: Any) -> None:
         self.check_collective("barrier", [])
+        if self.backend == "nccl" and device_ids != [self.own]:
+            raise Misplaced(f"barrier with device_ids {device_ids} on cuda:{self.own}: nccl would guess a GPU")
         self.watch.note_wait("barrier")
 
     # What a program asks of tensors and of CUDA.
@@ -367,6 +382,8 @@ class _Wrapping:
     def hold(wrapper: nn.Module, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
         nn.Module.__init__(wrapper)
         wrapper.module = module
+        if isinstance(wrapper, nn.DataParallel):
+            wrapper.device_ids = [device.index for device in device_ids]
         if isinstance(wrapper, DistributedDataParallel):
             for parameter in module.parameters():
                 dist.broadcast(parameter.detach(), 0)
@@ -435,7 +452,6 @@ def _replacements(machine: Machine) -> Iterator[tuple[Any, str, Any]]:
     yield dist, "destroy_process_group", machine.destroy_process_group
     yield dist.distributed_c10d, "_abort_process_group", machine.abort_process_group
     yield dist, "rendezvous", lambda *args, **kwargs: iter([(FakeStore(), machine.rank, machine.world_size)])
-    # Level 02 has its own name for it, which `tests.gpu.levels` replaces.
     yield state, "meet", machine.meet
     for wrapper in (DistributedDataParallel, nn.DataParallel):
         yield wrapper, "__init__", _Wrapping.hold
