@@ -30,6 +30,7 @@ from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
 from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env, refuse_plugins
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers  # noqa: F401
+from .utils import other
 from .utils.dataclasses import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -718,8 +719,8 @@ class Accelerator:
         checkpointing.load_state(self, input_dir, load_kwargs, **load_model_func_kwargs)
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """Write `obj` to `f` from one process: `checkpointing.save`."""
-        checkpointing.save(self, obj, f, safe_serialization)
+        """Write `obj` to `f` from one process, or one of every machine: `utils.other.save`."""
+        other.save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
 
     def save_model(
         self,

@@ -11,42 +11,40 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from common.files import discard_draft
+from common.files import discard_draft, sync_to_disk
 
-from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
 from .resume import SeedableOrder, StatefulDataLoaderShard
 from .sampler import SeedableRandomSampler, innermost_sampler
-from .shard import DataLoaderShard, index_sampler_of
+from .shard import index_sampler_of
 from .state import PartialState
-from .utils import other
 from .utils.checkpoint_folder import (
     CheckpointError,
     CheckpointVersionError,
-    DigestThreads,
     Manifest,
     choose_newest,
-    commit_save,
+    describe,
     finish_and_verify,
     finish_interrupted_save,
     has_checkpoints,
     holds_checkpoint,
-    holds_something,
     numbered,
+    publish,
     read_manifest,
     remove_old_checkpoints,
     start_save,
+    verifying,
     write_manifest,
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
-from .utils.loader_identity import LoaderIdentity
 from .utils.modeling import write_weights
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, view_key, write_safetensors
@@ -58,19 +56,14 @@ __all__ = [
     "choose_newest",
     "file_names_of",
     "finish_and_verify",
-    "finish_interrupted_save",
     "has_checkpoints",
-    "holds_something",
     "load_state",
     "numbered",
     "run_on_all_ranks",
-    "save",
     "save_model",
     "save_state",
     "write_manifest",
 ]
-
-logger = get_logger(__name__)
 
 OPTIMIZER_FILE = "optimizer.bin"
 SCHEDULER_FILE = "scheduler.bin"
@@ -79,8 +72,6 @@ LOADER_FILE = "dl_state_dict.bin"
 CUSTOM_FILE = "custom_checkpoint_{}.pkl"
 RANDOM_STATES_FILE = "random_states_{}.pkl"
 GRADIENTS_FILE = "gradients_{}.bin"
-# Beside the position of a loader: which data it goes through.
-IDENTITY = "identity"
 
 _LEAST_FREE_BYTES = 2**16
 
@@ -116,33 +107,19 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
             result = action()
     except Exception as failure:
         error = failure
-    failures = gather_object([] if error is None else [_Failure.of(error)])
+    errors = gather_object([] if error is None else [_for_other_ranks(error)])
     if error is not None:
         raise error
-    if failures:
-        raise failures[0].for_other_ranks()
+    if errors:
+        raise errors[0]
     return result
 
 
-class _Failure(NamedTuple):
-    """An exception of one process, in words that can be sent to the others."""
-
-    rank: int
-    kind: str
-    message: str
-    is_checkpoint_error: bool
-    file_names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, error: Exception) -> "_Failure":
-        rank = PartialState().process_index
-        is_checkpoint_error = isinstance(error, CheckpointError)
-        return cls(rank, type(error).__name__, str(error), is_checkpoint_error, file_names_of(error))
-
-    def for_other_ranks(self) -> Exception:
-        if self.is_checkpoint_error:
-            return CheckpointError(self.message)
-        return RemoteError(f"rank {self.rank}: {self.kind}: {self.message}", self.file_names)
+def _for_other_ranks(error: Exception) -> Exception:
+    if isinstance(error, CheckpointError):
+        return CheckpointError(str(error))
+    message = f"rank {PartialState().process_index}: {type(error).__name__}: {error}"
+    return RemoteError(message, file_names_of(error))
 
 
 def file_names_of(error: Exception) -> tuple[str, ...]:
@@ -256,11 +233,9 @@ def _collect(accelerator: Any, draft: Path) -> CollectedState:
     weights = [accelerator.get_state_dict(model) for model in accelerator._models]
     for hook in accelerator._save_model_state_pre_hook.values():
         hook(accelerator._models, weights, str(draft))
-    objects = [*_optimizers(accelerator), *_other_objects(accelerator)]
+    # The optimizers have the largest files. They come first, so that threads have time to flush them to the disk.
+    objects = [*_optimizers(accelerator), *_other_objects(accelerator), *_loaders(accelerator)]
     states = {each.file_name: each.object.state_dict() for each in objects}
-    for each in _loaders(accelerator):
-        identity = LoaderIdentity.of(each.loader)
-        states[each.file_name] = each.object.state_dict() | {IDENTITY: asdict(identity)}
     return CollectedState(weights, states, _state_of_rank(accelerator))
 
 
@@ -275,22 +250,17 @@ def _optimizers(accelerator: Any) -> list[ObjectWithState]:
     return _numbered_files(OPTIMIZER_FILE, accelerator._optimizers)
 
 
-class LoaderWithState(NamedTuple):
-    """A loader of which something is saved: its position or, by default, seed and epoch of its seedable sampler."""
+def _loaders(accelerator: Any) -> list[ObjectWithState]:
+    """All loaders with a state: their position or, by default, seed and epoch of their seedable sampler.
 
-    file_name: str
-    object: StatefulDataLoaderShard | SeedableOrder
-    loader: DataLoaderShard
-
-
-def _loaders(accelerator: Any) -> list[LoaderWithState]:
-    """All loaders with a state. Their files are numbered as all loaders are."""
+    Their files are numbered as all loaders are, those without a state too.
+    """
     found = []
     for index, loader in enumerate(accelerator._dataloaders):
         if isinstance(loader, StatefulDataLoaderShard):
-            found.append(LoaderWithState(_numbered_name(LOADER_FILE, index), loader, loader))
+            found.append(ObjectWithState(_numbered_name(LOADER_FILE, index), loader))
         elif isinstance(innermost_sampler(index_sampler_of(loader)), SeedableRandomSampler):
-            found.append(LoaderWithState(_numbered_name(SAMPLER_FILE, index), SeedableOrder(loader), loader))
+            found.append(ObjectWithState(_numbered_name(SAMPLER_FILE, index), SeedableOrder(loader)))
     return found
 
 
@@ -356,27 +326,30 @@ def _write(
 ) -> None:
     """Write all files into `draft`, and make it the checkpoint in `folder`.
 
-    The optimizers come first, for they have the largest files: threads flush each file to the disk and compute its
-    checksums while the next one is being written.
+    Threads flush each file to the disk and compute its checksum while the next one is being written.
     """
+    contents = dict(state.states)
+    for index, weights in enumerate(state.weights):
+        contents[_weights_name(index, safe_serialization)] = weights
+    for rank, of_rank in enumerate(states_of_ranks):
+        for pattern, content in of_rank.items():
+            contents[pattern.format(rank)] = content
+    descriptions = {}
+    flushes = []
     try:
-        with DigestThreads() as digests:
-            for file_name, content in state.states.items():
-                save_loadable(content, draft / file_name)
-                digests.begin(draft / file_name, flush=True)
-            for index, weights in enumerate(state.weights):
-                path = draft / _weights_name(index, safe_serialization)
-                if safe_serialization:
-                    write_safetensors(weights, path)
+        with ThreadPoolExecutor() as threads:
+            for name, content in contents.items():
+                path = draft / name
+                if path.suffix == ".safetensors":
+                    write_safetensors(content, path)
                 else:
-                    save_loadable(weights, path)
-                digests.begin(path, flush=True)
-            for rank, of_rank in enumerate(states_of_ranks):
-                for pattern, content in of_rank.items():
-                    path = draft / pattern.format(rank)
                     save_loadable(content, path)
-                    digests.begin(path, flush=True)
-            commit_save(draft, folder, digests)
+                flushes.append(threads.submit(sync_to_disk, path))
+                descriptions[path] = threads.submit(describe, path)
+            for flush in flushes:
+                flush.result()
+        write_manifest(draft, descriptions)
+        publish(draft, folder)
     except Exception:
         # On a full disk torch.save says "unexpected pos 576 vs 534", which nobody can make sense of.
         if draft.exists() and shutil.disk_usage(draft).free < _LEAST_FREE_BYTES:
@@ -423,31 +396,35 @@ def load_state(
         Exception: what a hook or an object met; on the other processes a RuntimeError that quotes it.
     """
     config = accelerator.project_configuration
-    folder = _choose_and_verify_folder(accelerator, input_dir)
-    models = list(accelerator._models)
     map_location = _device_to_read_to(accelerator, load_model_func_kwargs.pop("map_location", None))
-    # The main process saved the states of the loaders, so it also says whether a loader is the same as then. The data
-    # sets of the other processes may differ where the main process reads for all.
-    own_identities = {each.file_name: LoaderIdentity.of(each.loader) for each in _loaders(accelerator)}
-    identities = broadcast_object_list([own_identities])[0]
+    folder = _choose_folder(accelerator, input_dir)
+    # `_choose_folder` has verified the newest checkpoint already, on the main process.
+    is_verified = input_dir is None and accelerator.is_main_process
+    verifies = _is_writer(config.save_on_each_node) and not is_verified
+    models = list(accelerator._models)
+
+    def read() -> _Checkpoint:
+        with verifying(folder) if verifies else contextlib.nullcontext():
+            checkpoint = _Checkpoint(folder, read_manifest(folder), map_location, load_kwargs or {})
+            checkpoint.read_states(accelerator)
+        return checkpoint
 
     def restore() -> None:
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, str(folder))
-        checkpoint = _Checkpoint(folder, read_manifest(folder) or {}, map_location, load_kwargs or {})
-        _restore(accelerator, checkpoint, models, identities, load_model_func_kwargs)
+        _restore(accelerator, checkpoint, models, load_model_func_kwargs)
 
+    checkpoint = run_on_all_ranks(read)
     run_on_all_ranks(restore)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if config.automatic_checkpoint_naming and number is not None:
         config.iteration = int(number[1]) + 1
 
 
-def _choose_and_verify_folder(accelerator: Any, input_dir: str | os.PathLike | None) -> Path:
-    """Choose the checkpoint to load, and verify it. A collective.
+def _choose_folder(accelerator: Any, input_dir: str | os.PathLike | None) -> Path:
+    """The folder to load from, on the process that writes for this one. A collective.
 
-    An interrupted save is finished first. Damaged newer checkpoints are renamed. The path is that of the process that
-    writes for this one.
+    A save to it that was interrupted is finished. Damaged checkpoints that are newer than the chosen one are renamed.
     """
     config = accelerator.project_configuration
     if input_dir is not None:
@@ -459,10 +436,7 @@ def _choose_and_verify_folder(accelerator: Any, input_dir: str | os.PathLike | N
     else:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     folder = _path_on_writer(folder, config.save_on_each_node)
-    # `choose_newest` has verified the folder already, on the main process.
-    is_verified = input_dir is None and accelerator.is_main_process
-    must_verify = _is_writer(config.save_on_each_node) and not is_verified
-    run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=must_verify)
+    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=_is_writer(config.save_on_each_node))
     return folder
 
 
@@ -476,61 +450,88 @@ def _device_to_read_to(accelerator: Any, map_location: str | None) -> torch.devi
 
 @dataclass
 class _Checkpoint:
-    """The files of a verified checkpoint. Only those that its manifest names are ever opened."""
+    """A checkpoint that is being loaded. Only files that its manifest names are ever opened.
+
+    Attributes:
+        map_location: where the tensors of models are read to.
+        load_kwargs: of `torch.load`.
+        states: the content of all files but those of models, by their names.
+    """
 
     folder: Path
     manifest: Manifest
     map_location: torch.device
     load_kwargs: dict[str, Any]
+    states: dict[str, Any] = field(default_factory=dict)
 
-    def load(self, name: str) -> Any:
-        """The content of a file on the CPU, the only place from which generators take their states."""
-        return self._load(name, self.load_kwargs | {"map_location": "cpu"})
+    def read_states(self, accelerator: Any) -> None:
+        """Read the states of all objects and of this process, and change nothing.
 
-    def load_to_device(self, name: str) -> Any:
-        """The content of a file that `map_location` is meant for: of a model."""
-        return self._load(name, {"map_location": self.map_location} | self.load_kwargs)
+        Raises:
+            CheckpointError: if one is not there, or cannot be read.
+            RuntimeError: if another number of objects was registered than now.
+        """
+        saved = self.count(CUSTOM_FILE)
+        registered = len(accelerator._custom_objects)
+        if saved != registered:
+            where = f"Number of custom checkpoints in folder {self.folder}"
+            raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
+        needed = [each.file_name for each in (*_optimizers(accelerator), *_other_objects(accelerator))]
+        # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
+        loaders = [each.file_name for each in _loaders(accelerator) if each.file_name in self.manifest]
+        own = RANDOM_STATES_FILE.format(accelerator.process_index)
+        for name in (*needed, *loaders, RANDOM_STATES_FILE.format(0), *self.files_of_gradients(accelerator)):
+            self.states[name] = self._read_state(name)
+        if own in self.manifest:
+            self.states[own] = self._read_state(own)
 
-    def _load(self, name: str, settings: dict[str, Any]) -> Any:
-        with self.reading(name) as path:
-            return load_safely(path, **settings)
+    def _read_state(self, name: str) -> Any:
+        # To the CPU, the only place from which generators take their states. Of optimizers torch moves what belongs
+        # beside the parameters. It leaves AdamW's number of steps where that was read to, and from a GPU an unfused
+        # AdamW would read it at every step.
+        return self._read(name, lambda path: load_safely(path, **(self.load_kwargs | {"map_location": "cpu"})))
 
-    def weights_name(self, index: int) -> str:
-        """The file with the weights of model `index`."""
+    def files_of_gradients(self, accelerator: Any) -> list[str]:
+        """The gradients of an unfinished window: this process's own, or on another number of processes those of all."""
+        ranks = list(range(self.count(RANDOM_STATES_FILE)))
+        if len(ranks) == accelerator.num_processes:
+            ranks = [accelerator.process_index]
+        return [name for name in map(GRADIENTS_FILE.format, ranks) if name in self.manifest]
+
+    def check_holds_weights(self, number: int) -> None:
+        """Raise a CheckpointError that names the first file that is missing of so many models."""
+        for index in range(number):
+            self._check_holds(self._weights_name(index))
+
+    def read_weights(self, index: int) -> dict[str, torch.Tensor]:
+        """The weights of model `index`."""
+        name = self._weights_name(index)
+        if name.endswith(".safetensors"):
+            from safetensors.torch import load_file
+
+            return self._read(name, lambda path: load_file(path, device=str(self.map_location)))
+        settings = {"map_location": self.map_location} | self.load_kwargs
+        return self._read(name, lambda path: load_safely(path, **settings))
+
+    def _weights_name(self, index: int) -> str:
         safe_name = _weights_name(index, True)
         return safe_name if safe_name in self.manifest else _weights_name(index, False)
 
-    def load_weights(self, index: int) -> dict[str, torch.Tensor]:
-        name = self.weights_name(index)
-        if name == _weights_name(index, False):
-            return self.load_to_device(name)
-        from safetensors.torch import load_file
-
-        with self.reading(name) as path:
-            return load_file(path, device=str(self.map_location))
-
-    def check_holds(self, names: list[str]) -> None:
-        """Raise a CheckpointError that names the first of `names` which is not there."""
-        for name in names:
-            if name not in self.manifest:
-                raise CheckpointError(
-                    f"{self.folder} holds no {name}: it was saved by a run that had prepared something else"
-                )
-
-    @contextlib.contextmanager
-    def reading(self, name: str) -> Iterator[Path]:
-        """Turn any error in the block into a CheckpointError that names the file.
-
-        This is needed although the file was verified: a forged manifest can match a forged file.
-        """
+    def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
+        self._check_holds(name)
         path = self.folder / name
-        self.check_holds([name])
         try:
-            yield path
+            return read(path)
         except CheckpointError:
             raise
-        except Exception as error:
+        except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
             raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+
+    def _check_holds(self, name: str) -> None:
+        if name not in self.manifest:
+            raise CheckpointError(
+                f"{self.folder} holds no {name}: it was saved by a run that had prepared something else"
+            )
 
     def count(self, pattern: str) -> int:
         """The number of files that are numbered from 0 by `pattern`."""
@@ -540,93 +541,28 @@ class _Checkpoint:
         return number
 
 
-def _restore(
-    accelerator: Any,
-    checkpoint: _Checkpoint,
-    models: list,
-    identities: dict[str, LoaderIdentity],
-    load_model_func_kwargs: dict[str, Any],
-) -> None:
+def _restore(accelerator: Any, checkpoint: _Checkpoint, models: list, load_model_func_kwargs: dict[str, Any]) -> None:
     """Put everything into the state of `checkpoint`.
 
-    Before anything changes it is checked that all files are there, that as many objects are registered as were saved,
-    and that stateful loaders can go on at their positions. Which weights and states fit, only the `load_state_dict` of
-    each object can say: a module's hooks may rename or reshape what was saved. If one of them raises, what was loaded
-    before it has changed already.
+    All files are there. Which weights and states fit, only the `load_state_dict` of each object can say: a module's
+    hooks may rename or reshape what was saved. If one of them raises, what was loaded before it has changed already.
     """
-    _check_registered_objects(accelerator, checkpoint)
-    optimizers = _optimizers(accelerator)
-    others = _other_objects(accelerator)
-    needed = [checkpoint.weights_name(index) for index in range(len(models))]
-    needed += [each.file_name for each in (*optimizers, *others)]
-    needed.append(RANDOM_STATES_FILE.format(0))
-    checkpoint.check_holds(needed)
-    states_of_loaders = _saved_states_of_loaders(accelerator, checkpoint, identities)
+    checkpoint.check_holds_weights(len(models))
+    for each in _loaders(accelerator):
+        if each.file_name in checkpoint.states:
+            each.object.load_state_dict(checkpoint.states[each.file_name])
     for optimizer in accelerator._optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced
     for index, model in enumerate(models):
         bare = _bare(accelerator, model)
-        weights = _fit_to_model(bare, checkpoint.load_weights(index))
+        weights = _fit_to_model(bare, checkpoint.read_weights(index))
         bare.load_state_dict(weights, **load_model_func_kwargs)
-    for each in optimizers:
-        # From the CPU, whatever `map_location` says: torch moves what belongs beside the parameters. It leaves AdamW's
-        # number of steps where that was read to, and from a GPU an unfused AdamW would read it at every step.
-        each.object.load_state_dict(checkpoint.load(each.file_name))
-    for each in others:
-        each.object.load_state_dict(checkpoint.load(each.file_name))
-    for saved in states_of_loaders:
-        saved.object.load_state_dict(saved.state)
+    for each in (*_optimizers(accelerator), *_other_objects(accelerator)):
+        each.object.load_state_dict(checkpoint.states[each.file_name])
     _restore_random_states(accelerator, checkpoint)
     for loader in accelerator._dataloaders:
         loader.rng_state_after_load = torch.get_rng_state()
     _restore_gradients(accelerator, checkpoint)
-
-
-def _check_registered_objects(accelerator: Any, checkpoint: _Checkpoint) -> None:
-    saved = checkpoint.count(CUSTOM_FILE)
-    registered = len(accelerator._custom_objects)
-    if saved != registered:
-        where = f"Number of custom checkpoints in folder {checkpoint.folder}"
-        raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
-
-
-class SavedState(NamedTuple):
-    """Something with a state, and the one in which a checkpoint has it."""
-
-    object: Any
-    state: dict[str, Any]
-
-
-def _saved_states_of_loaders(
-    accelerator: Any, checkpoint: _Checkpoint, identities: dict[str, LoaderIdentity]
-) -> list[SavedState]:
-    """The states in a checkpoint of the loaders that are prepared now. The others start at their beginning.
-
-    Files tell the loaders apart by their number only. A script that evaluates may prepare its test data first, where
-    the training had prepared its training data; and a loader that was prepared after the checkpoint has no file.
-
-    Raises:
-        ValueError: if a stateful loader cannot go on after that many samples.
-    """
-    found = []
-    for each in _loaders(accelerator):
-        # A process may have prepared more loaders than the main process, which saves and loads none of these.
-        if each.file_name not in checkpoint.manifest or each.file_name not in identities:
-            continue
-        state = checkpoint.load(each.file_name)
-        with checkpoint.reading(each.file_name):
-            saved = LoaderIdentity(**state.pop(IDENTITY))
-        identity = identities[each.file_name]
-        if identity.is_other_than(saved):
-            logger.warning(
-                f"{checkpoint.folder / each.file_name} is of another loader ({saved}): "
-                f"the one that is prepared now ({identity}) starts at its beginning"
-            )
-            continue
-        if isinstance(each.object, StatefulDataLoaderShard):
-            each.object.step_of(state)  # raises if the loader cannot continue there, before anything has changed
-        found.append(SavedState(each.object, state))
-    return found
 
 
 def _fit_to_model(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -653,14 +589,10 @@ def _fit_to_model(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> d
 
 
 def _restore_random_states(accelerator: Any, checkpoint: _Checkpoint) -> None:
-    own_name = RANDOM_STATES_FILE.format(accelerator.process_index)
-    has_own = own_name in checkpoint.manifest
-    name = own_name if has_own else RANDOM_STATES_FILE.format(0)
-    states = checkpoint.load(name)
-    with checkpoint.reading(name):
-        accelerator.step = int(states["step"])
-        if has_own:
-            set_random_states(accelerator.device, states)
+    own_states = checkpoint.states.get(RANDOM_STATES_FILE.format(accelerator.process_index))
+    if own_states is not None:
+        set_random_states(accelerator.device, own_states)
+    accelerator.step = checkpoint.states[RANDOM_STATES_FILE.format(0)]["step"]
 
 
 def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
@@ -674,12 +606,8 @@ def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
 
 
 def _restore_gradients(accelerator: Any, checkpoint: _Checkpoint) -> None:
-    """Each process's own gradients of an unfinished window; on another number of processes the mean of all."""
-    ranks = list(range(checkpoint.count(RANDOM_STATES_FILE)))
-    if len(ranks) == accelerator.num_processes:
-        ranks = [accelerator.process_index]
-    names = [GRADIENTS_FILE.format(rank) for rank in ranks]
-    gradients_of_ranks = [checkpoint.load(name) for name in names if name in checkpoint.manifest]
+    """The process's own gradients, or the mean of those of all."""
+    gradients_of_ranks = [checkpoint.states[name] for name in checkpoint.files_of_gradients(accelerator)]
     for index, model in enumerate(accelerator._models):
         gradients_of_model = [gradients[index] for gradients in gradients_of_ranks]
         for name, parameter in _bare(accelerator, model).named_parameters():
@@ -695,12 +623,7 @@ def _mean(parts: list[torch.Tensor], number: int, device: torch.device) -> torch
     return total.div(number).to(device)
 
 
-# One object, or the weights of one model
-
-
-def save(accelerator: Any, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-    """Write `obj` to `f` from the main process, or one process of every machine: see `utils.other.save`."""
-    other.save(obj, f, accelerator.project_configuration.save_on_each_node, safe_serialization)
+# The weights of one model
 
 
 def save_model(

@@ -127,7 +127,7 @@ class Forger:
         manifest = json.loads(path.read_text())
         name = self.random.choice(sorted(manifest["files"]))
         values = [-1, 10**30, None, "4", [], {}, True, 1.5, "../x", "0" * 8]
-        manifest["files"][name][self.random.choice(["bytes", "crc32", "more"])] = self.random.choice(values)
+        manifest["files"][name][self.random.choice(["bytes", "checksum", "more"])] = self.random.choice(values)
         if self.random.random() < 0.2:
             manifest["format_version"] = self.random.choice([*values, 1, 3, 5])
         self.write(path, json.dumps(manifest).encode())
@@ -136,7 +136,7 @@ class Forger:
         path = folder / "manifest.json"
         content = path.read_bytes()
         start = self.random.randrange(len(content))
-        noise = [b"", b"\xff", b"{" * 9, b"[" * 50_000, b'"format_version": 4, ', b"\x00", content[start:]]
+        noise = [b"", b"\xff", b"{" * 9, b"[" * 50_000, b'"format_version": 5, ', b"\x00", content[start:]]
         self.write(path, content[:start] + self.random.choice(noise) + content[start + self.random.randint(0, 20) :])
 
     def put_link(self, folder: Path) -> None:

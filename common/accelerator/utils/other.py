@@ -1,6 +1,5 @@
 """Small helpers for scripts: one object in a file, ports, and what is inside a wrapped model."""
 
-import codecs
 import logging
 import platform
 import re
@@ -15,6 +14,7 @@ from common.files import atomic_write
 
 from ..commands.config.default import write_basic_config  # noqa: F401
 from ..state import PartialState
+from .serialization import types_of_numpy
 from .weights import clean_state_dict_for_safetensors, write_file
 
 logger = logging.getLogger(__name__)
@@ -79,18 +79,8 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
         UnpicklingError: if the file asks for code to be executed.
     """
     settings = {"weights_only": True, **kwargs}
-    with torch.serialization.safe_globals(_types_of_arrays()):
+    with torch.serialization.safe_globals(types_of_numpy()):
         return torch.load(f, map_location=map_location, **settings)
-
-
-def _types_of_arrays() -> list[Any]:
-    """The types that a file with arrays of NumPy names, as accelerate's `random_states_0.pkl`: numbers, and no code."""
-    try:
-        import numpy
-    except ImportError:
-        return []
-    reconstruct = numpy.empty(0).__reduce__()[0]
-    return [reconstruct, numpy.ndarray, numpy.dtype, type(numpy.dtype("uint32")), codecs.encode]
 
 
 def is_compiled_module(module: Any) -> bool:

@@ -1,14 +1,10 @@
-"""Files of `torch.save` that can be loaded without executing code, which is found out when they are written.
+"""Files of `torch.save` that can be loaded without executing code, which is found out when they are written."""
 
-`torch.load(weights_only=True)` refuses NumPy's types, though learning rates and schedulers often hold them. So numbers
-of NumPy are saved as Python's, and its arrays as tensors with a mark that makes them arrays again.
-"""
-
+import codecs
 import contextlib
 import pickle
-import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +12,28 @@ import torch
 
 from .checkpoint_folder import CheckpointError
 
-_ARRAY_MARK = "numpy.ndarray as a tensor"
-# Other types of containers may hold more than their items, so they are saved as they are.
-_CONTAINERS = (dict, OrderedDict, list, tuple, set)
+_TYPES_OF_NUMBERS = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+)
 
 
 class UnsafeFileError(CheckpointError, pickle.UnpicklingError):
     """A file could be loaded only by executing code that it names."""
+
+
+def types_of_numpy() -> list[Any]:
+    """The types and functions that a file names which holds numbers of NumPy, or arrays of them, and no code.
+
+    Learning rates and schedulers often hold them, and so does the state of NumPy's generator.
+    """
+    try:
+        import numpy
+    except ImportError:
+        return []
+    make_array = numpy.empty(0).__reduce__()[0]
+    make_number = numpy.float64(0).__reduce__()[0]
+    types_of_numbers = [type(numpy.dtype(name)) for name in _TYPES_OF_NUMBERS.split()]
+    return [make_array, make_number, numpy.ndarray, numpy.dtype, *types_of_numbers, codecs.encode, bytes]
 
 
 def save_loadable(obj: Any, path: Path) -> None:
@@ -34,13 +45,14 @@ def save_loadable(obj: Any, path: Path) -> None:
         UnsafeFileError: if it would not; the file is then there nevertheless.
     """
     with _without_crc32_of_torch():
-        torch.save(_without_numpy(obj), path)
+        torch.save(obj, path)
     try:
         # Mapped into memory, the tensors are not read: only what describes them is.
-        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        _load(path, map_location="cpu", mmap=True)
     except pickle.UnpicklingError as error:
-        reason = _first_reason(error)
-        raise UnsafeFileError(f"{path.name} is not saved, for nothing could load it safely: {reason}") from error
+        raise UnsafeFileError(
+            f"{path.name} is not saved, for nothing could load it safely: {_reason(error)}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -59,73 +71,18 @@ def load_safely(path: Path, map_location: Any = "cpu", **load_kwargs: Any) -> An
     Raises:
         UnsafeFileError: if the file asks for code to be executed.
     """
-    settings = {"map_location": map_location, **load_kwargs, "weights_only": True}
     try:
-        return _with_numpy(torch.load(path, **settings))
+        return _load(path, **{"map_location": map_location, **load_kwargs})
     except pickle.UnpicklingError as error:
-        raise UnsafeFileError(f"{path} is not loaded, for it could execute code: {_first_reason(error)}") from error
+        raise UnsafeFileError(f"{path} is not loaded, for it could execute code: {_reason(error)}") from error
 
 
-def _first_reason(error: pickle.UnpicklingError) -> str:
+def _load(path: Path, **settings: Any) -> Any:
+    with torch.serialization.safe_globals(types_of_numpy()):
+        return torch.load(path, **(settings | {"weights_only": True}))
+
+
+def _reason(error: pickle.UnpicklingError) -> str:
     """The line of torch's long message that names what was refused."""
-    for line in str(error).splitlines():
-        if "Unpickler error" in line:
-            return line.strip().partition(". Please use")[0]
-    return str(error).partition("\n")[0]
-
-
-def _without_numpy(obj: Any) -> Any:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:  # then `obj` holds nothing of it
-        return obj
-
-    def replacement(part: Any) -> Any:
-        if isinstance(part, numpy.generic):
-            return part.item()
-        if type(part) is numpy.ndarray:
-            return _marked_tensor(part)
-        return part
-
-    return _replace_parts(obj, replacement)
-
-
-def _marked_tensor(array: Any) -> Any:
-    try:
-        # A copy, for torch shares no memory that is read-only or runs backwards.
-        return {_ARRAY_MARK: torch.from_numpy(array.copy())}
-    except (TypeError, ValueError):  # of texts, objects or foreign byte order: torch.load refuses it by name
-        return array
-
-
-def _with_numpy(obj: Any) -> Any:
-    def replacement(part: Any) -> Any:
-        is_marked = type(part) is dict and list(part) == [_ARRAY_MARK]
-        return part[_ARRAY_MARK].numpy() if is_marked else part
-
-    return _replace_parts(obj, replacement)
-
-
-def _replace_parts(obj: Any, replacement: Callable[[Any], Any], within: tuple[int, ...] = ()) -> Any:
-    """`obj` with every part of it replaced for which `replacement(part)` is another object.
-
-    `within` are the ids of the containers around `obj`: one that holds itself is not entered twice.
-    """
-    replaced = replacement(obj)
-    if replaced is not obj or type(obj) not in _CONTAINERS or id(obj) in within:
-        return replaced
-    within = (*within, id(obj))
-    parts = _parts(obj)
-    new_parts = [_replace_parts(part, replacement, within) for part in parts]
-    if all(new is old for new, old in zip(new_parts, parts, strict=True)):
-        return obj
-    if isinstance(obj, dict):
-        pairs = zip(new_parts[0::2], new_parts[1::2], strict=True)
-        return type(obj)(pairs)
-    return type(obj)(new_parts)
-
-
-def _parts(container: Any) -> list[Any]:
-    """The items of a sequence or a set; of a mapping the first key, its value, the second key, …"""
-    if isinstance(container, dict):
-        return [part for pair in container.items() for part in pair]
-    return list(container)
+    found = re.search(r"Unpickler error:\s*(.*)", str(error))
+    return (found[1] if found else str(error)).partition(". Please use")[0]
