@@ -80,11 +80,6 @@ def forget_draft(draft: Path) -> None:
     _drafts_of_this_process.discard(draft.name)
 
 
-def is_draft(path: Path) -> bool:
-    """Has `path` the name of something in the making, on whichever machine?"""
-    return _DRAFT_NAME.fullmatch(path.name) is not None
-
-
 def remove_abandoned_drafts(folder: Path) -> None:
     """Remove what dead processes of this machine were writing in `folder`, which need not exist.
 

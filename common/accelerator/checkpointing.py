@@ -34,7 +34,6 @@ from .utils.checkpoint_folder import (
     describe,
     finish_and_verify,
     finish_interrupted_save,
-    has_checkpoints,
     holds_checkpoint,
     numbered,
     publish,
@@ -54,9 +53,7 @@ __all__ = [
     "CheckpointVersionError",
     "RemoteError",
     "choose_newest",
-    "file_names_of",
     "finish_and_verify",
-    "has_checkpoints",
     "load_state",
     "numbered",
     "run_on_all_ranks",
@@ -80,15 +77,7 @@ _LEAST_FREE_BYTES = 2**16
 
 
 class RemoteError(RuntimeError):
-    """Raised on a process that met no error itself, because another process met one; it quotes that error.
-
-    Attributes:
-        file_names: the files that the quoted error names, if it is an OSError.
-    """
-
-    def __init__(self, message: str, file_names: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.file_names = file_names
+    """Raised on a process that met no error itself, because another process met one; it quotes that error."""
 
 
 def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
@@ -118,17 +107,7 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
 def _for_other_ranks(error: Exception) -> Exception:
     if isinstance(error, CheckpointError):
         return CheckpointError(str(error))
-    message = f"rank {PartialState().process_index}: {type(error).__name__}: {error}"
-    return RemoteError(message, file_names_of(error))
-
-
-def file_names_of(error: Exception) -> tuple[str, ...]:
-    """The files that an error names: an OSError, or a RemoteError that quotes one."""
-    if isinstance(error, RemoteError):
-        return error.file_names
-    if not isinstance(error, OSError):
-        return ()
-    return tuple(name for name in (error.filename, error.filename2) if isinstance(name, str))
+    return RemoteError(f"rank {PartialState().process_index}: {type(error).__name__}: {error}")
 
 
 def _writing_rank(on_each_node: bool) -> int:

@@ -1,9 +1,10 @@
 """Checkpoint folders: each is there as a whole or not at all, and none is trusted before all of it has been checked.
 
 A folder holds files and a manifest with the format's version and the size and checksum of every file. (They find
-damage, not forgery: whoever changes a file can change them too.) A save writes all files into a draft within the
-folder; renaming the draft to `.complete` is the one moment in which the checkpoint comes to be. Its files are then
-moved to their places, and the next save or load finishes that if it was interrupted.
+damage, not forgery: whoever changes a file can change them too.) A save writes all files into a draft beside the
+folder, and renames it when it is complete. Where there is a folder already, with an older checkpoint or files of the
+user, the draft is in it and is renamed to `.complete`. That is the one moment in which the checkpoint comes to be. Its
+files are then moved to their places, and the next save or load finishes that if it was interrupted.
 
 A folder may come from anywhere. So a name in a manifest is believed only if it leads to a place within the folder,
 without a link on the way, and nothing is touched before all names have been checked. (There is no protection against
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from common.files import forget_draft, is_draft, new_draft, remove_folder, sync_to_disk
+from common.files import forget_draft, new_draft, remove_folder, sync_to_disk
 
 logger = logging.getLogger(__name__)
 
@@ -155,16 +156,15 @@ def _places(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def start_save(folder: Path) -> Path:
-    """Make an empty draft in `folder`, for the files of a checkpoint, and return its path.
+    """Make an empty draft for the files of a checkpoint in `folder`, and return its path.
 
     Raises:
         CheckpointError: if an earlier save was interrupted and cannot be finished.
         OSError: if the draft cannot be made.
     """
     finish_interrupted_save(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = new_draft(folder)
-    draft.mkdir()
+    draft = new_draft(folder if folder.exists() else folder.parent)
+    draft.mkdir(parents=True)
     return draft
 
 
@@ -177,10 +177,12 @@ def publish(draft: Path, folder: Path) -> None:
         CheckpointError: if `folder` holds something that is in the way. The checkpoint that was there before still is.
         OSError: if something could not be renamed; likewise.
     """
-    _check_ways(draft, folder)
-    os.rename(draft, folder / COMPLETE_NAME)
+    is_new = draft.parent != folder
+    if not is_new:
+        _check_ways(draft, folder)
+    os.rename(draft, folder if is_new else folder / COMPLETE_NAME)
     forget_draft(draft)
-    sync_to_disk(folder)
+    sync_to_disk(draft.parent)
     finish_interrupted_save(folder)
 
 
@@ -296,16 +298,6 @@ def _number(folder: Path, prefix: str) -> int:
     return int(folder.name.removeprefix(prefix))
 
 
-def _holds_something(folder: Path) -> bool:
-    """True where more is in `folder` than the draft of a save that never ended."""
-    return any(not is_draft(path) for path in folder.iterdir())
-
-
-def has_checkpoints(parent: Path, prefix: str = "checkpoint_") -> bool:
-    """True where `parent` holds a numbered checkpoint, whole or damaged, that has not been set aside as damaged."""
-    return any(_holds_something(folder) for folder in numbered(parent, prefix))
-
-
 def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     """Choose the whole checkpoint with the highest number, and verify it.
 
@@ -323,8 +315,7 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
             raise
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
-            if _holds_something(folder):
-                damaged.append(folder)
+            damaged.append(folder)
             continue
         logger.info("resuming from %s", folder)
         for other in damaged:  # The run will need their numbers again.

@@ -246,7 +246,7 @@ def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(t
         "checkpoint_1",
         "checkpoint_2.damaged",
         "checkpoint_3.damaged",
-        "checkpoint_9",
+        "checkpoint_9.damaged",
         "checkpoint_text",
     ]
     set_version(folder / "checkpoint_1", 6)
@@ -267,15 +267,23 @@ def test_links_are_no_numbered_checkpoints(accelerator, tmp_path):
         accelerator.save_state()
 
 
-def test_checkpoints_that_were_set_aside_as_damaged_do_not_count(tmp_path):
-    folder = tmp_path / "checkpoints"
-    assert not checkpointing.has_checkpoints(folder)
-    for name in ("checkpoint_1.damaged-0123abcd", "checkpoint_text", "checkpoint_٣", "other_1"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "file").touch()
-    (folder / "checkpoint_3/.6f@7@host.tmp").mkdir(parents=True)
-    (folder / "checkpoint_4").touch()
-    assert not checkpointing.has_checkpoints(folder)
-    (folder / "checkpoint_2/half").mkdir(parents=True)
-    assert checkpointing.has_checkpoints(folder)
-    assert [path.name for path in checkpointing.numbered(folder)] == ["checkpoint_3", "checkpoint_2"]
+def test_only_folders_with_a_number_are_checkpoints(tmp_path):
+    for name in ("checkpoint_1.damaged-0123abcd", "checkpoint_text", "checkpoint_٣", "other_1", "checkpoint_10"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint_2").mkdir()
+    (tmp_path / "checkpoint_4").touch()
+    assert [path.name for path in checkpointing.numbered(tmp_path)] == ["checkpoint_10", "checkpoint_2"]
+
+
+@pytest.mark.parametrize("folder", ["new", "old"])
+def test_a_folder_has_its_name_when_it_is_whole_and_a_save_that_fails_leaves_nothing(folder, accelerator, tmp_path):
+    (tmp_path / "old").mkdir()
+
+    def hook(models, weights, draft):
+        assert not (tmp_path / "new").exists()
+        raise KeyError(draft)
+
+    accelerator.register_save_state_pre_hook(hook)
+    with pytest.raises(KeyError):
+        accelerator.save_state(tmp_path / folder)
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]

@@ -615,7 +615,7 @@ def one_rank_fails(folder: str) -> list[tuple[str | None, list[str]]]:
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
         accelerator.wait_for_everyone()
-        drafts = [name for name in os.listdir(place) if name.startswith(".")]
+        drafts = [name for name in os.listdir(folder) if name.startswith(".")]
         seen.append((error, drafts))
     accelerator.end_training()
     return seen
