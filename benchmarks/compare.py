@@ -40,13 +40,15 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="what happens by default: under 3 minutes on two cores")
     size.add_argument("--full", action="store_true", help="whole epochs, batch 256 too, and all networks' memory")
-    flag("--world-size", type=int, default=2, metavar="N", help="processes of the levels that have several, replicas")
+    flag("--world-size", type=int, metavar="N", help="processes, or replicas (default: one for each GPU, else 2)")
     flag("--steps", type=int, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
     flag("--rounds", type=int, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
     flag("--out", type=Path, default=Path("results"), metavar="PATH", help="folder for the results and the report")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto")
     flag("--data-dir", metavar="PATH", help="holds MNIST/raw")
     options = parser.parse_args(argv)
+    if options.world_size is None:
+        options.world_size = torch.cuda.device_count() or 2
     given = [options.world_size, options.steps, options.rounds]
     if min(number for number in given if number is not None) < 1:
         parser.error("--world-size, --steps and --rounds must be at least 1")

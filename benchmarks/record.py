@@ -31,7 +31,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 GPU_CHECKS = (
     "tests/unit/test_data.py",
     "tests/unit/benchmarks/test_memory.py",
-    "tests/unit/benchmarks/test_limit.py",
 )
 PEERS = ("accelerate", "transformers", "lightning")
 
@@ -113,7 +112,7 @@ def first_on_gpus(gpus: int) -> list[Stage]:
         "first: level 00 on one GPU": [*python, "00_single_gpu/train.py", *short],
         "first: level 02 on all GPUs": [*torchrun, "02_ddp_raw/train.py", *short],
         "first: level 03 in bf16": [*torchrun, "03_accelerate/train_full.py", *in_bf16],
-        "first: level 04 in fp16": [*torchrun, "04_trainer/train.py", *in_fp16],
+        "first: level 04 in fp16": [*torchrun, "04_trainer/train_full.py", *in_fp16],
     }
     return [Stage(title, command) for title, command in commands.items()]
 
@@ -124,7 +123,7 @@ def stages(processes: int, folder: Path, quick: bool, gpus: int = 0) -> list[Sta
     suites = ["-m", "pytest", "-q", "benchmarks", "--record", str(folder)]
     if quick:
         compare += ["--steps", "10", "--rounds", "2"]
-        suites += ["--quick", "-k", "evaluation or memory or timeline"]
+        suites += ["--quick", "-k", "memory or timeline"]
     else:
         compare.append("--full")
     return [

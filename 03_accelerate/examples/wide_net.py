@@ -66,8 +66,6 @@ def train(args):
             optimizer.step()
             scheduler.step()
             step += 1
-            if step == args.max_steps:
-                break
         accuracy, evaluated = evaluate(accelerator, model, test_loader)
         accelerator.print(f"epoch {epoch}: {accuracy:.2%} of {evaluated} after {step} steps")
         weights = accelerator.get_state_dict(model)  # the net's own names, without DDP's `module.`
@@ -75,8 +73,6 @@ def train(args):
         if accuracy > best:
             best = accuracy
             accelerator.save(weights, output / "best.pt")
-        if step == args.max_steps:
-            break
 
     accelerator.wait_for_everyone()  # rank 0 may still be writing what the others are about to read
     bare = accelerator.unwrap_model(model)

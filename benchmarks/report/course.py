@@ -2,11 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from benchmarks.suites import interpreter_lock as interpreter_lock_suite
 from benchmarks.suites.memory import BUCKET_VIEWS, DDP, FOREACH, FSDP
 from benchmarks.suites.network import CALIBRATED_AT, Calibration, one_node, row_name, rows_of_links
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
@@ -22,67 +20,6 @@ TAIL_RANKS = 7
 TAIL_BATCH = 70
 LARGEST = 8  # tensors of a device that a page shows
 MICRO_BATCHES = 4  # of the window that `no_sync` is explained with
-
-
-class Call(NamedTuple):
-    """A line of the ladder that calls a collective.
-
-    Attributes:
-        collective: the field's name for it.
-        file: relative to the repository.
-        code: a part of the line, which is in one line of the file only.
-    """
-
-    collective: str
-    file: str
-    code: str
-
-
-CALLS = (
-    Call("broadcast", "common/small/ddp/replicas.py", "dist.broadcast(tensor"),
-    Call("all-reduce", "02_ddp_raw/train.py", "dist.all_reduce(train_loss)"),
-    Call("all-reduce", "02_ddp_raw/train.py", "dist.all_reduce(totals)"),
-    Call("all-reduce", "02_ddp_raw/one_step.py", "dist.all_reduce(weight.grad)"),
-    Call("all-reduce", "common/small/ddp/naive.py", "dist.all_reduce("),
-    Call("all-reduce", "common/small/ddp/overlapped.py", "dist.all_reduce("),
-    Call("all-reduce", "common/small/ddp/bucketed.py", "dist.all_reduce("),
-    Call("all-reduce", "03_accelerate/train.py", "accelerator.reduce("),
-    Call("all-gather", "02_ddp_raw/train.py", "dist.all_gather_object(found"),
-    Call("all-gather", "02_ddp_raw/train.py", "dist.all_gather_object(peaks"),
-    Call("all-gather", "03_accelerate/train.py", "gather_object([train_set"),
-    Call("all-gather", "03_accelerate/train.py", "gather_object([run"),
-    Call("all-gather", "03_accelerate/train.py", "gather_for_metrics("),
-    Call("all-gather", "common/small/zero/shard.py", "dist.all_gather_into"),
-    Call("reduce-scatter", "common/small/zero/shard.py", "dist.reduce_scatter"),
-    Call("barrier", "02_ddp_raw/one_step.py", "dist.barrier()  # the next rank's turn"),
-)
-
-
-class Missing(ValueError):
-    """A README names a line that is not there, or is there more than once."""
-
-
-def line_number(call: Call) -> int:
-    """The number of the line that makes `call`, from 1.
-
-    Raises:
-        Missing: if not exactly one line of the file has the code.
-    """
-    lines = (scripts.ROOT / call.file).read_text().splitlines()
-    found = [number for number, line in enumerate(lines, 1) if call.code in line]
-    if len(found) != 1:
-        raise Missing(f"{len(found)} lines of {call.file} contain {call.code!r}, not one")
-    return found[0]
-
-
-def collectives() -> str:
-    """A table of the ladder's lines that call a collective, and which."""
-    rows = ["| collective | file | line | call |", "|---|---|--:|---|"]
-    for call in CALLS:
-        code, _, _ = call.code.partition("  #")
-        shown = code if code.endswith(")") else f"{code}…"
-        rows.append(f"| {call.collective} | {call.file} | {line_number(call)} | `{shown}` |")
-    return "\n".join(rows)
 
 
 def ring() -> str:
@@ -217,28 +154,6 @@ def zero_split() -> str:
         rows.append(f"| {category} | {ddp[category] / MIB:.1f} | {fsdp[category] / MIB:.1f} |")
     rows.append(f"| sum | {sum(ddp.values()) / MIB:.1f} | {sum(fsdp.values()) / MIB:.1f} |")
     return "\n".join(rows)
-
-
-def interpreter_lock() -> str:
-    """A table of the time that a replica's forward takes alone, beside another thread, and beside another process."""
-    rows = [
-        "| samples | one worker | two threads | two processes | threads / processes |",
-        "|--:|--:|--:|--:|--:|",
-    ]
-    suite = interpreter_lock_suite
-    for group in _recorded("interpreter_lock")["groups"]:
-        (samples,) = {row["samples_per_worker"] for row in group["rows"].values()}
-        cells = [_microseconds(group["rows"][name]) for name in suite.ROWS]
-        (pair,) = [pair for pair in group["pairs"] if (pair["of"], pair["to"]) == (suite.THREADS, suite.PROCESSES)]
-        low, high = pair["interval"]
-        rows.append(f"| {samples} | {' | '.join(cells)} | {pair['median']:.2f} ({low:.2f}–{high:.2f}) |")
-    return "\n".join(rows)
-
-
-def _microseconds(row: dict) -> str:
-    """The median of a row, with a star if its rounds differ much."""
-    star = "*" if row["noisy"] else ""
-    return f"{row['median']:,.0f} µs{star}"
 
 
 def zero() -> str:

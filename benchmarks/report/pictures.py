@@ -3,7 +3,6 @@
 from benchmarks.report import (
     anatomy_plot,
     larger_batches_plot,
-    limit_plot,
     network_plot,
     overlap_plot,
     scaling_plot,
@@ -13,7 +12,6 @@ from benchmarks.report import (
 DRAWN = {
     "anatomy": anatomy_plot.draw,
     "larger_batches": larger_batches_plot.draw,
-    "limit": limit_plot.draw,
     "network": network_plot.draw,
     "overlap": overlap_plot.draw,
     "throughput": scaling_plot.draw,

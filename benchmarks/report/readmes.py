@@ -4,9 +4,7 @@ python -m benchmarks.report.readmes
 python -m benchmarks.report.readmes --check
 
 Run it after a change of these. A part stands between two comments that no reader sees, `<!-- NAME ARGUMENTS -->` and
-`<!-- /NAME -->`; NAME is one of PARTS, or "diff", "added" or "unshown". What stands around it is written by hand and
-stays. The parts `diff BEFORE AFTER: ANCHOR` (new lines and old ones), `added …` (new lines only) and `unshown …` (none)
-of a page divide the diff of two scripts among them, as `divided_diffs` describes.
+`<!-- /NAME -->`; NAME is one of PARTS. What stands around it is written by hand and stays.
 """
 
 import argparse
@@ -15,28 +13,20 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks.report import course, table
-from benchmarks.report.divided_diffs import KINDS, Drift, divided
 from benchmarks.report.verdicts import peaks
 from benchmarks.suites import memory
-from benchmarks.suites.throughput import ALL_CORES, FIRST
+from benchmarks.suites.throughput import FIRST
 from common import ladder, pitfalls
 from common.instruments.result import quantity, result_line
 from common.ladder import scripts
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
-
-
-class DiffArguments(NamedTuple):
-    """The arguments behind the name of a part of a diff."""
-
-    before: str
-    after: str
-    anchor: str
+CONTEXT = 1  # equal lines shown before and after a change
 
 
 def readmes() -> list[Path]:
@@ -50,56 +40,48 @@ def readmes() -> list[Path]:
 
 
 def renewed(text: str) -> str:
-    """The text of a README with its parts as they should be.
+    """The text of a page with its parts as they should be.
 
     Raises:
-        Drift: if the README has a part that cannot be written.
+        ValueError: if there is no such part, or no such script.
     """
-    blocks = _diff_blocks(text)
 
     def part(match: re.Match) -> str:
         name = match[1]
         arguments = match[2] or ""
-        if name in KINDS:
-            content = blocks[diff_arguments(arguments)]
-        elif name in PARTS:
-            content = PARTS[name](*arguments.split())
-        else:
-            raise Drift(f"there is no part {name!r}: one of {', '.join([*KINDS, *PARTS])}")
-        lines = f"{content}\n" if content else ""
-        return f"<!-- {name}{arguments} -->\n{lines}<!-- /{name} -->"
+        if name not in PARTS:
+            raise ValueError(f"there is no part {name!r}: one of {', '.join(PARTS)}")
+        return f"<!-- {name}{arguments} -->\n{PARTS[name](*arguments.split())}\n<!-- /{name} -->"
 
     return PART.sub(part, text)
 
 
-def diff_arguments(text: str) -> DiffArguments:
-    """The arguments of a part such as "diff BEFORE AFTER: ANCHOR".
-
-    Raises:
-        Drift: if there is no such script.
-    """
-    pair, _, anchor = text.strip().partition(": ")
-    names = pair.split()
-    if len(names) != 2:
-        raise Drift(f"a diff is of two scripts, not of {pair!r}")
-    try:
-        return DiffArguments(ladder.named(names[0]), ladder.named(names[1]), anchor)
-    except ValueError as error:
-        raise Drift(str(error)) from error
+def diff(before: str, after: str) -> str:
+    """All lines that change from one script to another, but for imports, blank lines and the docstrings on top."""
+    lines: list[str] = []
+    hunks = ladder.diff(ladder.named(before), ladder.named(after))
+    for hunk in hunks:
+        lines += _shared(hunk.after) if hunk.kind == "equal" else _changed(hunk)
+    if hunks[-1].kind == "equal":
+        lines = lines[: -len(_shared(hunks[-1].after))]
+    return "\n".join(["```diff", *lines, "```"])
 
 
-def _diff_blocks(text: str) -> dict[DiffArguments, str]:
-    """The text that each part of a diff in a page has to contain."""
-    anchors: dict[tuple[str, str], dict[str, str]] = {}
-    for name, arguments, _ in PART.findall(text):
-        if name in KINDS:
-            asked = diff_arguments(arguments)
-            anchors.setdefault((asked.before, asked.after), {})[asked.anchor] = name
-    blocks = {}
-    for (before, after), of_pair in anchors.items():
-        for anchor, block in divided(before, after, of_pair).items():
-            blocks[DiffArguments(before, after, anchor)] = block
-    return blocks
+def _changed(hunk: ladder.Hunk) -> list[str]:
+    gone = [f"- {line}" for line in hunk.before if _is_told(line)]
+    come = [f"+ {line}" for line in hunk.after if _is_told(line)]
+    return gone + come
+
+
+def _shared(lines: tuple[str, ...]) -> list[str]:
+    told = [f"  {line}" for line in lines if _is_told(line)]
+    if len(told) <= 2 * CONTEXT + 1:
+        return told
+    return [*told[:CONTEXT], "  …", *told[-CONTEXT:]]
+
+
+def _is_told(line: str) -> bool:
+    return bool(line.strip()) and not line.startswith(("import ", "from "))
 
 
 # What a level does for its reader, and what the reader has to know for it.
@@ -108,7 +90,6 @@ GIVES_AND_ASKS = {
     "01_data_parallel": ("cuts and joins batches", "what device 0 holds"),
     "02_ddp_raw": ("averages gradients", "ranks, shards, collectives"),
     "03_accelerate": ("ranks and collectives", "what `prepare` changes"),
-    ladder.FULL: ("precision, resuming", "micro-batches, loss scale"),
     "04_trainer": ("the loop", "its defaults, its callbacks"),
 }
 
@@ -120,15 +101,14 @@ def lines() -> str:
         "|---|--:|--:|---|---|",
         _line_counts(ladder.levels()[0], "–"),
     ]
-    for before, rung in ladder.steps():
-        rows.append(_line_counts(rung, ladder.changed_lines(before, rung).added))
+    for before, level in pairwise(ladder.levels()):
+        rows.append(_line_counts(level, ladder.changed_lines(before, level).added))
     return "\n".join(rows)
 
 
-def _line_counts(rung: str, added: int | str) -> str:
-    name = f"[{rung}]" if rung in ladder.levels() else f"`{ladder.script(rung).name}`"
-    gives, asks = GIVES_AND_ASKS[rung]
-    return f"| {name} | {len(ladder.story(rung))} | {added} | {gives} | {asks} |"
+def _line_counts(level: str, added: int | str) -> str:
+    gives, asks = GIVES_AND_ASKS[level]
+    return f"| [{level}] | {len(ladder.story(level))} | {added} | {gives} | {asks} |"
 
 
 def recorded(name: str) -> dict:
@@ -173,50 +153,10 @@ def _speed(record: dict, level: str) -> str:
     return f"{median:.0f} images/s, {quantity(record['cores_per_device'], 'core')} a device"
 
 
-SLOW_LINK = "100 Mbit/s"
-
-
-def does_ddp_pay() -> str:
-    """A paragraph: where DDP pays, with the recorded speed-ups of two devices, and of two nodes over a slow link."""
-    small, large = recorded("results")["throughput"]
-    nodes = course.speed_up_of_two_nodes(SLOW_LINK, 64)["median"]
-    text = (
-        "**Does DDP pay?** DistributedDataParallel (DDP) trains with one process for each device, and the processes "
-        "average their gradients in every step. It pays where a second device saves more time than averaging takes. "
-        "[Recorded on two CPU cores][pays], where a device is one core, two devices are "
-        f"{paired(small, '02_ddp_raw'):.1f} times as fast as one at a global batch of 64 images, and "
-        f"{paired(large, '02_ddp_raw'):.1f} times at 256: the more there is to compute, the less averaging weighs. "
-        f"Over a slow link DDP does not pay: two machines (here two halves of one) with {SLOW_LINK} between them and "
-        f"64 images each train {nodes:.2f} times as many images per second as one machine alone. Nor does DDP pay on "
-        "one CPU, where a single process can have all cores: that one is about as fast as two devices, "
-        f"{all_cores(small):.2f} and {all_cores(large):.2f} times as fast as one. GPUs do not offer this choice; none "
-        "was measured here."
-    )
-    return textwrap.fill(text, 80, break_on_hyphens=False)
-
-
-def devices_compared() -> str:
-    """A point of a list: which devices the recorded speeds compare."""
-    record = recorded("results")
-    point = (
-        "- **The speeds** compare equal devices. Without GPUs a device is an equal part of the cores: level 00 has one "
-        f"device, and the others have {record['world_size']}, as it would be with GPUs. DataParallel gains little, "
-        "because a CPU computes the backward of all replicas on one thread. The last row is a choice that GPUs do not "
-        "offer: one process with all cores is about as fast as two processes that share them."
-    )
-    return textwrap.fill(point, 80, subsequent_indent="  ", break_on_hyphens=False)
-
-
 def paired(group: dict, level: str) -> float:
     """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
     to_first = [pair for pair in group["pairs"] if pair["to"] == FIRST]
     (ratio,) = [pair for pair in to_first if group["rows"][pair["of"]]["level"] == level]
-    return ratio["median"]
-
-
-def all_cores(group: dict) -> float:
-    """The throughput of level 00 with all cores over its throughput on one device of several."""
-    (ratio,) = [pair for pair in group["pairs"] if (pair["of"], pair["to"]) == (f"{FIRST}, {ALL_CORES}", FIRST)]
     return ratio["median"]
 
 
@@ -255,13 +195,11 @@ def mistakes(level: str) -> str:
 
 
 PARTS: dict[str, Callable[..., str]] = {
+    "diff": diff,
     "lines": lines,
     "comparison": comparison,
     "epoch": epoch,
-    "does_ddp_pay": does_ddp_pay,
-    "devices_compared": devices_compared,
     "devices": devices,
-    "collectives": course.collectives,
     "ring": course.ring,
     "latency": course.latency,
     "overlap": course.overlap,
@@ -270,7 +208,6 @@ PARTS: dict[str, Callable[..., str]] = {
     "memory_split": course.memory_split,
     "memory_tensors": course.memory_tensors,
     "smaller": course.smaller,
-    "interpreter_lock": course.interpreter_lock,
     "zero": course.zero,
     "zero_split": course.zero_split,
     "tails": course.tails,
@@ -299,7 +236,7 @@ def _has_drifted(path: Path) -> bool:
     text = path.read_text()
     try:
         return renewed(text) != text
-    except Drift as error:
+    except ValueError as error:
         sys.exit(f"error: {path.relative_to(scripts.ROOT)}: {error}")
 
 

@@ -32,8 +32,8 @@ class Machine:
 
     @property
     def processes(self) -> int:
-        """The number of processes, or replicas, that the tour suggests: one for each GPU, and at least two."""
-        return max(2, len(self.gpus))
+        """The number of processes that the tour suggests: one for each GPU, and two without GPUs."""
+        return len(self.gpus) or 2
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def uses(machine: Machine) -> list[Use]:
     n = machine.processes
     gpus = len(machine.gpus)
     device = "cuda" if gpus else "cpu"
-    replicas = "DataParallel" if gpus > 1 else f"{n} emulated replicas"
-    # nccl wants a GPU for each process; where processes share one, gloo carries their gradients.
+    replicas = "DataParallel" if gpus > 1 else "2 emulated replicas"
     backend = "nccl" if gpus >= n and machine.nccl else "gloo"
     threads = max(1, machine.cores // n)
     found = [
@@ -104,8 +103,8 @@ def expectation(machine: Machine) -> str:
         )
     if gpus:
         return (
-            "There is one GPU. Two processes share it and send their gradients through the CPU, so levels 02 to 04 are "
-            "slower on two processes than level 00. They show what changes and what does not; speed needs a second GPU."
+            "There is one GPU, so every level is one process, and about as fast as level 00. They show what changes "
+            "and what does not; speed needs a second GPU."
         )
     if cores == 1:
         return (

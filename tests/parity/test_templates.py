@@ -23,6 +23,7 @@ from common.processes import RankFailed, ranks
 from tests.levels import farthest
 from tests.states import OURS, forget_states
 
+LEVELS = ["00_single_gpu", "02_ddp_raw", "03_accelerate", "04_trainer"]
 PARALLEL = ["02_ddp_raw", "03_accelerate", "04_trainer"]
 ORIGINALS = {"03_accelerate": ("common.accelerator", "accelerate"), "04_trainer": ("common.trainer", "transformers")}
 EPOCHS = 3
@@ -176,14 +177,6 @@ def test_one_process_trains_the_weights_of_level_00(level, images, expected):
     assert farthest(weights, expected) <= 1e-9
 
 
-@pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason="with fewer than two GPUs nn.DataParallel runs the bare network"
-)
-def test_data_parallel_trains_the_weights_of_one_device(images, expected):
-    weights = train("01_data_parallel", images, 1)
-    assert farthest(weights, expected) <= 1e-9
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("level", list(ORIGINALS))
 def test_the_same_template_trains_the_same_weights_on_the_original(level, images, expected, tmp_path):
@@ -214,7 +207,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, ima
     assert farthest(again, whole) == 0, "a run that is complete trains nothing more"
 
 
-@pytest.mark.parametrize("level", ladder.levels())
+@pytest.mark.parametrize("level", LEVELS)
 def test_classes_that_differ_between_training_and_evaluation_are_refused(level, images, tmp_path):
     """Each folder numbers its own classes, so the accuracy would be wrong."""
     (tmp_path / "train").symlink_to(images / "train")
@@ -228,7 +221,7 @@ def test_classes_that_differ_between_training_and_evaluation_are_refused(level, 
 @pytest.mark.parametrize(
     "level, argv, message",
     [
-        *((level, [], "50 training images do not fill a batch of 64") for level in ladder.levels()),
+        *((level, [], "50 training images do not fill a batch of 64") for level in LEVELS),
         *(
             (level, ["--batch-size", "9"], "--batch-size 9 cannot be divided among 2 processes")
             for level in ("02_ddp_raw", "04_trainer")
@@ -240,7 +233,7 @@ def test_a_batch_that_cannot_be_filled_or_divided_is_refused(level, argv, messag
     assert set(ranks(processes(level)).run(refusal, level, argv)) == {message}
 
 
-@pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel", "02_ddp_raw"])
+@pytest.mark.parametrize("level", ["00_single_gpu", "02_ddp_raw"])
 def test_the_folder_of_a_checkpoint_is_made_or_refused_before_the_training(level, images, tmp_path):
     argv = [str(images), "--size", "32", "--epochs", "1", "--batch-size", "8", "--workers", "0"]
     path = tmp_path / "new" / "folder" / "run.pt"
@@ -252,7 +245,7 @@ def test_the_folder_of_a_checkpoint_is_made_or_refused_before_the_training(level
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that nobody can write to, root neither")
-@pytest.mark.parametrize("level", ladder.levels())
+@pytest.mark.parametrize("level", LEVELS)
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training(level, images):
     argv = [str(images), "--size", "32", "--epochs", "1", "--batch-size", "8", "--workers", "0"]
     path = "/proc" if level in ORIGINALS else "/proc/run.pt"
@@ -290,7 +283,7 @@ def test_a_rank_that_does_not_find_the_checkpoint_of_rank_0_ends_the_run(images,
     assert (folders[0] / "run").read_bytes() == before
 
 
-@pytest.mark.parametrize("level", ladder.levels())
+@pytest.mark.parametrize("level", LEVELS)
 def test_a_template_stands_alone(level):
     """It imports nothing of this repository but, where that is the level's idea, the core or the Trainer."""
     lines = Path(ladder.ROOT / level / "template.py").read_text().splitlines()

@@ -64,7 +64,7 @@ def test_what_a_machine_has_decides_what_to_expect():
     assert "may gain something" in told["32 cores"] and "needs a second GPU" in told["one GPU"]
     assert "3 GPUs are not 3 times as fast" in told["three GPUs"]
     backends = {name: tour.uses(machine)[2].backend for name, machine in MACHINES.items()}
-    assert backends["one GPU"] == backends["two cores"] == "gloo" and backends["eight GPUs"] == "nccl"
+    assert backends["two cores"] == "gloo" and backends["one GPU"] == backends["eight GPUs"] == "nccl"
     assert tour.uses(MACHINES["eight GPUs"])[1].backend == "DataParallel"
 
 

@@ -125,7 +125,7 @@ def trained(batches: Iterable[Any], model: Any, optimizer: Any) -> list:
 
 
 def prepared_by_the_small_one() -> Objects:
-    config = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=0, non_blocking=False)
+    config = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=0)
     group = InitProcessGroupKwargs(timedelta(seconds=60))
     with mock.patch.object(dist, "init_process_group"):  # this rank is in a group already
         accelerator = Accelerator(True, config, [group])

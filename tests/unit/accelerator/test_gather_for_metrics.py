@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-from benchmarks.suites.evaluation import Collectives
 from common.accelerator import Accelerator
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.utils import DataLoaderConfiguration
@@ -12,6 +12,18 @@ from common.nested import leaves
 from common.processes import ranks
 
 DTYPES = (torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives that this process takes part in; each passes the dispatcher as an operation of c10d."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.namespace == "c10d"
+        return func(*args, **(kwargs or {}))
 
 
 def results_of(numbers):

@@ -18,10 +18,10 @@ from benchmarks.compare import Comparison, parse_options
 from benchmarks.harness import proof
 from benchmarks.harness.proof import checksum, farthest
 from benchmarks.suites.throughput import Configuration
-from common import args, ladder
-from tests.levels import SHORT
+from common import ladder, machine
 from tests.nested_pytest import environment_without_xdist
 
+LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
 
 
@@ -125,8 +125,8 @@ def test_the_batch_is_the_largest_that_all_processes_can_share():
 
 def test_two_replicas_on_a_machine_with_one_gpu_are_charged_to_two_devices(monkeypatch):
     """Both would compute on the GPU, be charged to it together, and look balanced."""
-    monkeypatch.setattr(args, "_visible_gpus", lambda: 1)
-    first, second = proof.peaks("01_data_parallel", [*SHORT, "--replicas", "2"], 1)
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 1)
+    first, second = proof.peaks("01_data_parallel", [*LARGE, "--replicas", "2"], 1)
     assert sum(first.values()) > 1.2 * sum(second.values()) > 0
 
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.harness.groups import Extent
 from benchmarks.harness.process_facts import process_facts
-from benchmarks.suites import evaluation, overhead
+from benchmarks.suites import overhead
 from common import ladder
 from common.cores import available_cores
 from common.processes import Ranks
@@ -81,11 +81,3 @@ def test_every_row_of_the_overhead_says_how_its_process_is_set(monkeypatch):
     record = overhead.measured(tuple(rows), Extent(rounds=2, seconds=0.1, data_flags=(), quick=True))
     for row in record["rows"].values():
         assert row["threads_per_process"] == 1 and row["allocator"] == process_facts()["allocator"]
-
-
-def test_every_row_of_evaluation_says_how_its_ranks_are_set():
-    flags = (*SYNTHETIC, "--eval-samples", "100")
-    found = evaluation.facts(flags, (evaluation.EXACT,))[evaluation.EXACT]
-    assert found["threads_per_process"] == max(1, available_cores() // evaluation.RANKS)
-    assert found["allocator"] == process_facts()["allocator"]
-    assert not found["pinned_to_cores"]

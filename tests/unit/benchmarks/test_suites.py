@@ -6,14 +6,12 @@ import runpy
 import shutil
 
 import pytest
-import torch
 
 from benchmarks.harness.groups import CannotMeasure, Extent
 from benchmarks.report import __main__ as command
 from benchmarks.report import readmes
-from benchmarks.suites import evaluation, interpreter_lock, network, overhead
+from benchmarks.suites import network, overhead
 from common import ladder
-from common.processes import ranks
 from tests.nested_pytest import run_pytest
 
 SYNTHETIC = ("--dataset", "synthetic")
@@ -24,31 +22,6 @@ def _pytest(*arguments: str) -> str:
     done = run_pytest("-q", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.mark.long
-def test_extra_info_and_the_recorded_file_hold_everything(tmp_path):
-    printed = _pytest(
-        "benchmarks/suites/test_evaluation.py",
-        "--quick",
-        "-k",
-        "not evaluation-2",
-        "--record",
-        str(tmp_path),
-        f"--benchmark-json={tmp_path}/all.json",
-    )
-    benchmarks = json.loads((tmp_path / "all.json").read_text())["benchmarks"]
-    recorded = json.loads((tmp_path / "evaluation.json").read_text())
-    assert recorded["suite"] == "evaluation" and recorded["machine"]["cores"] >= 1
-    (group,) = recorded["groups"]
-    assert group["group"] in printed and "these numbers say little" in printed
-    assert {benchmark["params"]["row"] for benchmark in benchmarks} == set(group["rows"])
-    for benchmark in benchmarks:
-        row = group["rows"][benchmark["params"]["row"]]
-        assert benchmark["group"] == group["group"]
-        assert benchmark["extra_info"]["counted"] == row["counted"]
-        assert [1000 * seconds for seconds in benchmark["stats"]["data"]] == pytest.approx(row["samples"])
-        assert len(row["samples"]) == benchmark["stats"]["rounds"] == 2
 
 
 def test_plain_pytest_does_not_run_the_benchmarks(pytestconfig):
@@ -80,7 +53,7 @@ def test_everything_is_drawn_again_from_a_folder_of_records(tmp_path, monkeypatc
     with pytest.raises(SystemExit):
         command.main([str(tmp_path), "--out", "/proc/x"])
     assert "nothing can be written to /proc/x" in capsys.readouterr().err
-    for name in ("limit", "overlap", "timeline"):
+    for name in ("anatomy", "overlap", "timeline"):
         shutil.copy(readmes.RESULTS / f"{name}.json", tmp_path)
     command.main([str(tmp_path), "--out", str(tmp_path / "again")])
     shown = capsys.readouterr().out
@@ -89,7 +62,7 @@ def test_everything_is_drawn_again_from_a_folder_of_records(tmp_path, monkeypatc
     assert {
         "report.html",
         "memory.png",
-        "limit.png",
+        "anatomy.png",
         "overlap.png",
         "timeline-1-gbit.png",
         "timeline-1-gbit.trace.json",
@@ -106,24 +79,6 @@ def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):
     monkeypatch.undo()
     if all(real(peer) for peer in PEERS):
         assert overhead.skipped() == []
-
-
-@pytest.mark.slow
-def test_only_the_padded_sampler_counts_samples_twice():
-    flags = (*SYNTHETIC, "--eval-samples", "100")
-    ways = evaluation.facts(flags)
-    assert [row["counted"] for row in ways.values()] == [102, 100, 100]
-    assert ways[evaluation.EXACT]["correct"] == ways[evaluation.GATHERED]["correct"]
-    # One for the sums of an evaluation, and one for the rows of each step: here there is a single one.
-    assert [row["collectives"] for row in ways.values()] == [1, 1, 1]
-    assert all("seconds" in row for row in ranks(evaluation.RANKS).run(evaluation.evaluate, evaluation.EXACT, flags))
-
-
-def test_replicas_side_by_side_do_not_wait_for_the_generator_that_threads_share():
-    replica = interpreter_lock.Worker(samples=1)
-    before = torch.get_rng_state()
-    replica.forwards(1)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_two_nodes_are_looked_for_when_they_are_needed_and_not_before(monkeypatch):
