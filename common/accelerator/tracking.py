@@ -5,7 +5,7 @@ starts, never before. A value that a tracker cannot take is skipped with a warni
 """
 
 import functools
-import importlib.util
+import importlib
 import json
 import math
 import os
@@ -18,6 +18,7 @@ from typing import Any
 from .out_of_scope import refusal, refuse_names_out_of_scope
 from .state import PartialState
 from .utils.dataclasses import LoggerType
+from .utils.imports import is_swanlab_available, is_tensorboard_available, is_wandb_available
 
 
 def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,23 +90,19 @@ class JSONLinesTracker(GeneralTracker):
         super().__init__()
         self.path = Path(logging_dir) / f"{run_name}.jsonl"
 
-    @on_main_process
     def start(self) -> None:
         """Open the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.tracker = self.path.open("a", buffering=1, encoding="utf-8")
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write `values` under "config"."""
         self._write({"config": values})
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Write `values`, and `kwargs` beside them."""
         self._write({"step": step, **values, **kwargs})
 
-    @on_main_process
     def finish(self) -> None:
         """Close the file."""
         self.tracker.close()
@@ -124,21 +121,15 @@ class TensorBoardTracker(GeneralTracker):
 
     name = "tensorboard"
     requires_logging_directory = True
+    tracker: Any = None  # the SummaryWriter
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike, **kwargs: Any) -> None:
         super().__init__()
         self.run_name = run_name
         self.logging_dir = os.path.join(logging_dir, run_name)
         self.init_kwargs = kwargs
-        self.writer: Any = None
         self._skipped: set[str] = set()
 
-    @property
-    def tracker(self) -> Any:
-        """The SummaryWriter."""
-        return self.writer
-
-    @on_main_process
     def start(self) -> None:
         """Open the event file."""
         try:
@@ -146,9 +137,8 @@ class TensorBoardTracker(GeneralTracker):
         except ModuleNotFoundError:
             from tensorboardX import SummaryWriter  # type: ignore[assignment, no-redef]
 
-        self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
+        self.tracker = self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Show `values` as hyperparameters, and write them to `<time>/hparams.yml`; lists, paths and such as text."""
         import yaml
@@ -161,7 +151,6 @@ class TensorBoardTracker(GeneralTracker):
         with open(folder / "hparams.yml", "w", encoding="utf-8") as file:
             yaml.safe_dump(values, file)
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add numbers as scalars, texts as texts and dicts of numbers as scalars of one figure.
 
@@ -179,13 +168,11 @@ class TensorBoardTracker(GeneralTracker):
                 _pass_over(self, name, value)
         self.writer.flush()
 
-    @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add batches of images; `kwargs` are of `add_images`."""
         for name, images in values.items():
             self.writer.add_images(name, images, global_step=step, **kwargs)
 
-    @on_main_process
     def finish(self) -> None:
         """Close the event file."""
         self.writer.close()
@@ -197,57 +184,39 @@ class _RunTracker(GeneralTracker):
     requires_logging_directory = False
     # Their packages can take values from several processes at once.
     main_process_only = False
+    tracker: Any = None  # the package's run
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
         self.run_name = run_name
         self.init_kwargs = kwargs
-        self.run: Any = None
         self._skipped: set[str] = set()
 
-    @property
-    def tracker(self) -> Any:
-        """The package's run."""
-        return self.run
-
-    @staticmethod
-    def package() -> Any:
-        """The tracker's package, imported."""
-        raise NotImplementedError
-
-    @on_main_process
     def start(self) -> None:
-        """Open the run."""
-        self.run = self.package().init(project=self.run_name, **self.init_kwargs)
+        """Import the package, which bears the tracker's name, and open the run."""
+        self.package = importlib.import_module(self.name)
+        self.tracker = self.run = self.package.init(project=self.run_name, **self.init_kwargs)
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep `values` with the run; what is no number as text."""
-        self.package().config.update(plain(values, _number_or_text), allow_val_change=True)
+        self.package.config.update(plain(values, _number_or_text), allow_val_change=True)
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log `values` at `step`; `kwargs` are of the run's `log`."""
         try:
             self.run.log(values, step=step, **kwargs)
         except (TypeError, ValueError):
-            self._log_one_by_one(values, step, **kwargs)
+            for name, value in values.items():
+                try:
+                    self.run.log({name: value}, step=step, **kwargs)
+                except (TypeError, ValueError):
+                    _pass_over(self, name, value)
 
-    def _log_one_by_one(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        for name, value in values.items():
-            try:
-                self.run.log({name: value}, step=step, **kwargs)
-            except (TypeError, ValueError):
-                _pass_over(self, name, value)
-
-    @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log lists of images."""
-        make_image = self.package().Image
         for name, images in values.items():
-            self.log({name: [make_image(image) for image in images]}, step=step, **kwargs)
+            self.log({name: [self.package.Image(image) for image in images]}, step=step, **kwargs)
 
-    @on_main_process
     def finish(self) -> None:
         """Close the run."""
         self.run.finish()
@@ -262,14 +231,6 @@ class WandBTracker(_RunTracker):
 
     name = "wandb"
 
-    @staticmethod
-    def package() -> Any:
-        """`wandb`, imported."""
-        import wandb
-
-        return wandb
-
-    @on_main_process
     def log_table(
         self,
         table_name: str,
@@ -280,7 +241,7 @@ class WandBTracker(_RunTracker):
         **kwargs: Any,
     ) -> None:
         """Log a table of `columns` and rows of `data`, or a `dataframe`."""
-        table = self.package().Table(columns=columns, data=data, dataframe=dataframe)
+        table = self.package.Table(columns=columns, data=data, dataframe=dataframe)
         self.log({table_name: table}, step=step, **kwargs)
 
 
@@ -293,13 +254,6 @@ class SwanLabTracker(_RunTracker):
 
     name = "swanlab"
 
-    @staticmethod
-    def package() -> Any:
-        """`swanlab`, imported."""
-        import swanlab
-
-        return swanlab
-
 
 LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
     "tensorboard": TensorBoardTracker,
@@ -307,11 +261,10 @@ LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
     "swanlab": SwanLabTracker,
     "jsonl": JSONLinesTracker,
 }
-# What has to be installed: one of these packages.
-PACKAGES = {
-    "tensorboard": ("tensorboard", "tensorboardX"),
-    "wandb": ("wandb",),
-    "swanlab": ("swanlab",),
+_IS_AVAILABLE = {
+    "tensorboard": is_tensorboard_available,
+    "wandb": is_wandb_available,
+    "swanlab": is_swanlab_available,
 }
 
 
@@ -341,20 +294,11 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
 
 def get_available_trackers() -> list[str]:
     """Names of the trackers whose packages are installed."""
-    return [name for name, packages in PACKAGES.items() if any(map(_is_installed, packages))]
+    return [name for name, is_available in _IS_AVAILABLE.items() if is_available()]
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        spec = importlib.util.find_spec(package)
-    except ValueError:  # somebody put it among the imported modules by hand
-        return True
-    # Without an origin it is a mere folder of that name, such as the one in which wandb leaves its runs.
-    return spec is not None and spec.origin is not None
-
-
-def filter_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None) -> list[Any]:
-    """The trackers that `log_with` asks for, without repeats: names as text, objects as given.
+def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None) -> list[Any]:
+    """The trackers that `log_with` asks for, without repeats: classes in place of names, and objects as given.
 
     Args:
         log_with: None, a name, "all" (whatever is installed and, without a `logging_dir`, needs none), an object with
@@ -367,29 +311,22 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
     """
     if log_with is None:
         return []
-    wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
-    names = [str(entry) for entry in wanted if isinstance(entry, str)]
-    if "all" in names:
-        objects = [entry for entry in wanted if not isinstance(entry, str)]
-        return [*objects, *_all_that_can_work(logging_dir)]
     chosen: list[Any] = []
-    for entry in wanted:
-        if isinstance(entry, str):
-            entry = str(entry)
-            _check_name(entry, logging_dir)
-        if entry not in chosen:
-            chosen.append(entry)
+    for wanted in log_with if isinstance(log_with, (list, tuple)) else [log_with]:
+        if wanted == "all":
+            classes = [LOGGER_TYPE_TO_CLASS[name] for name in get_available_trackers()]
+            found = [each for each in classes if logging_dir is not None or not each.requires_logging_directory]
+        elif isinstance(wanted, str):
+            found = [_tracker_class(str(wanted), logging_dir)]
+        else:
+            found = [wanted]
+        chosen += [each for each in found if each not in chosen]
+    if not chosen:
+        warnings.warn(f"`log_with={log_with}` was passed, but no tracker of these is there", stacklevel=3)
     return chosen
 
 
-def _all_that_can_work(logging_dir: str | os.PathLike | None) -> list[str]:
-    available = get_available_trackers()
-    if logging_dir is not None:
-        return available
-    return [name for name in available if not LOGGER_TYPE_TO_CLASS[name].requires_logging_directory]
-
-
-def _check_name(name: str, logging_dir: str | os.PathLike | None) -> None:
+def _tracker_class(name: str, logging_dir: str | os.PathLike | None) -> type[GeneralTracker]:
     if name not in LOGGER_TYPE_TO_CLASS and name in LoggerType:
         raise NotImplementedError(refusal(f"log_with={name!r}", "a tracker that is not built in"))
     if name not in LOGGER_TYPE_TO_CLASS:
@@ -408,14 +345,7 @@ def _check_name(name: str, logging_dir: str | os.PathLike | None) -> None:
             f"Logging with `{name}` requires a `logging_dir` to be passed in: give the Accelerator a project_dir or a "
             "logging_dir"
         )
-
-
-def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None) -> list[Any]:
-    """`filter_trackers`, with classes in place of names."""
-    chosen = filter_trackers(log_with, logging_dir)
-    if log_with is not None and not chosen:
-        warnings.warn(f"`log_with={log_with}` was passed, but no tracker of these is there", stacklevel=3)
-    return [LOGGER_TYPE_TO_CLASS[entry] if isinstance(entry, str) else entry for entry in chosen]
+    return tracker_class
 
 
 # Values
