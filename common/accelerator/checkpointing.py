@@ -68,7 +68,6 @@ SAMPLER_FILE = "sampler.bin"
 LOADER_FILE = "dl_state_dict.bin"
 CUSTOM_FILE = "custom_checkpoint_{}.pkl"
 RANDOM_STATES_FILE = "random_states_{}.pkl"
-GRADIENTS_FILE = "gradients_{}.bin"
 
 _LEAST_FREE_BYTES = 2**16
 
@@ -192,14 +191,13 @@ def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> P
     return Path(os.path.abspath(os.path.expanduser(output_dir)))
 
 
-@dataclass
-class CollectedState:
+class CollectedState(NamedTuple):
     """A process's contribution to a checkpoint.
 
     Attributes:
         weights: of each model.
         states: of all other objects, by the name of their file.
-        of_rank: what belongs to this rank alone, by a pattern for the name of its file.
+        of_rank: what belongs to this process alone: `_state_of_rank`.
     """
 
     weights: list[dict[str, torch.Tensor]]
@@ -268,13 +266,11 @@ def _weights_name(index: int, safe_serialization: bool) -> str:
 
 
 def _state_of_rank(accelerator: Any) -> dict[str, Any]:
-    """The things that only this process knows, by a pattern for the name of its file."""
-    states = {"step": accelerator.step, **get_random_states(accelerator.device)}
-    of_rank: dict[str, Any] = {RANDOM_STATES_FILE: states}
-    is_within_window = accelerator.step % accelerator.gradient_accumulation_steps != 0
-    if is_within_window:
-        of_rank[GRADIENTS_FILE] = [_gradients(_bare(accelerator, model)) for model in accelerator._models]
-    return of_rank
+    """The states of this process's generators and, in the middle of a window, the gradients of each model so far."""
+    state = {"step": accelerator.step, **get_random_states(accelerator.device)}
+    if accelerator.step % accelerator.gradient_accumulation_steps != 0:
+        state["gradients"] = [_gradients(_bare(accelerator, model)) for model in accelerator._models]
+    return state
 
 
 def get_random_states(device: torch.device) -> dict[str, Any]:
@@ -311,8 +307,7 @@ def _write(
     for index, weights in enumerate(state.weights):
         contents[_weights_name(index, safe_serialization)] = weights
     for rank, of_rank in enumerate(states_of_ranks):
-        for pattern, content in of_rank.items():
-            contents[pattern.format(rank)] = content
+        contents[RANDOM_STATES_FILE.format(rank)] = of_rank
     descriptions = {}
     flushes = []
     try:
@@ -375,7 +370,12 @@ def load_state(
         Exception: what a hook or an object met; on the other processes a RuntimeError that quotes it.
     """
     config = accelerator.project_configuration
-    map_location = _device_to_read_to(accelerator, load_model_func_kwargs.pop("map_location", None))
+    map_location = load_model_func_kwargs.pop("map_location", None)
+    if map_location not in (None, "cpu", "on_device"):
+        raise TypeError(
+            "Unsupported optimizer map location passed, please choose one of `None`, `'cpu'`, or `'on_device'`"
+        )
+    device_of_weights = accelerator.device if map_location == "on_device" else torch.device("cpu")
     folder = _choose_folder(accelerator, input_dir)
     # `_choose_folder` has verified the newest checkpoint already, on the main process.
     is_verified = input_dir is None and accelerator.is_main_process
@@ -384,14 +384,20 @@ def load_state(
 
     def read() -> _Checkpoint:
         with verifying(folder) if verifies else contextlib.nullcontext():
-            checkpoint = _Checkpoint(folder, read_manifest(folder), map_location, load_kwargs or {})
+            checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs or {})
             checkpoint.read_states(accelerator)
         return checkpoint
 
     def restore() -> None:
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, str(folder))
-        _restore(accelerator, checkpoint, models, load_model_func_kwargs)
+        checkpoint.check_holds(*[checkpoint.weights_name(index) for index in range(len(models))])
+        checkpoint.restore_states_of_loaders(accelerator)
+        for index, model in enumerate(models):
+            bare = _bare(accelerator, model)
+            weights = checkpoint.read(checkpoint.weights_name(index), device_of_weights)
+            bare.load_state_dict(_fit_to_model(bare, weights), **load_model_func_kwargs)
+        checkpoint.restore_other_states(accelerator)
 
     checkpoint = run_on_all_ranks(read)
     run_on_all_ranks(restore)
@@ -419,129 +425,106 @@ def _choose_folder(accelerator: Any, input_dir: str | os.PathLike | None) -> Pat
     return folder
 
 
-def _device_to_read_to(accelerator: Any, map_location: str | None) -> torch.device:
-    if map_location not in (None, "cpu", "on_device"):
-        raise TypeError(
-            "Unsupported optimizer map location passed, please choose one of `None`, `'cpu'`, or `'on_device'`"
-        )
-    return accelerator.device if map_location == "on_device" else torch.device("cpu")
-
-
 @dataclass
 class _Checkpoint:
     """A checkpoint that is being loaded. Only files that its manifest names are ever opened.
 
     Attributes:
-        map_location: where the tensors of models are read to.
         load_kwargs: of `torch.load`.
-        states: the content of all files but those of models, by their names.
+        states: of all objects but models, by the names of their files.
+        of_ranks: what belonged to this process, under its rank; on another number of processes, to each that saved.
     """
 
     folder: Path
     manifest: Manifest
-    map_location: torch.device
     load_kwargs: dict[str, Any]
     states: dict[str, Any] = field(default_factory=dict)
+    of_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def read_states(self, accelerator: Any) -> None:
-        """Read the states of all objects and of this process, and change nothing.
+    def check_holds(self, *names: str) -> None:
+        """Raise a CheckpointError that names the first of `names` which is not there."""
+        for name in names:
+            if name not in self.manifest:
+                raise CheckpointError(
+                    f"{self.folder} holds no {name}: it was saved by a run that had prepared something else"
+                )
 
-        Raises:
-            CheckpointError: if one is not there, or cannot be read.
-            RuntimeError: if another number of objects was registered than now.
-        """
-        saved = self.count(CUSTOM_FILE)
-        registered = len(accelerator._custom_objects)
-        if saved != registered:
-            where = f"Number of custom checkpoints in folder {self.folder}"
-            raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
-        needed = [each.file_name for each in (*_optimizers(accelerator), *_other_objects(accelerator))]
-        # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-        loaders = [each.file_name for each in _loaders(accelerator) if each.file_name in self.manifest]
-        own = RANDOM_STATES_FILE.format(accelerator.process_index)
-        for name in (*needed, *loaders, RANDOM_STATES_FILE.format(0), *self.files_of_gradients(accelerator)):
-            self.states[name] = self._read_state(name)
-        if own in self.manifest:
-            self.states[own] = self._read_state(own)
-
-    def _read_state(self, name: str) -> Any:
-        # To the CPU, the only place from which generators take their states. Of optimizers torch moves what belongs
-        # beside the parameters. It leaves AdamW's number of steps where that was read to, and from a GPU an unfused
-        # AdamW would read it at every step.
-        return self._read(name, lambda path: load_safely(path, **(self.load_kwargs | {"map_location": "cpu"})))
-
-    def files_of_gradients(self, accelerator: Any) -> list[str]:
-        """The gradients of an unfinished window: this process's own, or on another number of processes those of all."""
-        ranks = list(range(self.count(RANDOM_STATES_FILE)))
-        if len(ranks) == accelerator.num_processes:
-            ranks = [accelerator.process_index]
-        return [name for name in map(GRADIENTS_FILE.format, ranks) if name in self.manifest]
-
-    def check_holds_weights(self, number: int) -> None:
-        """Raise a CheckpointError that names the first file that is missing of so many models."""
-        for index in range(number):
-            self._check_holds(self._weights_name(index))
-
-    def read_weights(self, index: int) -> dict[str, torch.Tensor]:
-        """The weights of model `index`."""
-        name = self._weights_name(index)
-        if name.endswith(".safetensors"):
-            from safetensors.torch import load_file
-
-            return self._read(name, lambda path: load_file(path, device=str(self.map_location)))
-        settings = {"map_location": self.map_location} | self.load_kwargs
-        return self._read(name, lambda path: load_safely(path, **settings))
-
-    def _weights_name(self, index: int) -> str:
-        safe_name = _weights_name(index, True)
-        return safe_name if safe_name in self.manifest else _weights_name(index, False)
-
-    def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
-        self._check_holds(name)
+    def read(self, name: str, device: torch.device) -> Any:
+        """The content of a file, with its tensors on `device`."""
+        self.check_holds(name)
         path = self.folder / name
         try:
-            return read(path)
+            if path.suffix == ".safetensors":
+                from safetensors.torch import load_file
+
+                return load_file(path, device=str(device))
+            return load_safely(path, **(self.load_kwargs | {"map_location": device}))
         except CheckpointError:
             raise
         except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
             raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
-    def _check_holds(self, name: str) -> None:
-        if name not in self.manifest:
-            raise CheckpointError(
-                f"{self.folder} holds no {name}: it was saved by a run that had prepared something else"
-            )
+    def weights_name(self, index: int) -> str:
+        """The file with the weights of model `index`."""
+        safe_name = _weights_name(index, True)
+        return safe_name if safe_name in self.manifest else _weights_name(index, False)
 
-    def count(self, pattern: str) -> int:
+    def read_states(self, accelerator: Any) -> None:
+        """Read all but the weights of models, and change nothing.
+
+        Raises:
+            CheckpointError: if something is not there, or cannot be read.
+            RuntimeError: if another number of objects was registered than now.
+        """
+        saved = self._count(CUSTOM_FILE)
+        registered = len(accelerator._custom_objects)
+        if saved != registered:
+            where = f"Number of custom checkpoints in folder {self.folder}"
+            raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
+        ranks = list(range(self._count(RANDOM_STATES_FILE)))
+        if len(ranks) == accelerator.num_processes:
+            ranks = [accelerator.process_index]
+        # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
+        loaders = [each for each in _loaders(accelerator) if each.file_name in self.manifest]
+        # To the CPU, the only place from which generators take their states. Of optimizers torch moves what belongs
+        # beside the parameters. It leaves AdamW's number of steps where that was read to, and from a GPU an unfused
+        # AdamW would read it at every step.
+        cpu = torch.device("cpu")
+        for each in (*_optimizers(accelerator), *_other_objects(accelerator), *loaders):
+            self.states[each.file_name] = self.read(each.file_name, cpu)
+        self.check_holds(RANDOM_STATES_FILE.format(0))
+        self.of_ranks = {rank: self.read(RANDOM_STATES_FILE.format(rank), cpu) for rank in ranks}
+
+    def _count(self, pattern: str) -> int:
         """The number of files that are numbered from 0 by `pattern`."""
         number = 0
         while pattern.format(number) in self.manifest:
             number += 1
         return number
 
+    def restore_states_of_loaders(self, accelerator: Any) -> None:
+        """Put the loaders where they were. They come first: a loader that cannot go on there raises an error."""
+        for each in _loaders(accelerator):
+            if each.file_name in self.states:
+                each.object.load_state_dict(self.states[each.file_name])
 
-def _restore(accelerator: Any, checkpoint: _Checkpoint, models: list, load_model_func_kwargs: dict[str, Any]) -> None:
-    """Put everything into the state of `checkpoint`.
-
-    All files are there. Which weights and states fit, only the `load_state_dict` of each object can say: a module's
-    hooks may rename or reshape what was saved. If one of them raises, what was loaded before it has changed already.
-    """
-    checkpoint.check_holds_weights(len(models))
-    for each in _loaders(accelerator):
-        if each.file_name in checkpoint.states:
-            each.object.load_state_dict(checkpoint.states[each.file_name])
-    for optimizer in accelerator._optimizers:
-        optimizer.forget_unscaling()  # its gradients are replaced
-    for index, model in enumerate(models):
-        bare = _bare(accelerator, model)
-        weights = _fit_to_model(bare, checkpoint.read_weights(index))
-        bare.load_state_dict(weights, **load_model_func_kwargs)
-    for each in (*_optimizers(accelerator), *_other_objects(accelerator)):
-        each.object.load_state_dict(checkpoint.states[each.file_name])
-    _restore_random_states(accelerator, checkpoint)
-    for loader in accelerator._dataloaders:
-        loader.rng_state_after_load = torch.get_rng_state()
-    _restore_gradients(accelerator, checkpoint)
+    def restore_other_states(self, accelerator: Any) -> None:
+        """Put optimizers, schedules, registered objects, generators and gradients into their states."""
+        for optimizer in accelerator._optimizers:
+            optimizer.forget_unscaling()  # its gradients are replaced
+        for each in (*_optimizers(accelerator), *_other_objects(accelerator)):
+            each.object.load_state_dict(self.states[each.file_name])
+        if accelerator.process_index in self.of_ranks:
+            set_random_states(accelerator.device, self.of_ranks[accelerator.process_index])
+        of_ranks = list(self.of_ranks.values())
+        accelerator.step = of_ranks[0]["step"]
+        for loader in accelerator._dataloaders:
+            loader.rng_state_after_load = torch.get_rng_state()
+        for index, model in enumerate(accelerator._models):
+            gradients_of_ranks = [of_rank["gradients"][index] for of_rank in of_ranks if "gradients" in of_rank]
+            for name, parameter in _bare(accelerator, model).named_parameters():
+                parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
+                parameter.grad = _mean(parts, len(gradients_of_ranks), parameter.device)
 
 
 def _fit_to_model(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -567,13 +550,6 @@ def _fit_to_model(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> d
     return named
 
 
-def _restore_random_states(accelerator: Any, checkpoint: _Checkpoint) -> None:
-    own_states = checkpoint.states.get(RANDOM_STATES_FILE.format(accelerator.process_index))
-    if own_states is not None:
-        set_random_states(accelerator.device, own_states)
-    accelerator.step = checkpoint.states[RANDOM_STATES_FILE.format(0)]["step"]
-
-
 def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
     """Put the generators back into the states that `get_random_states` has read."""
     random.setstate(states["random_state"])
@@ -582,16 +558,6 @@ def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(states["numpy_random_seed"])
     if "torch_cuda_manual_seed" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["torch_cuda_manual_seed"].cpu(), device)
-
-
-def _restore_gradients(accelerator: Any, checkpoint: _Checkpoint) -> None:
-    """The process's own gradients, or the mean of those of all."""
-    gradients_of_ranks = [checkpoint.states[name] for name in checkpoint.files_of_gradients(accelerator)]
-    for index, model in enumerate(accelerator._models):
-        gradients_of_model = [gradients[index] for gradients in gradients_of_ranks]
-        for name, parameter in _bare(accelerator, model).named_parameters():
-            parts = [gradients[name] for gradients in gradients_of_model if name in gradients]
-            parameter.grad = _mean(parts, len(gradients_of_ranks), parameter.device)
 
 
 def _mean(parts: list[torch.Tensor], number: int, device: torch.device) -> torch.Tensor | None:

@@ -4,7 +4,6 @@ import os
 import pickle
 import random
 import shutil
-import socket
 from unittest import mock
 
 import numpy
@@ -432,23 +431,6 @@ def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(nami
     pytest.fail("the save never came through")
 
 
-def test_a_write_that_fails_is_one_error_and_the_old_checkpoint_survives(tmp_path, monkeypatch):
-    accelerator, *_ = small()
-    accelerator.save_state(tmp_path / "c")
-    save = torch.save
-
-    def full(*args, **kwargs):
-        save(*args, **kwargs)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="No space left"):
-        accelerator.save_state(tmp_path / "c")
-    monkeypatch.undo()
-    assert not list((tmp_path / "c").glob(".*"))
-    accelerator.load_state(tmp_path / "c")
-
-
 def test_save_writes_whole_files_or_none(tmp_path, monkeypatch):
     accelerator = Accelerator(cpu=True)
     accelerator.save({"a": torch.ones(2)}, tmp_path / "a.bin")
@@ -478,7 +460,6 @@ def scheduled(kind: str):
         "CyclicLR": lambda: torch.optim.lr_scheduler.CyclicLR(
             optimizer, numpy.float64(0.01), numpy.float32(0.1), step_size_up=3, scale_fn=lambda x: numpy.exp(-x)
         ),
-        "StepLR": lambda: torch.optim.lr_scheduler.StepLR(optimizer, numpy.int64(2), numpy.float64(0.5)),
     }[kind]()
     return accelerator, *accelerator.prepare(model, optimizer, scheduler)
 
@@ -494,7 +475,7 @@ def some_steps(model, optimizer, scheduler) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize("kind", ["LambdaLR", "CyclicLR", "StepLR"])
+@pytest.mark.parametrize("kind", ["LambdaLR", "CyclicLR"])
 def test_numbers_of_numpy_in_optimizers_and_schedulers_can_be_loaded_again(kind, tmp_path):
     accelerator, *training = scheduled(kind)
     some_steps(*training)
@@ -627,32 +608,6 @@ def test_what_fails_on_one_process_is_raised_on_all_and_leaves_no_draft(tmp_path
     assert second == [(f"OSError: {what}", []) for what in WHATS[:-1]] + [(None, [])]
 
 
-def forged_on_all(folder: str) -> list[str]:
-    """The error of loading and saving where somebody forged a manifest and the name of a draft."""
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(torch.nn.Linear(1, 1))
-    accelerator.save_state(folder)
-    if accelerator.is_main_process:
-        os.mkdir(os.path.join(folder, f".x@{10**20}@{socket.gethostname()}.tmp"))
-    accelerator.save_state(folder)
-    if accelerator.is_main_process:
-        with open(os.path.join(folder, "manifest.json"), "w") as file:
-            file.write('{"format_version": 5, "files": {"../x": {}}}')
-    accelerator.wait_for_everyone()
-    try:
-        accelerator.load_state(folder)
-    except CheckpointError as error:
-        return [str(error)]
-    finally:
-        accelerator.end_training()
-    return []
-
-
-def test_a_forged_checkpoint_is_an_error_on_all_processes(tmp_path):
-    first, second = ranks(2).run(forged_on_all, str(tmp_path / "c"))
-    assert "../x" in first[0] and len(second) == 1
-
-
 def saved_from_two_folders(folder: str) -> list[str]:
     """Two machines whose checkpoint folders have different paths; each writes and reads its own."""
     own = os.path.join(folder, f"machine {os.environ['RANK']}")
@@ -703,28 +658,6 @@ def test_a_run_that_compiles_its_model_loads_what_another_saved_and_the_reverse(
     assert model.weight.grad.tolist() == [[1.0, 1.0]]
 
 
-def test_the_weights_of_a_compiled_model_have_the_names_that_the_original_gives_them(tmp_path):
-    original = pytest.importorskip("accelerate")
-    accelerator, _ = weighing(3.0, compiled=True)
-    accelerator.save_state(tmp_path / "ours")
-    theirs = original.Accelerator(cpu=True)
-    theirs.prepare(torch.compile(torch.nn.Linear(2, 1), backend="eager"))
-    theirs.save_state(tmp_path / "theirs")
-    from safetensors.torch import load_file
-
-    names = [set(load_file(tmp_path / whose / "model.safetensors")) for whose in ("ours", "theirs")]
-    assert names[0] == names[1] == {"_orig_mod.weight", "_orig_mod.bias"}
-
-
-def test_a_compiled_model_that_is_prepared_again_is_saved_once():
-    accelerator, model = weighing(3.0, compiled=True)
-    assert accelerator.prepare(model) is model
-    assert len(accelerator._models) == 1
-    accelerator.free_memory()
-    accelerator.prepare(model)
-    assert len(accelerator._models) == 1
-
-
 def models_in_a_checkpoint_after_preparing_twice():
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(accelerator.prepare(torch.nn.Linear(2, 1)))
@@ -740,12 +673,13 @@ def test_a_model_that_two_processes_prepare_again_is_saved_once():
 # What a state dict may hold beside tensors with memory of their own
 
 
-class Unusual(torch.nn.Module):
-    """Has an extra state that is no tensor, and a buffer that is sparse."""
+class Unusual(torch.nn.Linear):
+    """Has an extra state that is no tensor, a sparse buffer, and notes the version of the weights that it is given."""
+
+    _version = 4
 
     def __init__(self, number: int) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(2, 1)
+        super().__init__(2, 1)
         self.number = number
         self.register_buffer("sparse", (number * torch.eye(2)).to_sparse())
 
@@ -755,34 +689,21 @@ class Unusual(torch.nn.Module):
     def set_extra_state(self, state: dict) -> None:
         self.number = state["number"]
 
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        self.version_loaded = local_metadata.get("version")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
-def test_extra_states_and_sparse_buffers_come_back(tmp_path):
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
+def test_extra_states_sparse_buffers_and_versions_of_modules_come_back(tmp_path):
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(Unusual(3))
     accelerator.save_state(tmp_path / "c", safe_serialization=False)
     model.number = 5
     model.sparse.zero_()
     accelerator.load_state(tmp_path / "c")
-    assert model.number == 3
+    assert (model.number, model.version_loaded) == (3, 4)
     assert torch.equal(model.sparse.to_dense(), 3 * torch.eye(2))
-
-
-class Versioned(torch.nn.Linear):
-    """Notes the version of the weights that it is given."""
-
-    _version = 4
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
-        self.version_loaded = local_metadata.get("version")
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
-
-def test_modules_are_told_of_which_version_their_weights_are(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(Versioned(2, 1))
-    accelerator.save_state(tmp_path / "c", safe_serialization=False)
-    accelerator.load_state(tmp_path / "c")
-    assert model.version_loaded == 4
 
 
 # Arguments
@@ -808,7 +729,7 @@ def test_only_models_are_read_to_the_device(tmp_path, monkeypatch):
         return load_safely(path, "cpu", **settings)
 
     monkeypatch.setattr(checkpointing, "load_safely", noted)
-    monkeypatch.setattr(checkpointing, "_device_to_read_to", lambda *_: torch.device("meta"))
+    monkeypatch.setattr(accelerator.state, "device", torch.device("meta"))
     accelerator.load_state(tmp_path / "c", map_location="on_device")
     assert places == {
         "pytorch_model.bin": "meta",
@@ -818,14 +739,6 @@ def test_only_models_are_read_to_the_device(tmp_path, monkeypatch):
         "custom_checkpoint_0.pkl": "cpu",
         "random_states_0.pkl": "cpu",
     }
-
-
-def test_further_arguments_of_save_state_are_ignored_as_in_the_original(tmp_path):
-    original = pytest.importorskip("accelerate")
-    accelerator, *_ = small()
-    for each, folder in ((accelerator, "ours"), (original.Accelerator(cpu=True), "theirs")):
-        each.save_state(str(tmp_path / folder), exclude_frozen_parameters=True)
-        assert (tmp_path / folder / "random_states_0.pkl").exists()
 
 
 def test_gradients_that_were_there_before_loading_are_those_of_the_checkpoint_afterwards(tmp_path):

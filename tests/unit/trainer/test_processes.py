@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
+from common.accelerator.utils import load
 from common.processes import ranks
 from common.trainer import TrainerCallback, TrainingArguments, get_last_checkpoint
 from tests.states import on_a_rank
@@ -117,9 +118,9 @@ def test_each_process_takes_its_own_gradients_into_the_next_epoch_also_after_a_r
     """A callback ends each epoch within its third step, before the ranks have averaged the gradients of that step."""
     saving = {"save_strategy": "epoch", "eval_strategy": "no", "logging_steps": 1}
     straight = ranks(2).run(run, tmp_path / "straight", 2, 2, cut_at=3, **saving)
-    first, second = (torch.load(tmp_path / "straight" / "checkpoint-2" / f"gradients_{rank}.bin") for rank in (0, 1))
-    assert any(not torch.equal(first[0][name], second[0][name]) for name in first[0])
     checkpoint = str(tmp_path / "straight" / "checkpoint-2")
+    first, second = (load(f"{checkpoint}/random_states_{rank}.pkl")["gradients"][0] for rank in (0, 1))
+    assert any(not torch.equal(first[name], second[name]) for name in first)
     resumed = ranks(2).run(run, tmp_path / "again", 2, 2, cut_at=3, resume=checkpoint, **saving)
     for got, expected in zip(resumed, straight, strict=True):
         assert torch.equal(got[0], expected[0])
