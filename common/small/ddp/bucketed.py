@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.small.ddp.replicas import broadcast_from_rank_0
+from common.small.ddp.replicas import broadcast_from_rank_0, check_has_gradients
 
 MIB = 2**20
 
@@ -55,9 +55,13 @@ class BucketedDDP(nn.Module):
         module: the network, the same on every rank of the default process group; its weights become rank 0's.
         bucket_mib: a bucket is closed when it holds at least so many MiB. One bucket for all sends nothing before
             backward ends; one per parameter is `OverlappedDDP`. torch's default is 25, after a first bucket of 1.
+
+    Raises:
+        RuntimeError: for a module without trainable parameters.
     """
 
     def __init__(self, module: nn.Module, bucket_mib: float = 25.0) -> None:
+        check_has_gradients(module)
         super().__init__()
         self.module = module
         self.world_size = dist.get_world_size()

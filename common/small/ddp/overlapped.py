@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.small.ddp.replicas import broadcast_from_rank_0
+from common.small.ddp.replicas import broadcast_from_rank_0, check_has_gradients
 
 
 class OverlappedDDP(nn.Module):
@@ -21,9 +21,13 @@ class OverlappedDDP(nn.Module):
 
     Args:
         module: the network, the same on every rank of the default process group; its weights become rank 0's.
+
+    Raises:
+        RuntimeError: for a module without trainable parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        check_has_gradients(module)
         super().__init__()
         self.module = module
         self.world_size = dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Replicas start equal: every rank takes over what rank 0 has."""
+"""Replicas: which modules can be one, and how they start equal."""
 
 import torch.distributed as dist
 from torch import nn
@@ -12,3 +12,9 @@ def broadcast_from_rank_0(module: nn.Module) -> None:
     """
     for tensor in [*module.parameters(), *module.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
+
+
+def check_has_gradients(module: nn.Module) -> None:
+    """Raise RuntimeError, as torch's DDP does, where no parameter is trained: the ranks have nothing to average."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise RuntimeError("no parameter of this module requires a gradient, so there is nothing to average")

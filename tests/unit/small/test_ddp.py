@@ -93,6 +93,22 @@ def test_buckets_are_filled_from_the_last_layer_on():
     assert one == [8]
 
 
+def refusals() -> list[type]:
+    """What torch's DDP and ours raise for a module without trainable parameters."""
+    raised = []
+    with process_group():
+        frozen = nn.Linear(2, 1).requires_grad_(False)
+        for wrap in (TorchDDP, OverlappedDDP, BucketedDDP):
+            with pytest.raises(Exception, match="require") as error:
+                wrap(frozen)
+            raised.append(error.type)
+    return raised
+
+
+def test_a_module_without_trainable_parameters_is_refused_as_by_torch():
+    assert ranks(1).run(refusals) == [[RuntimeError] * 3]
+
+
 class FailsInBackward(torch.autograd.Function):
     """Hands its input on; an error ends backward."""
 
