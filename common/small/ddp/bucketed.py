@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.small.ddp.replicas import broadcast_from_rank_0, check_has_gradients
+from common.small.ddp.replicas import broadcast_from_rank_0, check_has_trainable_parameters
 
 MIB = 2**20
 
@@ -61,7 +61,7 @@ class BucketedDDP(nn.Module):
     """
 
     def __init__(self, module: nn.Module, bucket_mib: float = 25.0) -> None:
-        check_has_gradients(module)
+        check_has_trainable_parameters(module)
         super().__init__()
         self.module = module
         self.world_size = dist.get_world_size()

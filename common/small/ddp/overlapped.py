@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.small.ddp.replicas import broadcast_from_rank_0, check_has_gradients
+from common.small.ddp.replicas import broadcast_from_rank_0, check_has_trainable_parameters
 
 
 class OverlappedDDP(nn.Module):
@@ -27,7 +27,7 @@ class OverlappedDDP(nn.Module):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        check_has_gradients(module)
+        check_has_trainable_parameters(module)
         super().__init__()
         self.module = module
         self.world_size = dist.get_world_size()

@@ -14,7 +14,7 @@ def broadcast_from_rank_0(module: nn.Module) -> None:
         dist.broadcast(tensor.detach(), src=0)
 
 
-def check_has_gradients(module: nn.Module) -> None:
+def check_has_trainable_parameters(module: nn.Module) -> None:
     """Raise RuntimeError, as torch's DDP does, where no parameter is trained: the ranks have nothing to average."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise RuntimeError("no parameter of this module requires a gradient, so there is nothing to average")
