@@ -6,9 +6,9 @@ runs them all on real processes. A pitfall is a module of this package with
 
     LEVELS              the levels of the ladder where one meets it; the first
                         one's page names it
-    WORLD_SIZE          how many processes it runs on
-    SYMPTOM             "error" or "hang", or "silent": the training goes on,
-                        and something is wrong with it
+    WORLD_SIZE          how many processes it runs on, if not on two
+    SYMPTOM             "error" or "hang"; most are silent: the training goes
+                        on, and something is wrong with it
     TIMEOUT             where the mistake is a hang: seconds until it is ended
     wrong(), right()    the code with and without the mistake, run on every rank
                         inside a process group; returns what shows the mistake
@@ -17,17 +17,11 @@ runs them all on real processes. A pitfall is a module of this package with
     measure(outcome)    the outcome in a few words, with a number
 
 `outcome` is what `wrong` or `right` has returned, or the RuntimeError that has
-ended it after TIMEOUT. `examine.py` runs both versions on the ranks of
-`common/processes.py`, and `stage.py` is what a pitfall stands on there.
-Most of these mistakes can be seen from outside, in a script of somebody's own.
-This looks for them:
-
-    python -m benchmarks.your_network doctor my_train.py
+ended it after TIMEOUT.
 """
 
-import ast
 import importlib
-from pathlib import Path
+from types import ModuleType
 
 # As a run meets them: data, gradients, schedule, collectives, files, clock.
 NAMES = (
@@ -40,6 +34,7 @@ NAMES = (
     "replaced_parameters",
     "unused_parameter",
     "accumulation_off_by_one",
+    "forward_outside_no_sync",
     "mean_of_means",
     "schedule_on_rank_0",
     "schedule_too_fast",
@@ -51,33 +46,27 @@ NAMES = (
     "every_rank_saves",
     "prefixed_keys",
     "clock_without_wait",
-    "fast_halves",
 )
 
 
-def module_name(name: str) -> str:
-    return f"{__name__}.{name}"
+def load(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def place(name: str) -> str:
     """The level whose page names the pitfall."""
-    return importlib.import_module(module_name(name)).LEVELS[0]
+    return load(name).LEVELS[0]
 
 
 def symptom(name: str) -> str:
     """How the mistake shows without a detector: "error", "hang" or "silent"."""
-    return importlib.import_module(module_name(name)).SYMPTOM
+    return getattr(load(name), "SYMPTOM", "silent")
 
 
-def source(name: str) -> str:
-    return Path(__file__).with_name(f"{name}.py").read_text()
-
-
-def explanation(name: str) -> str:
-    """The docstring of a pitfall, which is read and not imported."""
-    return ast.get_docstring(ast.parse(source(name)))
+def world_size(name: str) -> int:
+    return getattr(load(name), "WORLD_SIZE", 2)
 
 
 def title(name: str) -> str:
     """One line that names the mistake and what comes of it."""
-    return explanation(name).splitlines()[0]
+    return load(name).__doc__.splitlines()[0]

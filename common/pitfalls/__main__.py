@@ -11,152 +11,98 @@ the mistake and found nothing in the correction.
 """
 
 import argparse
-import importlib
+import inspect
 import random
-import signal
 import sys
 import textwrap
-import time
-from collections.abc import Sequence
 
-from common.pitfalls import (
-    NAMES,
-    explanation,
-    module_name,
-    source,
-    symptom,
-    title,
-)
-from common.pitfalls.examine import examine
-from common.pitfalls.excerpt import excerpt
+from common.pitfalls import NAMES, load, symptom, title, world_size
+from common.pitfalls.stage import examine
 
 LETTERS = "abcd"
-QUIT = "q"
 
 
-def run_all(modules: list[str]) -> bool:
+def run_all() -> bool:
     """Print a table, row by row. True if all mistakes were caught."""
-    started = time.perf_counter()
+    row = "{:<23} {:<33} {}".format
+    print(row("mistake", "wrong", "right"))
     caught = 0
-    print(_row("mistake", "wrong", "right"), flush=True)
-    for module in modules:
-        verdict = examine(module)
+    for name in NAMES:
+        verdict = examine(name)
         caught += verdict.caught
-        row = _row(module.rpartition(".")[2], verdict.wrong, verdict.right)
-        print(f"{row}\n{_indented(str(verdict))}", flush=True)
-    seconds = time.perf_counter() - started
-    outcome = "CAUGHT" if caught == len(modules) else "NOT ALL CAUGHT"
-    print(
-        f"\n{outcome}: {caught} of {len(modules)} mistakes, in {seconds:.0f} s"
-    )
-    return caught == len(modules)
+        print(row(name, verdict.wrong, verdict.right))
+        print(_indented(str(verdict)), flush=True)
+    outcome = "CAUGHT" if caught == len(NAMES) else "NOT ALL CAUGHT"
+    print(f"\n{outcome}: {caught} of {len(NAMES)} mistakes")
+    return caught == len(NAMES)
 
 
-def run_one(name: str) -> bool:
-    """Print the source of a pitfall and its verdict. True if it was caught."""
-    pitfall = importlib.import_module(module_name(name))
-    verdict = examine(module_name(name))
-    code = source(name).removeprefix(f'"""{explanation(name)}\n"""').strip()
-    parts = [
-        explanation(name),
-        f"common/pitfalls/{name}.py, met at {', '.join(pitfall.LEVELS)}:",
-        code,
-        f"On {pitfall.WORLD_SIZE} processes:",
-        f"    wrong:  {verdict.wrong}\n    right:  {verdict.right}",
-        _indented(str(verdict)),
-    ]
-    print("\n\n".join(parts))
+def show_mistake(name: str) -> None:
+    """Print the code with the mistake, and nothing that explains it."""
+    mistake, _ = _code(name)
+    print(f"On {world_size(name)} processes:\n\n{mistake}\n")
+
+
+def show_answer(name: str) -> bool:
+    """Print what is wrong, the numbers, and the correction. True if caught."""
+    _, correction = _code(name)
+    print(f"{name}: {inspect.getdoc(load(name))}\n", flush=True)
+    verdict = examine(name)
+    print(f"    wrong:  {verdict.wrong}\n    right:  {verdict.right}\n")
+    print(f"{_indented(str(verdict))}\n")
+    print(f"The correction and the check (common/pitfalls/{name}.py):\n")
+    print(f"{correction}\n", flush=True)
     return verdict.caught
 
 
-def quiz(names: Sequence[str]) -> bool:
+def _code(name: str) -> tuple[str, str]:
+    """A pitfall's source without its head: to `wrong`, and from `right` on."""
+    _, _, code = inspect.getsource(load(name)).partition("\nLEVELS = ")
+    mistake, right, check = code.partition("\ndef right")
+    _, _, mistake = mistake.partition("\n")
+    return mistake.strip(), (right + check).strip()
+
+
+def quiz() -> bool:
     """Show each mistake as code, ask which one it is, and then show it run.
 
     True if all that were shown were caught. It ends where the reader does.
     """
     all_caught = True
-    answered = 0
-    right = 0
-    for number, name in enumerate(names, 1):
-        pitfall = importlib.import_module(module_name(name))
-        processes = f"on {pitfall.WORLD_SIZE} processes"
-        print(f"Question {number} of {len(names)}, {processes}:")
-        print(f"\n{excerpt(name, 'wrong')}\n")
+    score = 0
+    for number, name in enumerate(NAMES):
+        print(f"Question {number + 1} of {len(NAMES)}, score {score}")
+        show_mistake(name)
         choices = answers(name)
         for letter, choice in choices.items():
             print(f"  {letter}  {title(choice)}")
-        answer = _asked(choices)
-        if answer == QUIT:
-            break
-        answered += 1
-        if answer and choices[answer] == name:
-            right += 1
-            print("\nRight.")
+        answer = ""
+        while answer not in (*choices, "q"):
+            answer = input("Which one is it? a, b, c or d; q ends: ").lower()
+        if answer == "q":
+            return all_caught
+        if choices[answer] == name:
+            score += 1
+            print("\nRight.\n")
         else:
             [letter] = [each for each in choices if choices[each] == name]
-            print(f"\nIt is {letter}.")
-        verdict = examine(module_name(name))
-        all_caught = all_caught and verdict.caught
-        print(f"\n{name}: {explanation(name)}\n")
-        print(f"    wrong:  {verdict.wrong}\n    right:  {verdict.right}\n")
-        print(f"{_indented(str(verdict))}\n\nCorrected:\n")
-        corrected = excerpt(name, "right", but_for="wrong")
-        print(f"{textwrap.indent(corrected, '    ')}\n", flush=True)
-    if answered:
-        print(f"Score: {right} of {answered}")
+            print(f"\nNo: it is {letter}.\n")
+        all_caught = show_answer(name) and all_caught
+    print(f"Score: {score} of {len(NAMES)}")
     return all_caught
 
 
 def answers(name: str) -> dict[str, str]:
-    """The pitfalls to choose from, by letter: the right one and some others.
-
-    They are the same ones in the same order each time.
-    """
-    chance = random.Random(name)
+    """Pitfalls to choose from, by letter: the right one and some others."""
+    chance = random.Random(name)  # the same ones in the same order each time
     others = [each for each in NAMES if each != name]
     choices = [name, *chance.sample(others, len(LETTERS) - 1)]
     chance.shuffle(choices)
     return dict(zip(LETTERS, choices, strict=True))
 
 
-def _asked(choices: dict[str, str]) -> str:
-    """The letter that the reader chooses, "" for the answer at once, or QUIT.
-
-    Anything else is asked again.
-    """
-    prompt = f"Which one is it? {', '.join(choices)}; Enter shows it, q ends: "
-    while True:
-        try:
-            answer = input(prompt).strip().lower()
-        except EOFError:
-            return QUIT
-        if answer in ("", QUIT, *choices):
-            return answer
-        print(f"{answer!r} is none of the answers.")
-
-
-def _import_torch() -> None:
-    """Import what takes seconds. A Ctrl-C meanwhile ends this process at once.
-
-    Some of torch's modules would lose a KeyboardInterrupt, and others would
-    abort with a message of C++.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if before != signal.SIG_IGN:  # a shell ignores it for what it runs behind
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    importlib.import_module("common.pitfalls.stage")
-    importlib.import_module("common.processes")
-    signal.signal(signal.SIGINT, before)
-
-
-def _row(*cells: str) -> str:
-    return "{:<23} {:<33} {}".format(*cells)
-
-
 def _indented(text: str) -> str:
-    return textwrap.fill(
-        text, 78, initial_indent="    ", subsequent_indent="    "
-    )
+    return textwrap.indent(textwrap.fill(text, 76), "    ")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -165,37 +111,26 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="one, with its source"
-    )
-    parser.add_argument(
-        "--quiz",
-        action="store_true",
-        help="ask before showing, and keep the score",
-    )
-    parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("name", nargs="?", metavar="NAME", choices=NAMES)
+    parser.add_argument("--quiz", action="store_true")
+    parser.add_argument("--list", action="store_true")
     args = parser.parse_args(argv)
-    if args.name not in (None, *NAMES):
-        parser.error(f"there is no pitfall {args.name}; --list names them")
     if args.list:
         for name in NAMES:
             print(f"{name} ({symptom(name)})\n{_indented(title(name))}")
         return 0
-    _import_torch()
-    try:
-        if args.quiz:
-            all_caught = quiz([args.name] if args.name else NAMES)
-        elif args.name:
-            all_caught = run_one(args.name)
-        else:
-            all_caught = run_all([module_name(name) for name in NAMES])
-        return 0 if all_caught else 1
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    if args.quiz:
+        all_caught = quiz()
+    elif args.name:
+        show_mistake(args.name)
+        all_caught = show_answer(args.name)
+    else:
+        all_caught = run_all()
+    return 0 if all_caught else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (KeyboardInterrupt, EOFError):
+        sys.exit(130)

@@ -6,42 +6,26 @@ Count from 1, and close the last window where the data end.
 `accelerator.accumulate` does both, and so does the Trainer.
 """
 
-from contextlib import nullcontext
-
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 LEVELS = ("03_accelerate",)
-WORLD_SIZE = 2
-SYMPTOM = "silent"
 MICRO_BATCHES = torch.ones(8, 2, 4)
 PER_STEP = 4
 
 
-def count_windows(model, optimizer):
-    """The number of micro-batches of each step, in a list that keeps up."""
-    windows = [0]
-
-    def count(_):
-        windows[-1] += 1
-
-    trained = (p for p in model.parameters() if p.requires_grad)
-    next(trained).register_hook(count)
-    optimizer.register_step_post_hook(lambda *_: windows.append(0))
-    return windows
-
-
 def train(is_last):
-    model = DistributedDataParallel(nn.Linear(4, 1))
+    """The number of micro-batches in each step, and then of those in none."""
+    model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    windows = count_windows(model, optimizer)
+    windows = [0]
     for number, inputs in enumerate(MICRO_BATCHES):
-        with nullcontext() if is_last(number) else model.no_sync():
-            (model(inputs).pow(2).mean() / PER_STEP).backward()
+        (model(inputs).pow(2).mean() / PER_STEP).backward()
+        windows[-1] += 1
         if is_last(number):
             optimizer.step()
             optimizer.zero_grad()
+            windows.append(0)
     return windows
 
 

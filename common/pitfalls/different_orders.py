@@ -11,8 +11,6 @@ from torch.utils.data import DistributedSampler
 from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw",)
-WORLD_SIZE = 2
-SYMPTOM = "silent"
 TRAIN_SET = range(1_000)
 
 

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from common.process_group import all_gather_object
 
 LEVELS = ("03_accelerate", "02_ddp_raw")
-WORLD_SIZE = 2
-SYMPTOM = "silent"
 
 
 def count_correct():

@@ -8,41 +8,31 @@ least refuses a model on the CPU. `prepare` moves and wraps in the right order.
 """
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.stage import farthest_apart
+from common.pitfalls.stage import farthest_gradient, own_samples
 
 LEVELS = ("02_ddp_raw",)
-WORLD_SIZE = 2
-SYMPTOM = "silent"
-
-
-def train(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # Every rank has samples of its own.
-    data = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(5):
-        inputs = torch.randn(8, 4, dtype=torch.float64, generator=data)
-        model(inputs).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
 
 
 def wrong():
-    return train(DistributedDataParallel(nn.Linear(4, 1)).to(torch.float64))
+    model = DistributedDataParallel(nn.Linear(4, 1)).to(torch.float64)
+    model(own_samples(torch.float64)).pow(2).mean().backward()
+    return model
 
 
 def right():
-    return train(DistributedDataParallel(nn.Linear(4, 1).to(torch.float64)))
+    model = DistributedDataParallel(nn.Linear(4, 1).to(torch.float64))
+    model(own_samples(torch.float64)).pow(2).mean().backward()
+    return model
 
 
 def detect(model):
-    if (distance := farthest_apart(model)) > 0:
-        return f"not replicas any more: weights differ by up to {distance:.2g}"
+    """To be called between backward and the optimizer's step."""
+    if (distance := farthest_gradient(model)) > 0:
+        return f"the ranks' gradients differ by up to {distance:.2g}"
 
 
 def measure(model):
-    return f"ranks differ by {farthest_apart(model):.2g}"
+    return f"gradients differ by {farthest_gradient(model):.2g}"

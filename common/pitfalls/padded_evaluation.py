@@ -17,7 +17,6 @@ from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
 WORLD_SIZE = 3
-SYMPTOM = "silent"
 TEST_SET = range(10_000)
 
 

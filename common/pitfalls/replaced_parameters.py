@@ -11,8 +11,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 LEVELS = ("00_single_gpu", "02_ddp_raw", "04_trainer")
-WORLD_SIZE = 2
-SYMPTOM = "silent"
 
 
 def train(model, optimizer):

@@ -8,45 +8,44 @@ averaged, so that the loss looks healthy while the replicas drift apart.
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ExponentialLR
 
-from common.pitfalls.stage import farthest_apart
 from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw",)
-WORLD_SIZE = 2
-SYMPTOM = "silent"
-
-
-def train(steps_scheduler):
-    model = DistributedDataParallel(nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-    for inputs in torch.randn(5, 8, 4):
-        model(inputs).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if steps_scheduler:
-            scheduler.step()
-    return model, optimizer
 
 
 def wrong():
-    return train(steps_scheduler=dist.get_rank() == 0)
+    optimizer = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.08)
+    scheduler = ExponentialLR(optimizer, gamma=0.5)
+    for _ in range(3):
+        optimizer.step()
+        if dist.get_rank() == 0:
+            scheduler.step()
+    return optimizer
 
 
 def right():
-    return train(steps_scheduler=True)
+    optimizer = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.08)
+    scheduler = ExponentialLR(optimizer, gamma=0.5)
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    return optimizer
 
 
-def detect(outcome):
-    _, optimizer = outcome
-    rates = all_gather_object([group["lr"] for group in optimizer.param_groups])
+def rates_of_ranks(optimizer):
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return all_gather_object(rates)
+
+
+def detect(optimizer):
+    rates = rates_of_ranks(optimizer)
     if any(other != rates[0] for other in rates):
         ranks = (f"rank {r} has {rate}" for r, (rate, *_) in enumerate(rates))
         return f"learning rates: {', '.join(ranks)}"
 
 
-def measure(outcome):
-    model, _ = outcome
-    return f"ranks differ by {farthest_apart(model):.2g}"
+def measure(optimizer):
+    rates = [f"{rate:.2f}" for rate, *_ in rates_of_ranks(optimizer)]
+    return f"rates {' and '.join(rates)}"

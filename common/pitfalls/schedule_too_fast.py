@@ -15,8 +15,6 @@ from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration
 
 LEVELS = ("03_accelerate",)
-WORLD_SIZE = 2
-SYMPTOM = "silent"
 STEPS = 8
 
 

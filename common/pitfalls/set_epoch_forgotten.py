@@ -8,8 +8,6 @@ epoch from `set_epoch` only. A loader that `prepare` returns counts its epochs.
 from torch.utils.data import DistributedSampler
 
 LEVELS = ("02_ddp_raw",)
-WORLD_SIZE = 2
-SYMPTOM = "silent"
 
 
 def wrong():

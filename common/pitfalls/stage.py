@@ -1,28 +1,53 @@
-"""The stage of a pitfall: a process group, and the view of all its ranks."""
+"""Both versions of a pitfall on real processes: the ranks' side and ours."""
 
-import importlib
 import os
+import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from common.accelerator.state import GradientState, PartialState
+from common.accelerator.state import AcceleratorState
+from common.pitfalls import load, world_size
 from common.process_group import all_gather_object, process_group
+from common.processes import ranks
 
 PATIENCE = timedelta(seconds=120)
 # gloo's words on the rank whose patience ends first, and then on the others.
 GIVEN_UP = ("Timed out", "timeout caused", "Connection closed by peer")
-_store: dist.Store | None = None
-_folder: Path | None = None
+_folder: Path | None = None  # of this run, the same on all ranks
 
 
 @dataclass(frozen=True)
-class Report:
+class Verdict:
+    """Both versions of a pitfall in numbers, and what the detector says of it.
+
+    Where the ranks have different numbers, all are there.
+    """
+
+    wrong: str
+    right: str
+    finding: str | None
+    false_alarm: str | None
+
+    @property
+    def caught(self) -> bool:
+        return self.finding is not None and self.false_alarm is None
+
+    def __str__(self) -> str:
+        if self.finding is None:
+            return "MISSED: the detector is silent about the mistake"
+        if self.false_alarm is not None:
+            return f"FALSE ALARM about the correction: {self.false_alarm}"
+        return f"caught: {self.finding}"
+
+
+class Report(NamedTuple):
     """The report of one rank on one version of a pitfall."""
 
     number: str
@@ -30,88 +55,105 @@ class Report:
     hung: bool
 
 
-def play(module: str, version: str, folder: str) -> Report:
+def examine(name: str) -> Verdict:
+    """Run both versions of a pitfall.
+
+    Raises:
+        RankFailed: if a rank fails where it should not.
+    """
+    wrong, finding = _run(name, "wrong")
+    right, false_alarm = _run(name, "right")
+    return Verdict(wrong, right, finding, false_alarm)
+
+
+def _run(name: str, version: str) -> tuple[str, str | None]:
+    """The number of the ranks, and the detector's words where it has any."""
+    pool = ranks(world_size(name))
+    with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
+        reports = pool.run(play, name, version, folder)
+    if any(report.hung for report in reports):
+        pool.stop()  # nobody knows what the collective has left behind
+    finding = next((each.finding for each in reports if each.finding), None)
+    numbers = [report.number for report in reports]
+    if len(set(numbers)) == 1:
+        return numbers[0], finding
+    of_ranks = (f"rank {rank}: {each}" for rank, each in enumerate(numbers))
+    return ", ".join(of_ranks), finding
+
+
+def play(name: str, version: str, folder: str) -> Report:
     """Run `wrong` or `right` of a pitfall as one of its ranks.
 
     `folder` is new and the same on all ranks. What the pitfall raises is
     raised, except by a collective of `wrong` that gives up after TIMEOUT.
     """
-    global _store, _folder
-    rank = int(os.environ["RANK"])
-    world_size = int(os.environ["WORLD_SIZE"])
-    pitfall = importlib.import_module(module)
+    global _folder
+    _folder = Path(folder)
+    pitfall = load(name)
     # The correction has all the time it needs on a slow machine.
     timeout = getattr(pitfall, "TIMEOUT", None) if version == "wrong" else None
-    _folder = Path(folder)
-    _store = dist.FileStore(str(_folder / "meeting"), world_size)
-    _store.set_timeout(PATIENCE)
-    at("nowhere")
+    store = dist.FileStore(str(_folder / "meeting"), world_size(name))
+    store.set_timeout(PATIENCE)
     torch.manual_seed(0)
-    _forget_the_job_before()
-    _wait_for_all("join", rank, world_size)
-    group = process_group(
-        store=dist.PrefixStore("group", _store),
-        rank=rank,
-        world_size=world_size,
+    AcceleratorState._reset_state(reset_partial_state=True)
+    _wait_for_all("join", store, world_size(name))
+    with process_group(
+        store=dist.PrefixStore("group", store),
+        rank=int(os.environ["RANK"]),
+        world_size=world_size(name),
         timeout=timedelta(seconds=timeout) if timeout else PATIENCE,
-    )
-    try:
-        with group:
-            # Who has joined and fails at once would take down those who join.
-            _wait_for_all("start", rank, world_size)
-            try:
-                outcome = getattr(pitfall, version)()
-            except RuntimeError as error:
-                gave_up = any(sign in str(error) for sign in GIVEN_UP)
-                if not timeout or not gave_up:
-                    raise
-                outcome = error
-            finding = pitfall.detect(outcome)  # at once: it may be about time
-            number = pitfall.measure(outcome)
-            hung = isinstance(outcome, RuntimeError)
-            # A rank that leaves closes its connections. Whoever still waits
-            # for it would see that, and not a time-out.
-            _wait_for_all("end", rank, world_size)
-            return Report(number, finding, hung)
-    finally:
-        _forget_the_job_before()
+    ):
+        # Who has joined and fails at once would take down those who join.
+        _wait_for_all("start", store, world_size(name))
+        try:
+            outcome = getattr(pitfall, version)()
+        except RuntimeError as error:
+            gave_up = any(sign in str(error) for sign in GIVEN_UP)
+            if not timeout or not gave_up:
+                raise
+            outcome = error
+        finding = pitfall.detect(outcome)  # at once: it may be about time
+        number = pitfall.measure(outcome)
+        # A rank that leaves closes its connections. Whoever still waits for it
+        # would see that, and not a time-out.
+        _wait_for_all("end", store, world_size(name))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Report(number, finding, hung=isinstance(outcome, RuntimeError))
 
 
-def _forget_the_job_before() -> None:
-    """Let the core find out anew who this process is and what it counts."""
-    for state in (PartialState, GradientState):
-        state._reset_state()
-
-
-def _wait_for_all(what: str, rank: int, world_size: int) -> None:
-    _store.set(f"{what}/{rank}", "")
-    _store.wait([f"{what}/{other}" for other in range(world_size)])
+def _wait_for_all(what: str, store: dist.Store, count: int) -> None:
+    store.set(f"{what}/{os.environ['RANK']}", "")
+    store.wait([f"{what}/{rank}" for rank in range(count)])
 
 
 def scratch() -> Path:
     """A folder for this run of the pitfall, the same on all ranks."""
-    folder = _folder / "scratch"
-    folder.mkdir(exist_ok=True)
-    return folder
+    return _folder
 
 
 def at(place: str) -> None:
-    """Tell all ranks where this one is, by no collective: also in a hang."""
-    _store.set(f"place/{os.environ['RANK']}", place)
+    """Note where this rank is, by no collective: all can read it in a hang."""
+    with open(_folder / f"rank{dist.get_rank()}.txt", "a") as file:
+        file.write(f"{place}\n")
 
 
-def places() -> list[str]:
-    """The places of the ranks, in rank order, by their last call of `at`."""
-    ranks = range(dist.get_world_size())
-    return [_store.get(f"place/{rank}").decode() for rank in ranks]
+def places() -> list[list[str]]:
+    """The places where each rank has been, in rank order, by its calls of `at`.
+
+    To be called where each rank has called it.
+    """
+    files = [_folder / f"rank{i}.txt" for i in range(dist.get_world_size())]
+    return [file.read_text().splitlines() for file in files]
 
 
-def farthest_apart(model: nn.Module) -> float:
-    """The largest difference between rank 0's parameters and another rank's."""
-    mine = parameters_to_vector(model.parameters()).detach()
+def own_samples(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Eight samples of four numbers, on every rank others."""
+    data = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(8, 4, generator=data, dtype=dtype)
+
+
+def farthest_gradient(model: nn.Module) -> float:
+    """The largest difference of a gradient on rank 0 and on another rank."""
+    mine = parameters_to_vector([each.grad for each in model.parameters()])
     first, *others = all_gather_object(mine)
-    distances = []
-    for other in others:
-        difference = (first - other).abs()
-        distances.append(difference.max().item())
-    return max(distances)
+    return max((first - other).abs().max().item() for other in others)

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from common.pitfalls.stage import at, places
 
 LEVELS = ("02_ddp_raw", "03_accelerate")
-WORLD_SIZE = 2
 SYMPTOM = "hang"
 TIMEOUT = 2
 
@@ -48,7 +47,7 @@ def right():
 
 def detect(outcome):
     if isinstance(outcome, RuntimeError):
-        waiting = (f"rank {r} in {place}" for r, place in enumerate(places()))
+        waiting = (f"rank {r} in {been[-1]}" for r, been in enumerate(places()))
         return f"no end: {', '.join(waiting)}"
 
 

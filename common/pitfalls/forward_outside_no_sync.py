@@ -1,0 +1,50 @@
+"""Forward outside of `no_sync`: every micro-batch is all-reduced after all.
+
+DDP decides in its forward whether backward will average. `no_sync` around
+backward alone comes too late, and each micro-batch sends all gradients. They
+are right in the end, because what is equal on all ranks stays equal when it is
+averaged again, so only the clock shows it. With all forwards inside and the
+last backward outside nothing is sent, and the ranks drift apart. Put both
+inside, as `accelerator.accumulate` does.
+"""
+
+from contextlib import nullcontext
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.pitfalls.stage import farthest_gradient, own_samples
+
+LEVELS = ("03_accelerate", "02_ddp_raw")
+
+
+def wrong():
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    averaged = []
+    for number in (1, 2, 3, 4):
+        loss = model(own_samples() * number).pow(2).mean() / 4
+        with nullcontext() if number == 4 else model.no_sync():
+            loss.backward()
+        averaged.append(farthest_gradient(model) == 0)
+    return averaged
+
+
+def right():
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    averaged = []
+    for number in (1, 2, 3, 4):
+        with nullcontext() if number == 4 else model.no_sync():
+            loss = model(own_samples() * number).pow(2).mean() / 4
+            loss.backward()
+        averaged.append(farthest_gradient(model) == 0)
+    return averaged
+
+
+def detect(averaged):
+    """Give it, for each micro-batch, whether the ranks' gradients are equal."""
+    if any(averaged[:-1]):
+        return f"the gradients are averaged {sum(averaged)} times in one step"
+
+
+def measure(averaged):
+    return f"all-reduces a step: {sum(averaged)}"

@@ -1,1 +1,0 @@
-"""Pitfalls that the lab has to complain about."""
