@@ -34,7 +34,7 @@ NEVER = (
     "the scale of the loss: DistributedDataParallel averages, and a loss divided by the number of ranks is too small",
     "gradients that the script reduces in a buffer of its own",
     "a loss that compares the samples of a batch: each rank compares those of its own shard only",
-    "clocks (clock_without_wait, fast_halves)",
+    "clocks (clock_without_wait)",
     "random numbers in the workers of a DataLoader, and those that the script draws itself, as the noise of a GAN",
     "files that torch.save does not write",
 )
