@@ -234,7 +234,13 @@ class Comparison:
             flags += ["--data-dir", self.options.data_dir]
         return flags
 
+    def has_something_to_show(self) -> bool:
+        """Has a level been trained? A comparison of before keeps its place until then."""
+        return any("run" in result for result in self.report["levels"].values())
+
     def write(self) -> None:
+        if not self.has_something_to_show():
+            return
         self.report["ended"] = records.circumstances()
         records.write_json(self.options.out / "results.json", self.report)
 
@@ -251,6 +257,8 @@ def main() -> None:
         comparison.report["busy_cores"]["after"] = busy_cores()
     except KeyboardInterrupt:
         comparison.report["interrupted"] = True
+        if not comparison.has_something_to_show():
+            sys.exit("INTERRUPTED before a level was trained: nothing is written")
     comparison.write()
     print(publish(comparison.report, options.out))
     sys.exit(exit_code(comparison.report))

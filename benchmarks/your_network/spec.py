@@ -103,10 +103,11 @@ def _of_torchvision(name: str, shape: tuple[int, ...], optimizer: Callable) -> U
 def _of_file(path: Path, function: str, shape: tuple[int, ...] | None, optimizer: Callable) -> UserNetwork:
     if not path.is_file():
         fail(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"network_in_{path.stem}", path)
     if spec is None or spec.loader is None:
         fail(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass with annotations that are texts looks for it
     sys.path.insert(0, str(path.parent.resolve()))  # as if it was run: it may import what lies beside it
     try:
         spec.loader.exec_module(module)
@@ -142,7 +143,7 @@ def _batch_of_shape(shape: tuple[int, ...], build: Callable[[], nn.Module]) -> C
             try:
                 with torch.device("meta"):
                     output = _output(build, shape)
-            except NotImplementedError:  # its shapes depend on numbers, which that device has not
+            except (NotImplementedError, RuntimeError):  # numbers decide, or tensors that do not follow the device
                 output = _output(build, shape)
             target_shape = tuple(output.shape[2:])
         return images, torch.zeros(n, *target_shape, dtype=torch.long)

@@ -282,7 +282,7 @@ class Trainer:
         samples_per_batch = loading.samples_per_step(self.train_dataloader, accelerator.num_processes)
         self.progress = plan(self.args, self.train_dataloader, samples_per_batch, accelerator)
         self.state = self._new_state()
-        self.control = TrainerControl()
+        self.control.reset()  # the same object: a signal handler may have taken it before the training
 
         if self._created_lr_scheduler:
             # The schedule of this training may have another length. A scheduler that the script made is kept.

@@ -172,3 +172,18 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured
     monkeypatch.setattr(Comparison, "run", lambda _: pytest.fail("it was measured"))
     with pytest.raises(SystemExit, match="nothing can be written to /proc/x"):
         compare.main()
+
+
+def test_an_interruption_before_a_level_is_trained_leaves_the_record_of_before(tmp_path, monkeypatch, capsys):
+    (tmp_path / "results.json").write_text("of before")
+
+    def interrupted(comparison, level):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "train", interrupted)
+    monkeypatch.setattr(Comparison, "look_at_load", lambda comparison: None)
+    monkeypatch.setattr(sys, "argv", ["compare", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="INTERRUPTED before a level was trained"):
+        compare.main()
+    assert (tmp_path / "results.json").read_text() == "of before"
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]

@@ -446,6 +446,44 @@ def batch(n): return {"mask": torch.ones(7, 7).tril() == 0, "words": torch.randn
 """
 
 
+SCALED = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Config:
+    width: int = 4
+
+
+class Scaled(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.linear = nn.Linear(12, config.width)
+
+    def forward(self, images):
+        return self.linear(images.flatten(1)) * self.scale
+
+
+def build():
+    return Scaled(Config())
+"""
+
+
+def test_a_dataclass_and_a_parameter_without_dimensions_can_be_asked_about(tmp_path):
+    path = tmp_path / "scaled.py"
+    path.write_text(SCALED)
+    network = spec.load(f"{path}:build", (3, 2, 2))
+    with hollow():
+        images, targets = network.batch(5)
+    assert images.shape == (5, 3, 2, 2) and targets.shape == (5,)
+
+
 def test_an_input_that_all_samples_share_stays_whole_except_under_data_parallel(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(MASKED)

@@ -161,3 +161,18 @@ def test_gradients_are_there_for_those_who_look(tmp_path):
     look = Look()
     make_trainer(tmp_path, max_grad_norm=0.01, extra={"callbacks": [look]}).train()
     assert look.norm == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_control_that_was_taken_before_the_training_steers_it(tmp_path):
+    """As a signal handler takes it."""
+    trainer = make_trainer(tmp_path)
+    control = trainer.control
+
+    class StopAtStep3(TrainerCallback):
+        def on_step_end(self, args, state, _, **kwargs):
+            if state.global_step == 3:
+                control.should_training_stop = True
+
+    trainer.add_callback(StopAtStep3())
+    trainer.train()
+    assert trainer.control is control and trainer.state.global_step == 3
