@@ -90,8 +90,8 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
         _Section("How many GPUs pay? A prediction", below=prediction.section()),
         _Section(
             "The scripts, each beside the next",
-            above="<p>Orange goes, blue comes; marked words changed within a line. Every line is here, equal ones "
-            f"folded.</p>{html_page.side_by_side(rungs)}",
+            above="<p>Orange goes, blue comes, and bold letters changed within a line. Of the equal lines only those "
+            f"around a change are shown.</p>{html_page.side_by_side(rungs)}",
         ),
     ]
     links = [f'<a href="#{section.anchor}">{html.escape(section.title)}</a>' for section in sections]

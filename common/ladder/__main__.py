@@ -14,13 +14,13 @@ python -m common.ladder check average_gradients path/to/solution.py
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-from common.ladder import exercises, html_page, small, terminal
+from common.ladder import exercises, html_page, small
+from common.ladder.diffs import changed_lines, coloured, unified
 from common.ladder.scripts import load, named
 
 
@@ -121,6 +121,17 @@ def show_tour() -> None:
     sys.stdout.write(tour.text(tour.look()))
 
 
+def show_diff(before: str, after: str) -> None:
+    """Print what changes from one script to another, in colour on a terminal (https://no-color.org)."""
+    changed = changed_lines(before, after)
+    text = unified(before, after)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        text = coloured(text)
+    print(f"{before} → {after}: {changed.added} lines added, {changed.removed} removed")
+    print("without blank lines and the text on top of each file\n")
+    print(text, end="")
+
+
 def show_ring(path: Path | None) -> None:
     """Let four processes add up numbers by a ring, and show each message."""
     from common.ladder import ring
@@ -155,9 +166,7 @@ def main(argv: list[str] | None = None) -> None:
     elif options.html:
         write_page(options.html, html_page.page([options.before, options.after]))
     else:
-        colour = terminal.wants_colour(sys.stdout)
-        width = shutil.get_terminal_size().columns
-        sys.stdout.write(terminal.diff_text(options.before, options.after, colour, width))
+        show_diff(options.before, options.after)
 
 
 if __name__ == "__main__":

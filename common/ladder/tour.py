@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from common.cores import available_cores
 from common.data import mnist_on_disk
@@ -23,10 +22,7 @@ class Machine:
     """The hardware and the data that the levels will find here."""
 
     cores: int  # that this process may use
-    threads: int  # that torch uses if nobody tells it otherwise
     gpus: tuple[str, ...]  # their names
-    gloo: bool
-    nccl: bool
     data_dir: str
     mnist: bool  # all four files are there
 
@@ -36,47 +32,11 @@ class Machine:
         return len(self.gpus) or 2
 
 
-@dataclass(frozen=True)
-class Use:
-    """The resources of one level: `processes` of `threads` threads each, which meet over `backend`."""
-
-    level: str
-    processes: int
-    backend: str
-    device: str
-    threads: int
-
-
 def look() -> Machine:
     """A description of this machine. No data is read, and nothing is asked of a network."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     data_dir = os.environ.get("MNIST_ROOT", "data")
-    return Machine(
-        cores=available_cores(),
-        threads=torch.get_num_threads(),
-        gpus=tuple(gpus),
-        gloo=dist.is_available() and dist.is_gloo_available(),
-        nccl=dist.is_available() and dist.is_nccl_available(),
-        data_dir=data_dir,
-        mnist=mnist_on_disk(data_dir),
-    )
-
-
-def uses(machine: Machine) -> list[Use]:
-    """The resources of each level, started with the commands that the tour shows."""
-    n = machine.processes
-    gpus = len(machine.gpus)
-    device = "cuda" if gpus else "cpu"
-    replicas = "DataParallel" if gpus > 1 else "2 emulated replicas"
-    backend = "nccl" if gpus >= n and machine.nccl else "gloo"
-    threads = max(1, machine.cores // n)
-    found = [
-        Use("00_single_gpu", 1, "none", device, machine.threads),
-        Use("01_data_parallel", 1, replicas, device, machine.threads),
-    ]
-    for level in DISTRIBUTED:
-        found.append(Use(level, n, backend, device, threads))
-    return found
+    return Machine(available_cores(), tuple(gpus), data_dir, mnist_on_disk(data_dir))
 
 
 def command(level: str, machine: Machine) -> str:
@@ -132,8 +92,7 @@ def text(machine: Machine) -> str:
             "The parallelism ladder: one MNIST training run, written at five levels. Each level hands more of the "
             "work to a library; the result stays the same."
         ),
-        ["This machine", *_facts(machine)],
-        ["What each level will use (threads: of each process)", *_table(machine)],
+        ["This machine (each level's first line says what it uses of it)", *_facts(machine)],
         ["What to expect", *_wrap(expectation(machine), "  ")],
         ["Start here, with 100 steps instead of an epoch:", *_fold(command(first, machine))],
         ["Then climb:", *_commands(others, machine)],
@@ -151,7 +110,6 @@ def _facts(machine: Machine) -> list[str]:
     facts = {
         "CPU": f"{machine.cores} core{'s' if machine.cores > 1 else ''}",
         "GPU": gpus or "none",
-        "backends": _backends(machine),
         "data": _data(machine),
         "torch": torch.__version__,
     }
@@ -161,15 +119,6 @@ def _facts(machine: Machine) -> list[str]:
     return lines
 
 
-def _backends(machine: Machine) -> str:
-    gloo = "gloo (CPU, shared GPUs)" if machine.gloo else "gloo is not in this torch"
-    if not machine.nccl:
-        return f"{gloo}; nccl is not in this torch"
-    if not machine.gpus:
-        return f"{gloo}; nccl, without a GPU to use it on"
-    return f"{gloo}; nccl (a GPU for each process)"
-
-
 def _data(machine: Machine) -> str:
     if machine.mnist:
         return f"MNIST, in {machine.data_dir}"
@@ -177,14 +126,6 @@ def _data(machine: Machine) -> str:
         f"MNIST is not in {machine.data_dir}: the first run downloads it. Without a network the levels train on "
         "synthetic digits, and say so"
     )
-
-
-def _table(machine: Machine) -> list[str]:
-    row = "  {:<18}{:>9}  {:<22}{:<8}{:>7}".format
-    table = [row("level", "processes", "gradients meet over", "device", "threads")]
-    for use in uses(machine):
-        table.append(row(use.level, use.processes, use.backend, use.device, use.threads))
-    return table
 
 
 def _commands(levels: list[str], machine: Machine) -> list[str]:
