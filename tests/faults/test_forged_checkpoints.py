@@ -89,12 +89,11 @@ class Forger:
 
     def evil_name(self, folder: Path) -> str:
         target = self.random.choice(["precious/thesis.txt", "checkpoint_7/model.safetensors"])
-        absolute = str(self.outside / target)
-        if self.random.random() < 0.6:
-            return self.random.choice([absolute, os.path.relpath(absolute, folder)])
-        up = self.random.choice(["../", "../../", "../../../", "../../../../"])
+        up = "../" * self.random.randint(1, 4)
         return self.random.choice(
             [
+                str(self.outside / target),
+                os.path.relpath(self.outside / target, folder),
                 f"{up}outside/{target}",
                 f"a/{up}../outside/precious/thesis.txt",
                 "link/thesis.txt",
@@ -104,7 +103,6 @@ class Forger:
                 "..",
                 "",
                 "a\0b",
-                "\udcff",
                 "\ud800",
                 "x" * 5000,
                 "a/" * 500 + "a",
@@ -126,17 +124,17 @@ class Forger:
         path = folder / "manifest.json"
         manifest = json.loads(path.read_text())
         name = self.random.choice(sorted(manifest["files"]))
-        values = [-1, 10**30, None, "4", [], {}, True, 1.5, "../x", "0" * 8]
-        manifest["files"][name][self.random.choice(["bytes", "checksum", "more"])] = self.random.choice(values)
+        values = [-1, 10**30, None, "4", [], {}, True, 1.5, "../x"]
+        manifest["files"][name] = self.random.choice([*values, {"bytes": 4, "checksum": self.random.choice(values)}])
         if self.random.random() < 0.2:
-            manifest["format_version"] = self.random.choice([*values, 1, 3, 5])
+            manifest["format_version"] = self.random.choice([*values, 1, 6])
         self.write(path, json.dumps(manifest).encode())
 
     def damage_manifest(self, folder: Path) -> None:
         path = folder / "manifest.json"
         content = path.read_bytes()
         start = self.random.randrange(len(content))
-        noise = [b"", b"\xff", b"{" * 9, b"[" * 50_000, b'"format_version": 5, ', b"\x00", content[start:]]
+        noise = [b"", b"\xff", b"[" * 50_000, b'"format_version": 5, ', b"\x00", content[start:]]
         self.write(path, content[:start] + self.random.choice(noise) + content[start + self.random.randint(0, 20) :])
 
     def put_link(self, folder: Path) -> None:
@@ -237,18 +235,14 @@ def fuzz(root: Path, seeds: range) -> None:
 
 
 @ON_LINUX
-def test_no_forged_folder_reaches_outside_of_itself(tmp_path):
-    fuzz(tmp_path, range(SEED, SEED + 60))
-
-
-@ON_LINUX
 @pytest.mark.parametrize(
     "seeds",
     [
+        range(SEED, SEED + 60),
         pytest.param(range(SEED + 1000, SEED + 1300), marks=pytest.mark.slow),
         pytest.param(range(SEED + 1300, SEED + 2500), marks=pytest.mark.long),
     ],
     ids=len,
 )
-def test_no_forged_folder_of_many_reaches_outside_of_itself(tmp_path, seeds):
+def test_no_forged_folder_reaches_outside_of_itself(tmp_path, seeds):
     fuzz(tmp_path, seeds)

@@ -132,7 +132,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _places(folder: Path, names: Iterable[str]) -> list[Path]:
-    """The paths of the files `names` in `folder`, where something else may be or nothing.
+    """The paths of the files `names` in `folder`, where something else may be, or nothing, or nothing ever can.
 
     Raises:
         CheckpointError: naming the first that leads out of the folder, through a link, or to the parts of a save.
@@ -190,8 +190,8 @@ def _check_ways(complete: Path, folder: Path) -> Manifest:
     """The manifest of `complete`, if nothing keeps its files from being moved into `folder`; else a CheckpointError."""
     manifest = read_manifest(complete)
     _places(complete, manifest)
-    for place in _places(folder, manifest):
-        if place.is_dir():
+    for place in (*_places(folder, manifest), folder / MANIFEST_NAME):
+        if os.path.isdir(place):
             raise CheckpointError(f"{place} is a folder, where a file is to be")
     return manifest
 
@@ -212,11 +212,12 @@ def finish_interrupted_save(folder: Path) -> None:
         _remove_files_of_before(folder, manifest)
         for name in (*manifest, MANIFEST_NAME):
             source = complete / name
-            if source.is_file():  # else it was moved before an interruption
+            if os.path.isfile(source):  # else it was moved before an interruption
                 place = folder / name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(source, place)
-        for changed in {folder, *[(folder / name).parent for name in manifest]}:
+        changed_folders = {folder, *[(folder / name).parent for name in manifest]}
+        for changed in filter(os.path.isdir, changed_folders):
             sync_to_disk(changed)
     shutil.rmtree(complete, ignore_errors=True)
 
@@ -226,7 +227,7 @@ def _remove_files_of_before(folder: Path, manifest: Manifest) -> None:
     with contextlib.suppress(CheckpointError):
         old_names = read_manifest(folder).keys() - manifest.keys()
         for place in _places(folder, old_names):
-            if place.is_file():
+            if os.path.isfile(place):
                 place.unlink()
 
 

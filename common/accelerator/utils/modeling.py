@@ -11,7 +11,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from common.files import atomic_write, sync_to_disk
 
@@ -250,7 +249,7 @@ def load_checkpoint_in_model(
     out_of_scope = [name for name, value in asked_for.items() if value]
     if out_of_scope:
         raise NotImplementedError(f"load_checkpoint_in_model: {', '.join(out_of_scope)} is out of scope")
-    model = _unwrapped(model)
+    model = extract_model_from_parallel(model, keep_torch_compile=False)
     tensors = [value for value in model.state_dict().values() if isinstance(value, torch.Tensor)]
     if any(tensor.is_meta for tensor in tensors):
         raise NotImplementedError("load_checkpoint_in_model: a model on the meta device is out of scope")
@@ -260,14 +259,6 @@ def load_checkpoint_in_model(
         model.load_state_dict(weights, strict=False)
         loaded |= weights.keys()
     _compare_names(model, checkpoint, loaded, strict)
-
-
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The script's own model inside DistributedDataParallel, DataParallel and torch.compile's module."""
-    if isinstance(model, (DistributedDataParallel, DataParallel)):
-        return _unwrapped(model.module)
-    compiled = getattr(model, "_orig_mod", None)
-    return model if compiled is None else _unwrapped(compiled)
 
 
 def _compare_names(model: torch.nn.Module, checkpoint: str | os.PathLike, loaded: set[str], strict: bool) -> None:
