@@ -64,7 +64,7 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
 
     `tables` are the comparison's: by title the rows, headings first.
     """
-    rungs = [rung for rung in ladder.rungs() if ladder.level_of(rung) in report["levels"]]
+    rungs = [level for level in ladder.levels() if level in report["levels"]]
     sections = [
         _Section(
             "Levels",
