@@ -13,8 +13,6 @@ import torch
 from common.errors import fail
 from common.instruments.flags import add_instrument_flags
 from common.machine import (
-    check_a_gpu_for_each_rank,
-    check_launch,
     choose_replicas,
     find_device,
     warn_of_slow_precision,
@@ -133,13 +131,9 @@ def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> Non
 
 def _fit_to_machine(args: argparse.Namespace) -> None:
     """Look for the device that the flags name, and refuse flags that this machine or its launcher cannot serve."""
-    one_process = args.script in _ONE_PROCESS
-    check_launch(args.script, one_process, needs_torchrun=args.script == "02_ddp_raw")
-    args.device = find_device(args.device, one_process)
+    args.device = find_device(args.device, one_process=args.script in _ONE_PROCESS)
     if "replicas" in args:
         args.replicas = choose_replicas(args.replicas, args.device)
-    if args.script == "02_ddp_raw":
-        check_a_gpu_for_each_rank(args.device)
     if "mixed_precision" in args:
         warn_of_slow_precision(args.mixed_precision, args.device)
         launchers = os.environ.get(_LAUNCHER_ACCUMULATION, str(args.gradient_accumulation_steps))

@@ -14,18 +14,25 @@ from common.errors import fail
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
-def check_launch(script: str, one_process: bool, needs_torchrun: bool) -> None:
+def check_launch(script: str, device: torch.device) -> None:
     """Refuse a launch that `script` cannot use: several processes of a level of one, or level 02 without torchrun.
+
+    Level 02 also needs a GPU for each process, or none: nccl cannot share one.
 
     Raises:
         UserError: after one line that says what to do.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if one_process and world_size > 1:
+    if script in ("00_single_gpu", "01_data_parallel") and world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
         fail(f"{script} is one process, but WORLD_SIZE is {world_size}: {advice}")
-    if needs_torchrun and "RANK" not in os.environ:
-        fail(f"{script} needs torchrun: torchrun --standalone --nproc-per-node 2 {script}/train.py")
+    if script == "02_ddp_raw":
+        if "RANK" not in os.environ:
+            fail(f"{script} needs torchrun: torchrun --standalone --nproc-per-node 2 {script}/train.py")
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        gpus = visible_gpus()
+        if device.type == "cuda" and ranks > gpus:
+            fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
 
 
 def find_device(text: str, one_process: bool) -> torch.device:
@@ -50,17 +57,6 @@ def find_device(text: str, one_process: bool) -> torch.device:
     if int(index or 0) >= gpus:
         fail(f"argument --device: {text!r} cannot be used here (GPUs 0 to {gpus - 1} are visible)")
     return torch.device("cuda", int(index or 0)) if one_process else torch.device("cuda")
-
-
-def check_a_gpu_for_each_rank(device: torch.device) -> None:
-    """Refuse more ranks on this machine than it has GPUs, which nccl cannot do.
-
-    Raises:
-        UserError: after one line.
-    """
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if device.type == "cuda" and ranks > visible_gpus():
-        fail(f"{ranks} processes need as many GPUs, {visible_gpus()} are visible: start fewer, or add --device cpu")
 
 
 def choose_replicas(replicas: int | None, device: torch.device) -> int:

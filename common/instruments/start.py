@@ -8,6 +8,7 @@ import torch
 from common.allocator import keep_large_blocks
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
+from common.machine import check_launch
 from common.process_group import end_with_launcher
 
 _LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
@@ -21,8 +22,10 @@ def prepare_process(args: Namespace) -> None:
     ends when its launcher does.
 
     Raises:
-        UserError: if the cores are too few for the devices that the flags ask for.
+        UserError: if the script was launched in a way that it cannot use, or if the cores are too few for the devices
+            that the flags ask for.
     """
+    check_launch(args.script, args.device)
     end_with_launcher()
     if args.device.type != "cpu":
         if args.cores_per_device:

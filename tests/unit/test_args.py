@@ -8,6 +8,7 @@ import torch
 from common import ladder
 from common.args import CheckpointInterval, parse_args
 from common.errors import UserError
+from common.machine import check_launch
 
 FULL = "03_accelerate/train_full"
 ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
@@ -142,13 +143,19 @@ def test_an_absent_gpu_is_said(gpus, capsys):
     assert "torch finds no GPU" in refusal(capsys, "00_single_gpu", "--device", "cuda")
 
 
-def test_level_02_wants_a_gpu_for_each_rank_of_a_machine(gpus, capsys, rank_of_two):
+def launch_refusal(level: str, device: str = "cpu") -> str:
+    with pytest.raises(UserError) as caught:
+        check_launch(level, torch.device(device))
+    return str(caught.value)
+
+
+def test_level_02_wants_a_gpu_for_each_rank_of_a_machine(gpus, rank_of_two):
     rank_of_two("3")
     gpus(2)
-    assert "3 processes need as many GPUs, 2 are visible" in refusal(capsys, "02_ddp_raw")
-    assert parse("02_ddp_raw", "--device", "cpu").device == torch.device("cpu")
+    assert "3 processes need as many GPUs, 2 are visible" in launch_refusal("02_ddp_raw", "cuda")
+    check_launch("02_ddp_raw", torch.device("cpu"))
     gpus(3)
-    assert parse("02_ddp_raw").device == torch.device("cuda")
+    check_launch("02_ddp_raw", torch.device("cuda"))
 
 
 def test_replicas_are_the_visible_gpus_and_at_least_two(gpus, capsys):
@@ -174,13 +181,13 @@ def test_looking_for_gpus_leaves_the_process_able_to_fork(gpus, monkeypatch):
         torch.cuda.is_available()
 
 
-def test_each_level_says_how_it_is_to_be_started(capsys, monkeypatch, rank_of_two):
-    assert "needs torchrun: torchrun --standalone" in refusal(capsys, "02_ddp_raw")
+def test_each_level_says_how_it_is_to_be_started(monkeypatch, rank_of_two):
+    assert "needs torchrun: torchrun --standalone" in launch_refusal("02_ddp_raw")
     rank_of_two()
     for level in ONE_PROCESS:
-        assert "WORLD_SIZE is 2: unset it" in refusal(capsys, level)
+        assert "WORLD_SIZE is 2: unset it" in launch_refusal(level)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert "start it with python, not torchrun" in refusal(capsys, "00_single_gpu")
+    assert "start it with python, not torchrun" in launch_refusal("00_single_gpu")
 
 
 def test_only_rank_0s_machine_needs_the_folder_of_the_results(capsys, tmp_path, rank_of_two):
