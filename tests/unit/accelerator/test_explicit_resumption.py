@@ -151,11 +151,6 @@ def numbers(loader):
     return [int(batch) for batch in loader]
 
 
-def test_load_state_moves_no_loader(tmp_path):
-    _, loader = saved_at(tmp_path / "c", 2)
-    assert numbers(loader) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("stateful", [False, True])
 def test_after_a_checkpoint_at_the_last_step_comes_a_whole_epoch(stateful, tmp_path):
     """A script that computes `first_epoch = step // len(loader)` begins with the next epoch."""
@@ -168,19 +163,11 @@ def test_after_a_checkpoint_at_the_last_step_comes_a_whole_epoch(stateful, tmp_p
     assert numbers(loader) == [0, 1, 2, 3]
 
 
-def test_a_look_at_the_first_batch_moves_no_loader(tmp_path):
+def test_load_state_moves_no_loader(tmp_path):
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(range(4)))
     look = iter(loader)
     next(look)
-    accelerator.save_state(tmp_path / "c")
-    accelerator.load_state(tmp_path / "c")
-    assert numbers(loader) == [0, 1, 2, 3]
-
-
-def test_loading_within_a_loop_leaves_the_next_epoch_whole(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(range(4)))
     for step, _ in enumerate(loader):
         if step == 1:
             accelerator.save_state(tmp_path / "c")
