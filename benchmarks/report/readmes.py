@@ -56,21 +56,28 @@ def renewed(text: str) -> str:
     return PART.sub(part, text)
 
 
-def diff(before: str, after: str) -> str:
+def diff(before: str, after: str, with_old: bool = True) -> str:
     """All lines that change from one script to another, but for imports, blank lines and the docstrings on top."""
     lines: list[str] = []
     hunks = ladder.diff(ladder.named(before), ladder.named(after))
     for hunk in hunks:
-        lines += _shared(hunk.after) if hunk.kind == "equal" else _changed(hunk)
+        if hunk.kind == "equal":
+            lines += _shared(hunk.after)
+        else:
+            lines += _signed("-", hunk.before) if with_old else []
+            lines += _signed("+", hunk.after)
     if hunks[-1].kind == "equal":
         lines = lines[: -len(_shared(hunks[-1].after))]
     return "\n".join(["```diff", *lines, "```"])
 
 
-def _changed(hunk: ladder.Hunk) -> list[str]:
-    gone = [f"- {line}" for line in hunk.before if _is_told(line)]
-    come = [f"+ {line}" for line in hunk.after if _is_told(line)]
-    return gone + come
+def added(before: str, after: str) -> str:
+    """The new lines of `diff` alone, where most of the old ones go."""
+    return diff(before, after, with_old=False)
+
+
+def _signed(sign: str, lines: tuple[str, ...]) -> list[str]:
+    return [f"{sign} {line}" for line in lines if _is_told(line)]
 
 
 def _shared(lines: tuple[str, ...]) -> list[str]:
@@ -196,6 +203,7 @@ def mistakes(level: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "diff": diff,
+    "added": added,
     "lines": lines,
     "comparison": comparison,
     "epoch": epoch,

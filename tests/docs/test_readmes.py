@@ -67,7 +67,7 @@ def test_the_generated_parts_have_not_drifted(capsys):
 
 @pytest.mark.parametrize("before, level", pairwise(ladder.levels()))
 def test_a_page_shows_the_whole_diff(before, level):
-    parts = {part[2].strip(): part[3] for part in readmes.PART.finditer(page_of(level)) if part[1] == "diff"}
+    parts = {part[2].strip(): part[3] for part in readmes.PART.finditer(page_of(level)) if part[1] in ("diff", "added")}
     shown = [line for line in parts[f"{before[:2]} {level[:2]}"].splitlines() if line.startswith(("-", "+"))]
     assert all(line[2:] in ladder.source(level if line[0] == "+" else before) for line in shown)
     new = sum(line.startswith("+") for line in shown)
@@ -194,7 +194,7 @@ def test_tables_and_text_fit_into_80_columns(path):
     for line in prose(text).splitlines():
         assert len(line) <= 80 or line.startswith(("![", "[")), line
     for part in readmes.PART.finditer(text):
-        if part[1] != "diff":
+        if part[1] not in ("diff", "added"):
             assert max(map(len, part[3].splitlines())) <= 80, part[0]
 
 
