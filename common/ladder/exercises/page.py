@@ -30,18 +30,22 @@ Code that does not come to an end is stopped after eight seconds, and you are
 told in which line each rank was. When a solution has passed, the checker names
 the next exercise. `python -m common.ladder check --list` lists them. Solutions
 lie in `tests/unit/exercises/solutions`.
-"""
+
+| | starter file | what you do | minutes, about | read first |
+|--:|---|---|--:|---|"""
 
 
 def text() -> str:
-    """The whole page, in the order of the climb."""
-    parts = [HEAD]
+    """The whole page: a row for each exercise, in the order of the climb. Its task stands in its starter file."""
+    rows = []
     for number, name in enumerate(exercises.NAMES, start=1):
         exercise = exercises.module(name)
-        title, _, body = exercises.task(name).partition("\n")
-        where = f"About {exercise.MINUTES} minutes. Read first: [{exercise.READ}](../../{exercise.READ})."
-        parts.append(f"## {number}. {title.removesuffix('.')}\n\n{where}\n\n{body.strip()}\n")
-    return "\n".join(parts)
+        title = exercises.task(name).partition("\n")[0].removesuffix(".")
+        starter = f"[{name}](exercises/starters/{name}.py)"
+        rows.append(
+            f"| {number} | {starter} | {title} | {exercise.MINUTES} | [{exercise.READ}](../../{exercise.READ}) |"
+        )
+    return "\n".join([HEAD, *rows, ""])
 
 
 if __name__ == "__main__":

@@ -320,5 +320,5 @@ def test_an_exercise_that_does_not_exist_is_an_error(path, capsys):
     assert "'juggling' is no exercise" in capsys.readouterr().err
 
 
-def test_the_page_has_the_texts_of_the_tasks():
+def test_the_page_lists_the_exercises():
     assert page.PAGE.read_text() == page.text(), "python -m common.ladder.exercises.page writes it anew"
