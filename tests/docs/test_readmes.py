@@ -10,7 +10,7 @@ import pytest
 from benchmarks.report import readmes
 from benchmarks.suites import memory
 from common import ladder
-from common.accelerator.sampler import DistributedEvalSampler
+from common.eval_sampler import DistributedEvalSampler
 from common.ladder import scripts
 from tests.docs.pages import PAGES, name, prose
 

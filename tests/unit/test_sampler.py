@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
-from common.accelerator.sampler import DistributedEvalSampler
+from common.eval_sampler import DistributedEvalSampler
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)
