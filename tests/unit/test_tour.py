@@ -41,7 +41,9 @@ def test_the_commands_that_it_shows_are_accepted(machine, monkeypatch):
                 monkeypatch.setenv(name, str(machine.processes))
             for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
                 monkeypatch.setenv(name, "0")
-        assert parse_args(str(ladder.script(level)), shlex.split(flags)).max_steps == 100
+        args = parse_args(str(ladder.script(level)), shlex.split(flags))
+        assert args.max_steps == 100
+        assert level not in ladder.DISTRIBUTED or args.batch_size % machine.processes == 0
 
 
 def test_it_finds_this_machine(monkeypatch, tmp_path, capsys):
