@@ -56,8 +56,11 @@ def unified(before: str, after: str) -> str:
     ours = source(before)[docstring_end(before) :]
     theirs = source(after)[docstring_end(after) :]
     names = (file_name(before), file_name(after))
-    lines = difflib.unified_diff(ours, theirs, *names, n=CONTEXT, lineterm="")
-    return "\n".join("@@" if line.startswith("@@ ") else line for line in lines) + "\n"
+    text = ""
+    for line in difflib.unified_diff(ours, theirs, *names, n=CONTEXT, lineterm=""):
+        # The numbers would count from behind the docstrings.
+        text += "@@\n" if line.startswith("@@ ") else f"{line}\n"
+    return text
 
 
 def coloured(text: str) -> str:

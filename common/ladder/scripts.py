@@ -38,7 +38,8 @@ def templates() -> list[str]:
 
 def steps() -> list[tuple[str, str]]:
     """The pairs whose difference the READMEs go through: each level and the next, each level and its train_full.py."""
-    return [*pairwise(levels()), *((level_of(rung), rung) for rung in with_checkpoints())]
+    longer = [(level_of(rung), rung) for rung in with_checkpoints()]
+    return [*pairwise(levels()), *longer]
 
 
 def level_of(rung: str) -> str:
