@@ -211,7 +211,7 @@ def _collect(accelerator: Any, draft: Path) -> CollectedState:
     for hook in accelerator._save_model_state_pre_hook.values():
         hook(accelerator._models, weights, str(draft))
     # The optimizers have the largest files. They come first, so that threads have time to flush them to the disk.
-    objects = [*_optimizers(accelerator), *_other_objects(accelerator), *_loaders(accelerator)]
+    objects = _optimizers(accelerator) + _other_objects(accelerator) + _loaders(accelerator)
     states = {each.file_name: each.object.state_dict() for each in objects}
     return CollectedState(weights, states, _state_of_rank(accelerator))
 
@@ -391,11 +391,12 @@ def load_state(
     def restore() -> None:
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, str(folder))
-        checkpoint.check_holds(*[checkpoint.weights_name(index) for index in range(len(models))])
+        names_of_weights = [checkpoint.weights_name(index) for index in range(len(models))]
+        checkpoint.check_holds(*names_of_weights)
         checkpoint.restore_states_of_loaders(accelerator)
-        for index, model in enumerate(models):
+        for model, name in zip(models, names_of_weights, strict=True):
             bare = _bare(accelerator, model)
-            weights = checkpoint.read(checkpoint.weights_name(index), device_of_weights)
+            weights = checkpoint.read(name, device_of_weights)
             bare.load_state_dict(_fit_to_model(bare, weights), **load_model_func_kwargs)
         checkpoint.restore_other_states(accelerator)
 
@@ -490,7 +491,7 @@ class _Checkpoint:
         # beside the parameters. It leaves AdamW's number of steps where that was read to, and from a GPU an unfused
         # AdamW would read it at every step.
         cpu = torch.device("cpu")
-        for each in (*_optimizers(accelerator), *_other_objects(accelerator), *loaders):
+        for each in _optimizers(accelerator) + _other_objects(accelerator) + loaders:
             self.states[each.file_name] = self.read(each.file_name, cpu)
         self.check_holds(RANDOM_STATES_FILE.format(0))
         self.of_ranks = {rank: self.read(RANDOM_STATES_FILE.format(rank), cpu) for rank in ranks}
@@ -512,7 +513,7 @@ class _Checkpoint:
         """Put optimizers, schedules, registered objects, generators and gradients into their states."""
         for optimizer in accelerator._optimizers:
             optimizer.forget_unscaling()  # its gradients are replaced
-        for each in (*_optimizers(accelerator), *_other_objects(accelerator)):
+        for each in _optimizers(accelerator) + _other_objects(accelerator):
             each.object.load_state_dict(self.states[each.file_name])
         if accelerator.process_index in self.of_ranks:
             set_random_states(accelerator.device, self.of_ranks[accelerator.process_index])
