@@ -280,14 +280,15 @@ def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):
 
 def test_loading_between_clipping_and_the_step_forgets_that_gradients_were_unscaled(tmp_path):
     accelerator, model, *_ = fp16_parts(init_scale=2.0**10)
+    accelerator.gradient_accumulation_steps = 2
+    accelerator.step = 1  # within a window, so that the checkpoint has gradients
+    accelerator.backward(model(torch.ones(2, 4)).mean())
     accelerator.save_state(tmp_path / "c")
-    accelerator.backward(model(torch.ones(2, 4)).mean())
-    accelerator.clip_grad_norm_(model.parameters(), 1e6)
-    accelerator.load_state(tmp_path / "c")
+    for _ in range(2):
+        accelerator.clip_grad_norm_(model.parameters(), 1e6)
+        assert model.weight.grad.tolist() == [[0.5] * 4]
+        accelerator.load_state(tmp_path / "c")
     assert accelerator.scaler.get_scale() == 2.0**10
-    accelerator.backward(model(torch.ones(2, 4)).mean())
-    accelerator.clip_grad_norm_(model.parameters(), 1e6)
-    assert model.weight.grad.tolist() == [[1.0] * 4]
 
 
 def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler():
