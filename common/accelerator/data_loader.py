@@ -28,7 +28,7 @@ from .sampler import (
 )
 from .shard import LOADING_OPTIONS, DataLoaderShard, DataLoaderStateMixin, SkipDataLoader, get_sampler, index_sampler_of  # noqa: F401
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
-from .streams import CountedCollate, CountedShard, EpochInWorkers, IterableDatasetShard  # noqa: F401
+from .streams import CountedCollate, CountedShard, IterableDatasetShard, MapEpochInWorkers, StreamEpochInWorkers  # noqa: F401
 from .utils.dataclasses import RNGType  # noqa: F401
 
 
@@ -188,7 +188,9 @@ def _source(dataloader: DataLoader, index_sampler: Any, sharing: _Sharing, use_s
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     if sharing.dispatch_batches:
         return _Source(dataloader.dataset, _sampling(dataloader, index_sampler))
-    return _sharded_batches(dataloader, index_sampler, sharing, use_seedable_sampler)
+    source = _sharded_batches(dataloader, index_sampler, sharing, use_seedable_sampler)
+    source.dataset = _with_epoch_in_workers(source.dataset, dataloader)
+    return source
 
 
 def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
@@ -215,11 +217,13 @@ def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
     )
 
 
-def _with_epoch_in_workers(stream: Any, dataloader: DataLoader) -> Any:
-    """`stream` itself or, if it has a `set_epoch` and its workers stay alive, a stream that calls it there too."""
-    if dataloader.persistent_workers and hasattr(stream, "set_epoch"):
-        return EpochInWorkers(stream)
-    return stream
+def _with_epoch_in_workers(dataset: Any, dataloader: DataLoader) -> Any:
+    """`dataset` itself or, if it has a `set_epoch` and its workers stay alive, one that calls it there too."""
+    if not dataloader.persistent_workers or not hasattr(dataset, "set_epoch"):
+        return dataset
+    if isinstance(dataset, IterableDataset):
+        return StreamEpochInWorkers(dataset)
+    return MapEpochInWorkers(dataset)
 
 
 def _evaluation_shards(dataloader: DataLoader, index_sampler: Any) -> _Source:

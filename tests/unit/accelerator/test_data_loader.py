@@ -559,10 +559,29 @@ class EpochStream(IterableDataset):
         return iter([self.epoch] * 4)
 
 
+class EpochSamples(Dataset):
+    epoch = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.epoch
+
+
+class EpochSamplesAtOnce(EpochSamples):
+    def __getitems__(self, indices):
+        return [self.epoch] * len(indices)
+
+
+@pytest.mark.parametrize("kind", [EpochStream, EpochSamples, EpochSamplesAtOnce])
 @pytest.mark.parametrize("world", [1, 2])
-def test_the_epoch_reaches_a_stream_in_workers_that_stay_alive(world):
-    """Each worker has a copy of the stream, made when it started."""
-    make = lambda rank: DataLoader(EpochStream(), batch_size=2, num_workers=1, persistent_workers=True)  # noqa: E731
+def test_the_epoch_reaches_a_data_set_in_workers_that_stay_alive(world, kind):
+    """Each worker has a copy of the data set, made when it started."""
+    make = lambda rank: DataLoader(kind(), batch_size=2, num_workers=1, persistent_workers=True)  # noqa: E731
     loaders = ranks(world, make)
     for epoch in range(3):
         assert gathered(loaders) == [epoch] * 4
