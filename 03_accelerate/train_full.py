@@ -64,7 +64,8 @@ def resume(accelerator, args):
     """Go on from the newest whole checkpoint, if there is one. Returns whether there is."""
     if args.checkpoint_dir is None:
         return False
-    found = [any(Path(args.checkpoint_dir, "checkpoints").glob("checkpoint_*"))]
+    saved = Path(args.checkpoint_dir, "checkpoints").glob("checkpoint_*")
+    found = [any(not path.suffix for path in saved)]  # one that was set aside has ".damaged" behind its number
     broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
     if found[0]:
         accelerator.load_state()

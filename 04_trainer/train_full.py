@@ -99,7 +99,8 @@ def train(args):
 
     device = trainer.accelerator.device
     total_steps = len(train_set) // args.batch_size * args.epochs
-    resume = args.checkpoint_dir is not None and any(Path(args.checkpoint_dir).glob("checkpoint-*"))
+    saved = Path(args.checkpoint_dir or "checkpoints").glob("checkpoint-*")
+    resume = args.checkpoint_dir is not None and any(not path.suffix for path in saved)
     listening = noted_signals() if args.checkpoint_dir else nullcontext([])
     with listening as signals, measured(args, model, train_set, test_set) as report:
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)

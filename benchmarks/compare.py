@@ -21,8 +21,8 @@ from benchmarks.harness import page_faults, proof, records
 from benchmarks.harness.load import busy_cores, is_busy, wait_passively
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
-from benchmarks.report.introduction import introduction
 from benchmarks.report.publish import exit_code, publish
+from benchmarks.report.table import heading
 from benchmarks.suites import memory, throughput
 from common import ladder
 from common.cores import available_cores
@@ -188,7 +188,6 @@ class Comparison:
         ratios = throughput.to_level_00(timed.facts) + throughput.to_level_02(timed.facts)
         group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios)
         group["notes"] = page_faults.remarks(timed.facts)
-        group["account"] = throughput.promises(group) + throughput.what_is_missing(group)
         self.report.setdefault("throughput", []).append(group)
 
     def turns(self) -> Iterator[int]:
@@ -252,7 +251,7 @@ def main() -> None:
     comparison = Comparison(options)
     try:
         comparison.look_at_load()
-        print(f"{introduction(comparison.report)}\n", flush=True)
+        print(f"{heading(comparison.report)}\n", flush=True)
         comparison.run()
         comparison.report["busy_cores"]["after"] = busy_cores()
     except KeyboardInterrupt:

@@ -61,30 +61,15 @@ def wait_passively() -> bool:
     return True
 
 
-def what_is_slowed(
-    busy: dict[str, float | None], cores: int, omp: dict[str, str], waits_passively: bool = False
-) -> str | None:
-    """A sentence on a comparison of the levels beside other programs, and what helps; None for a quiet machine.
+def what_is_slowed(busy: dict[str, float | None], cores: int) -> str | None:
+    """A sentence on a comparison of the levels beside other programs; None for a quiet machine.
 
     Args:
         busy: the `busy_cores` "before" and "after" it.
         cores: that the comparison may use.
-        omp: the environment's settings of OpenMP.
-        waits_passively: whether the comparison has decided so by itself.
     """
     moments = {when: count for when, count in busy.items() if is_busy(count, cores)}
     if not moments:
         return None
     counts = " and ".join(f"{count:.1f} of {cores} cores {when}" for when, count in moments.items())
-    told = f"BUSY: others used {counts} the comparison. All speeds are too low."
-    if waits_passively:
-        return (
-            f"{told} The levels' threads give their cores away while they wait (OMP_WAIT_POLICY=passive), which a "
-            "quiet machine does not need. Stop the other programs and compare again."
-        )
-    if omp.get("OMP_WAIT_POLICY", "").lower() == "passive":
-        return f"{told} Stop the other programs and compare again."
-    return (
-        f"{told} A process with several threads, as at levels 00 and 01, is slowed most: its threads spin while they "
-        "wait for one that has no core. Stop the other programs, or set OMP_WAIT_POLICY=passive, and compare again."
-    )
+    return f"BUSY: others used {counts} the comparison. Stop the other programs and compare again."

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.predict import page as prediction
-from benchmarks.report.introduction import busy
 from benchmarks.report.plots import place
 from benchmarks.report.verdicts import listed, memory_source, verdicts
 from benchmarks.suites.memory import cells
@@ -59,7 +58,7 @@ class _Section(NamedTuple):
         return f"<section>{heading}{self.above}{beside}{self.below}</section>"
 
 
-def render(report: dict, folder: Path, drawn: list[str], missing: list[str], expected: str, tables: dict) -> str:
+def render(report: dict, folder: Path, drawn: list[str], missing: list[str], busy: str | None, tables: dict) -> str:
     """The page for a report whose plots `drawn` lie in `folder`; `missing` says of the others why they are not there.
 
     `tables` are the comparison's: by title the rows, headings first.
@@ -68,7 +67,7 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
     sections = [
         _Section(
             "Levels",
-            f"<p>{html.escape(_what_is_what(report))}</p><p>{html.escape(expected)}</p>",
+            f"<p>{html.escape(_what_is_what(report))}</p>",
             _plot("throughput.png", folder, drawn, missing),
             above="".join(f"<h3>{html.escape(title)}</h3>{_table(rows)}" for title, rows in tables.items()),
         ),
@@ -96,7 +95,7 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
     ]
     links = [f'<a href="#{section.anchor}">{html.escape(section.title)}</a>' for section in sections]
     contents = f'<nav aria-label="Contents">{" ".join(links)}</nav>'
-    parts = [_header(report), _verdicts(report), contents]
+    parts = [_header(report, busy), _verdicts(report), contents]
     parts += [section.markup() for section in sections]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>The parallelism ladder, compared</title>'
@@ -107,12 +106,12 @@ def render(report: dict, folder: Path, drawn: list[str], missing: list[str], exp
     )
 
 
-def _header(report: dict) -> str:
+def _header(report: dict, busy: str | None) -> str:
     state = ""
     if report["interrupted"]:
         state = '<p class="warning">Incomplete: the run was interrupted. What is missing was not run.</p>'
-    if slowed := busy(report):
-        state += f'<p class="warning">{html.escape(slowed)}</p>'
+    if busy:
+        state += f'<p class="warning">{html.escape(busy)}</p>'
     for failure in report["failures"]:
         part = html.escape(failure["part"])
         message = html.escape(failure["message"])

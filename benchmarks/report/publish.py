@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from benchmarks.report import page, plots
-from benchmarks.report.introduction import expected_speed
-from benchmarks.report.table import SPEED_HEADINGS, cells, notes, speed_cells, speed_title, table
+from benchmarks.report.table import SPEED_HEADINGS, busy, cells, notes, speed_cells, speed_title, table
 from benchmarks.report.verdicts import verdicts
 from benchmarks.report.wrapping import wrapped
 from common.files import write_atomically
@@ -26,7 +25,7 @@ def publish(report: dict, folder: Path) -> str:
     for group in report.get("throughput") or []:
         tables[speed_title(group)] = [SPEED_HEADINGS, *speed_cells(group)]
     tables["What each level computed"] = [PAGE_HEADINGS, *cells(report)]
-    text = page.render(report, folder, drawn, missing, expected_speed(report), tables)
+    text = page.render(report, folder, drawn, missing, busy(report), tables)
     write_atomically(folder / "report.html", text)
     lines = [f"{failure['part']}:\n{failure['message']}\n" for failure in report["failures"]]
     lines += [table(report), "", notes(report)]

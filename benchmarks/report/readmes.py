@@ -125,7 +125,7 @@ def recorded(name: str) -> dict:
 def comparison() -> str:
     """The table of `python -m benchmarks.compare` as it was recorded, with the notes that explain its columns."""
     record = recorded("results")
-    return f"```text\n{table.table(record)}\n\n{table.notes(record, with_account=False)}\n```"
+    return f"```text\n{table.table(record)}\n\n{table.notes(record)}\n```"
 
 
 def epoch(level: str) -> str:

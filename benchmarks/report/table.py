@@ -1,9 +1,9 @@
 """A comparison in the terminal: the table of the levels, what its columns mean, and the verdicts."""
 
-from benchmarks.report.introduction import busy
+from benchmarks.harness.load import what_is_slowed
 from benchmarks.report.verdicts import memory_source, peaks, verdicts
 from benchmarks.report.wrapping import wrapped
-from benchmarks.suites.throughput import ALL_CORES, FIRST, of_devices
+from benchmarks.suites.throughput import ALL_CORES, FIRST, where_time_goes
 from common import ladder
 from common.instruments.result import quantity
 
@@ -116,12 +116,18 @@ def per_device(sizes: list[int]) -> str:
     return " ".join([first, *others])
 
 
-def notes(report: dict, with_account: bool = True) -> str:
-    """The meaning of the columns, the levels that did not run, and the verdicts.
+def heading(report: dict) -> str:
+    """The line before a comparison: the machine, and what every level does."""
+    machine = report["machine"]
+    hardware = ", ".join(machine["gpus"]) or "no GPU"
+    return wrapped(
+        f"torch {machine['torch']}, {machine['cores']} CPU cores, {hardware}. "
+        f"Every level: global batch {report['global_batch_size']}, {report['steps']} steps, seed 42."
+    )
 
-    Args:
-        with_account: also where the time of each group went, and which promises it kept.
-    """
+
+def notes(report: dict) -> str:
+    """The sources of the columns, the levels that did not run, where a step's time goes, and the verdicts."""
     datasets = {result["run"]["dataset"] for result in report["levels"].values() if "run" in result}
     names = ", ".join(sorted(datasets)) or "none"
     lines = []
@@ -133,26 +139,25 @@ def notes(report: dict, with_account: bool = True) -> str:
         count = report["throughput"][0]["rounds"]
         is_noisy = any(row["noisy"] for row in rows.values())
         noisy = " *: noisy." if is_noisy else ""
-        lines.append(f"Images/s: median of {count} rounds in turn; spread: quartile to quartile.{noisy}")
-        lines.append(f"Of level 00: median of the rounds' ratios, and its interval{_confidence(report)}.")
-        lines += of_devices(report["throughput"][0]["rows"])
+        lines.append(f"Images/s: median of {count} rounds in turn; of level 00: {_confidence(report)}.{noisy}")
     for group in report.get("throughput") or []:
         lines += [f"At {group['group']}, {note}" for note in group.get("notes", [])]
-        if with_account:
-            lines += [f"{group['group'].capitalize()}: {line}" for line in group.get("account", [])]
-    lines.append(
-        f"Checksums: of the weights after {report['proof_steps']} steps of a separate training, in float64 without "
-        "dropout, to four decimals."
-    )
+        lines += where_time_goes(group)
     lines += troubles(report)
     lines += [verdict.line for verdict in verdicts(report)]
     return "\n".join(wrapped(line) for line in lines)
 
 
+def busy(report: dict) -> str | None:
+    """A sentence on other programs that computed before or after the comparison."""
+    machine = report["machine"]
+    return what_is_slowed(report.get("busy_cores", {}), machine["cores"])
+
+
 def _confidence(report: dict) -> str:
     pairs = report["throughput"][0]["pairs"]
     known = [pair["confidence"] for pair in pairs if "confidence" in pair]  # not in records of before
-    return f" ({known[0]:.0%})" if known else ""
+    return f"of their ratios, and its {known[0]:.0%} interval" if known else "of their ratios"
 
 
 def troubles(report: dict) -> list[str]:

@@ -290,7 +290,7 @@ def strong_scaling_record(batch_size: int, samples: Samples, facts: dict[str, di
     ratios = to_level_00(facts) + to_level_02(facts)
     ratios += [(two, named(RAW_DDP, 1)), (named(REPLICATED, 2), two)]
     record = records.group(STRONG_TITLE.format(batch_size), "images/s", samples, facts, ratios)
-    record["notes"] = what_was_run(record, facts) + promises(record) + what_is_missing(record)
+    record["notes"] = what_was_run(record, facts) + promises(record) + where_time_goes(record)
     return record
 
 
@@ -400,15 +400,15 @@ def _verdict(low: float, high: float, least: float, rounds: int) -> str:
     return "MISSED" if high < least else "open"
 
 
-def what_is_missing(record: dict) -> list[str]:
-    """An account of what several devices lack, in an ideal step, to as many times the speed of one.
+def where_time_goes(record: dict) -> list[str]:
+    """A line on a step of level 02 on several devices: what a device computes, and what meeting the others adds.
 
     All of it is measured in the same rounds: the step of one device, that of level 02 on several, and what one of the
-    several has to compute, alone on its device. There is no account where one of the three is missing.
+    several has to compute, alone on its device. There is no line where one of the three is missing.
     """
     rows = record["rows"]
-    shares = [row for row in rows.values() if row["apart"].startswith("a share")]
-    of_level_02 = [row for row in rows.values() if row["level"] == RAW_DDP and row["workers"] > 1]
+    shares = [row for row in rows.values() if row.get("apart", "").startswith("a share")]
+    of_level_02 = [row for row in rows.values() if row["level"] == RAW_DDP and row.get("workers", 1) > 1]
     if not shares or not of_level_02 or FIRST not in rows:
         return []
     (share,) = shares
@@ -418,10 +418,8 @@ def what_is_missing(record: dict) -> list[str]:
     part = _step_milliseconds(share)
     both = _step_milliseconds(ddp)
     return [
-        f"What level 02 on {n} devices lacks to {n} times the speed of one: a step takes {whole:.1f} ms on one device, "
-        f"and {both:.1f} ms on {n}, a ratio of {whole / both:.2f}. A device's share of the batch alone takes "
-        f"{part:.1f} ms, not {whole / n:.1f}: without meeting each other they would reach {whole / part:.2f}. "
-        f"Averaging gradients and sharing the memory cost the other {both - part:.1f} ms."
+        f"A step at global batch {ddp['global_batch_size']}: {whole:.1f} ms on one device; on {n} {both:.1f} ms, of "
+        f"which {part:.1f} compute a device's share and {both - part:.1f} average gradients and share the memory."
     ]
 
 

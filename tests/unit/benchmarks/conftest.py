@@ -66,6 +66,8 @@ def _report() -> dict:
     facts[ALL_CORES] = {"level": levels[0], "workers": 1, "cores_per_device": None, "apart": "all cores"}
     speed[SHARE] = [1000.0, 1010.0, 1005.0]
     facts[SHARE] = {"level": levels[0], "workers": 1, "cores_per_device": 1, "apart": "a share of 32"}
+    for name, row in facts.items():
+        row["global_batch_size"] = 32 if name == SHARE else 64
     return {
         "complete": True,
         "interrupted": False,

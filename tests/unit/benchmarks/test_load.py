@@ -37,17 +37,11 @@ def test_the_work_of_others_on_our_cores_is_counted(monkeypatch, tmp_path):
     assert busy_cores() is None
 
 
-def test_a_busy_machine_is_told_what_is_slowed_and_what_helps():
-    assert what_is_slowed({"before": 0.3, "after": None}, cores=2, omp={}) is None
-    assert what_is_slowed({}, cores=2, omp={}) is None
-    said = what_is_slowed({"before": 1.6, "after": 0.1}, cores=2, omp={})
-    for words in ("1.6 of 2 cores before", "levels 00 and 01", "OMP_WAIT_POLICY=passive"):
-        assert words in said
-    assert "after" not in said
-    set_already = what_is_slowed({"before": 1.6}, cores=2, omp={"OMP_WAIT_POLICY": "PASSIVE"})
-    assert "OMP_WAIT_POLICY" not in set_already and "Stop the other programs" in set_already
-    by_itself = what_is_slowed({"before": 1.6}, cores=2, omp={}, waits_passively=True)
-    assert "give their cores away while they wait (OMP_WAIT_POLICY=passive)" in by_itself
+def test_a_busy_machine_is_told():
+    assert what_is_slowed({"before": 0.3, "after": None}, cores=2) is None
+    assert what_is_slowed({}, cores=2) is None
+    said = what_is_slowed({"before": 1.6, "after": 0.1}, cores=2)
+    assert "1.6 of 2 cores before" in said and "after" not in said
 
 
 @pytest.mark.parametrize(
