@@ -495,14 +495,6 @@ class Accelerator:
         if self.distributed_type == DistributedType.NO:
             yield
             return
-        if self.distributed_type not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
-            warnings.warn(
-                "Joining uneven inputs is only supported for multi-GPU training, as a result `join_uneven_inputs` will"
-                " have no effect.",
-                stacklevel=3,
-            )
-            yield
-            return
         are_even = self.even_batches
         shards: list[BatchSamplerShard] = []
         if even_batches is not None:

@@ -40,26 +40,10 @@ NCCL_DTYPES = (
     torch.float8_e5m2,
     torch.float8_e5m2fnuz,
 )
-# Codes under which `copy_tensor_to_devices` sends a dtype.
-TENSOR_TYPE_TO_INT = {
-    torch.float: 1,
-    torch.double: 2,
-    torch.half: 3,
-    torch.bfloat16: 4,
-    torch.uint8: 5,
-    torch.int8: 6,
-    torch.int16: 7,
-    torch.int32: 8,
-    torch.int64: 9,
-    torch.bool: 10,
-}
-TENSOR_INT_TO_DTYPE = {code: dtype for dtype, code in TENSOR_TYPE_TO_INT.items()}
-# As many numbers as `gather_tensor_shape` sends for a shape.
-SHAPE_MESSAGE_LENGTH = 2**20
 
 
 class DistributedOperationException(Exception):
-    """A collective was called with different arguments, in a different order, or not at all on some rank."""
+    """In debug mode: a collective was called with different arguments, or in a different order, on some rank."""
 
 
 class CannotPadNestedTensorWarning(UserWarning):
@@ -245,21 +229,16 @@ def _identify() -> str:
 
 
 def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, a collective, whose errors name it and the rank.
-
-    Under ACCELERATE_DEBUG_MODE torch itself compares each collective over the ranks, and what it found is raised as a
-    DistributedOperationException.
-    """
+    """`function`, a collective, whose errors name it and the rank."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
-            where = f"`{function.__name__}` failed on {_identify()}"
-            if PartialState().debug:
-                raise DistributedOperationException(f"{where}: {error}") from error
-            error.add_note(f"{where}: it is a collective, did all processes call it?")
+            error.add_note(
+                f"`{function.__name__}` failed on {_identify()}: it is a collective, did all processes call it?"
+            )
             raise
 
     return run
@@ -268,8 +247,8 @@ def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 def verify_operation(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, a collective on nested tensors, that compares them over the ranks first if `PartialState().debug`.
 
-    All processes must then call the same collective with tensors of the same shapes and dtypes on the right device, or
-    a DistributedOperationException says what each one did.
+    All processes must then call the same collective with tensors of the same shapes and dtypes, or a
+    DistributedOperationException says what each one did.
     """
 
     @wraps(function)
@@ -277,21 +256,10 @@ def verify_operation(function: Callable[..., Any]) -> Callable[..., Any]:
         state = PartialState()
         if state.debug and state.distributed_type != DistributedType.NO:
             tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
-            _verify_device(tensor, function.__name__)
             _verify_structure(tensor, function.__name__)
         return function(*args, **kwargs)
 
     return run
-
-
-def _verify_device(tensor: Any, operation: str) -> None:
-    expected = PartialState().device.type
-    device = find_device(tensor)
-    if device is not None and device.type != expected:
-        raise DistributedOperationException(
-            f"One or more of the tensors passed to `{operation}` were not on the {expected} while the `Accelerator` is "
-            f"configured for {expected}: they are on the {device.type}."
-        )
 
 
 def _verify_structure(tensor: Any, operation: str) -> None:
@@ -308,21 +276,6 @@ def _verify_structure(tensor: Any, operation: str) -> None:
         f"`{operation}` failed on {_identify()}: Cannot apply desired operation due to shape mismatches, or because "
         f"not all processes call the same one.\n\nOperation: `{operation}`\nInput shapes:{lines}"
     )
-
-
-def chained_operation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which uses collectives, and names itself where one of them failed in debug mode."""
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except DistributedOperationException as error:
-            raise DistributedOperationException(
-                f"Error found while calling `{function.__name__}`. Please see the earlier error for more details."
-            ) from error
-
-    return run
 
 
 # Collectives
@@ -721,7 +674,6 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
 
 
 @_named_in_errors
-@chained_operation
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
     """Nested tensors, filled up with `pad_index` along `dim` to the longest over all processes.
 
@@ -757,47 +709,11 @@ def _pad_one(tensor: torch.Tensor, dim: int, pad_index: float, pad_first: bool) 
     return torch.cat(parts, dim=dim)
 
 
-def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
-    """Nested tensors of `batch_size` rows, with zeros after them so that `num_processes` can share them.
-
-    Raises:
-        TypeError: for leaves that are no tensors.
-    """
-    rows = batch_size // num_processes
-    leftover = batch_size % num_processes
-    lacking = num_processes - (rows or batch_size)
-    if leftover > lacking and lacking < 1:
-        lacking = leftover - lacking
-
-    def pad(tensor: torch.Tensor) -> torch.Tensor:
-        shape = list(tensor.shape)
-        shape[0] = batch_size + lacking
-        padded = tensor.new_zeros(shape)
-        padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
-        return padded
-
-    return recursively_apply(pad, tensor, error_on_other_type=True)
-
-
-def gather_tensor_shape(tensor: torch.Tensor | None) -> tuple[torch.Tensor, int]:
-    """Shape and dtype code of the `tensor` that one process has and the others, which pass None, have not."""
-    message = torch.zeros(SHAPE_MESSAGE_LENGTH, dtype=torch.int, device=PartialState().device)
-    if tensor is not None:
-        numbers = [*tensor.shape, TENSOR_TYPE_TO_INT[tensor.dtype]]
-        message[: len(numbers)] = torch.tensor(numbers, dtype=torch.int)
-    message = reduce(message, reduction="sum")
-    numbers_heard = message[message.nonzero()]
-    dtype_code = int(numbers_heard[-1])
-    return numbers_heard[:-1], dtype_code
-
-
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
     """The `tensor` that one process has, on all processes; the others pass None and need not know its shape."""
-    shape, dtype_code = gather_tensor_shape(tensor)
-    if tensor is None:
-        dimensions = shape.flatten().tolist()
-        tensor = torch.zeros(dimensions, dtype=TENSOR_INT_TO_DTYPE[dtype_code], device=PartialState().device)
-    return reduce(tensor, reduction="sum")
+    of_ranks = gather_object([None if tensor is None else tensor.cpu()])
+    copy = next(each for each in of_ranks if each is not None)
+    return copy.to(PartialState().device)
 
 
 # Precision

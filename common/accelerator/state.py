@@ -2,7 +2,6 @@
 
 import enum
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from common.cores import threads_per_worker
+from common.process_group import leave_process_group
 from common.rendezvous import meet
 
 from .environment import (
@@ -83,7 +83,7 @@ class PartialState:
         backend: of the process group; None without one.
         distributed_type: a DistributedType.
         num_processes, process_index, local_process_index: of all, among all, and on this machine.
-        debug: ACCELERATE_DEBUG_MODE: mismatched collectives raise instead of hanging.
+        debug: ACCELERATE_DEBUG_MODE: collectives on tensors are compared over the ranks, and raise where they differ.
         fork_launched: whether a launcher that forks started this process (FORK_LAUNCHED).
 
     Raises:
@@ -160,8 +160,6 @@ class PartialState:
         return torch.device(name) if name else None
 
     def _join(self, backend: str, init_method: str, timeout: timedelta) -> None:
-        if self.debug:
-            self._start_checking_collectives()
         rank = self.process_index
         world_size = self.num_processes
         meetings = dist.rendezvous(init_method, rank, world_size, timeout=timeout)
@@ -176,22 +174,6 @@ class PartialState:
             # With its device nccl connects at once, and what is wrong with it is said here and not in some step.
             device_id=self.device if backend == "nccl" else None,
         )
-
-    def _start_checking_collectives(self) -> None:
-        # In groups built at this level torch compares every collective's fingerprint over the ranks.
-        self._debug_level_before = dist.get_debug_level()
-        dist.set_debug_level(dist.DebugLevel.DETAIL)
-        # When a DDP on such a group logs how it was made, torch 2.15 takes the group for a bare gloo group, reads
-        # beside it, and crashes.
-        ddp_logger: Any = dist.Logger
-        self._ddp_logging_before = ddp_logger.set_construction_data_and_log
-        ddp_logger.set_construction_data_and_log = do_nothing
-
-    def _stop_checking_collectives(self) -> None:
-        if "_debug_level_before" in self.__dict__:
-            dist.set_debug_level(self.__dict__.pop("_debug_level_before"))
-            ddp_logger: Any = dist.Logger
-            ddp_logger.set_construction_data_and_log = self.__dict__.pop("_ddp_logging_before")
 
     def __repr__(self) -> str:
         backend = f"  Backend: {self.backend}" if self.backend else ""
@@ -256,13 +238,10 @@ class PartialState:
         """Leave `group`; by default the process group of the run. Nothing happens to the latter in a forked process."""
         if self.fork_launched and group is None:
             return
-        if dist.is_initialized():
-            dist.destroy_process_group(group)
         if group is None:
-            self._stop_checking_collectives()
-            # The group's threads need the GIL to let go of the last tensors. A DDP that outlives the group holds the
-            # GIL while it frees the group and waits for them: with torch 2.11 for ever, without this.
-            time.sleep(0.01)
+            leave_process_group()
+        elif dist.is_initialized():
+            dist.destroy_process_group(group)
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` on rank 0; elsewhere a function that does nothing."""

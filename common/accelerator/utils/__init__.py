@@ -117,7 +117,6 @@ from .operations import (
     is_torch_tensor,
     listify,
     pad_across_processes,
-    pad_input_tensors,
     recursively_apply,
     reduce,
     send_to_device,

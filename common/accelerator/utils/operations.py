@@ -2,15 +2,12 @@
 
 from ...nested import honor_type, is_namedtuple
 from ..operations import (
-    TENSOR_INT_TO_DTYPE,
-    TENSOR_TYPE_TO_INT,
     CannotPadNestedTensorWarning,
     ConvertOutputsToFp32,
     DistributedOperationException,
     TensorInformation,
     broadcast,
     broadcast_object_list,
-    chained_operation,
     concatenate,
     convert_outputs_to_fp32,
     convert_to_fp32,
@@ -20,7 +17,6 @@ from ..operations import (
     gather,
     gather_for_metrics,
     gather_object,
-    gather_tensor_shape,
     get_data_structure,
     get_shape,
     ignorant_find_batch_size,
@@ -29,7 +25,6 @@ from ..operations import (
     is_torch_tensor,
     listify,
     pad_across_processes,
-    pad_input_tensors,
     recursively_apply,
     reduce,
     send_to_device,
@@ -38,15 +33,12 @@ from ..operations import (
 )
 
 __all__ = [
-    "TENSOR_INT_TO_DTYPE",
-    "TENSOR_TYPE_TO_INT",
     "CannotPadNestedTensorWarning",
     "ConvertOutputsToFp32",
     "DistributedOperationException",
     "TensorInformation",
     "broadcast",
     "broadcast_object_list",
-    "chained_operation",
     "concatenate",
     "convert_outputs_to_fp32",
     "convert_to_fp32",
@@ -56,7 +48,6 @@ __all__ = [
     "gather",
     "gather_for_metrics",
     "gather_object",
-    "gather_tensor_shape",
     "get_data_structure",
     "get_shape",
     "honor_type",
@@ -67,7 +58,6 @@ __all__ = [
     "is_torch_tensor",
     "listify",
     "pad_across_processes",
-    "pad_input_tensors",
     "recursively_apply",
     "reduce",
     "send_to_device",

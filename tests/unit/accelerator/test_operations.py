@@ -5,17 +5,14 @@ import collections.abc
 import importlib
 import pickle
 import warnings
-from datetime import timedelta
 
 import numpy
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from common.accelerator import Accelerator, PartialState
 from common.accelerator.utils import (
-    InitProcessGroupKwargs,
     copy_tensor_to_devices,
     find_executable_batch_size,
     gather,
@@ -130,8 +127,6 @@ def test_structures_are_joined_described_and_made_as_in_accelerate():
                 answer(module.concatenate, ["text"]),
                 answer(module.send_to_device, Encoding(x=Items([torch.ones(1)]), stays=1), "cpu", skip_keys=["x"]),
                 answer(module.concatenate, ["text", "more"]),
-                answer(module.pad_input_tensors, torch.ones(3, 2), 3, 4),
-                answer(module.pad_input_tensors, torch.ones(10, 2), 10, 2),
                 answer(module.recursively_apply, torch.neg, ["text"], error_on_other_type=True),
                 answer(module.recursively_apply, torch.neg, {"x": (torch.ones(1), "text")}),
                 plain(module.get_shape(made)),
@@ -305,79 +300,6 @@ def test_dtypes_that_gloo_does_not_know_are_moved_as_bytes_and_refused_by_name_w
             kept, (rows, scalars, broadcast), said = results[str(dtype)]
             assert kept and rows == [[1, 2], [3, 0], [1, 2], [3, 1]] and scalars == [0, 1] and broadcast == 1
             assert f"gloo cannot reduce {dtype}: convert the tensor first" in said
-
-
-def switched_on(library):
-    """Debug mode is switched on when the group is there, which was made without it."""
-    handlers = importlib.import_module(f"{library}.utils")
-    waiting = handlers.InitProcessGroupKwargs(timeout=timedelta(seconds=20))
-    accelerator = importlib.import_module(library).Accelerator(cpu=True, kwargs_handlers=[waiting])
-    rank = accelerator.process_index
-    operations = importlib.import_module(f"{library}.utils.operations")
-    accelerator.state.debug = True
-    importlib.import_module(library).PartialState().debug = True
-    flat, deep = torch.ones(1, 5), torch.ones(1, 1, 6)
-    mine = {"tensor": deep if rank else flat}
-    messages = {}
-    for name in ("gather", "reduce", "broadcast", "pad_across_processes"):
-        try:
-            getattr(operations, name)(mine)
-        except operations.DistributedOperationException as error:
-            messages[name] = str(error)
-    accelerator.end_training()
-    forget_states(library)
-    return messages
-
-
-def test_debug_mode_can_be_switched_on_when_the_group_is_there():
-    pytest.importorskip("accelerate")
-    ours, _ = ranks(2).run(switched_on, OURS)
-    theirs, _ = ranks(2).run(switched_on, THEIRS, environment={"OMP_NUM_THREADS": "1"})
-    assert list(ours) == list(theirs)
-    for name in ("gather", "reduce", "broadcast"):
-        for messages in (ours, theirs):
-            assert "Cannot apply desired operation due to shape mismatches" in messages[name]
-            assert "Process 0: " in messages[name] and "Process 1: " in messages[name]
-    for messages in (ours, theirs):
-        assert "Please see the earlier error for more details" in messages["pad_across_processes"]
-
-
-def another_operation():
-    waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=20))
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[waiting])
-    PartialState().debug = True
-    message = None
-    try:
-        if accelerator.is_main_process:
-            accelerator.gather(torch.ones(2))
-        else:
-            accelerator.reduce(torch.ones(2))
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-    accelerator.end_training()
-    return message
-
-
-def test_debug_mode_names_the_operations_where_they_differ():
-    one, two = ranks(2).run(another_operation)
-    for rank, (message, operation) in enumerate([(one, "gather"), (two, "reduce")]):
-        assert message.startswith(f"DistributedOperationException: `{operation}` failed on rank {rank} of 2")
-        assert "Process 0: gather of [2] torch.float32" in message
-        assert "Process 1: reduce of [2] torch.float32" in message
-
-
-def debugging():
-    before = dist.Logger.set_construction_data_and_log, dist.get_debug_level()
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(torch.nn.Linear(1, 1))
-    during = dist.Logger.set_construction_data_and_log, dist.get_debug_level()
-    accelerator.end_training()
-    after = dist.Logger.set_construction_data_and_log, dist.get_debug_level()
-    return during != before, after == before
-
-
-def test_what_debug_mode_changes_in_torch_is_undone_when_the_group_ends():
-    assert ranks(2).run(debugging, environment={"ACCELERATE_DEBUG_MODE": "1"}) == [(True, True)] * 2
 
 
 def test_nested_tensors_are_left_alone_with_a_warning(monkeypatch):

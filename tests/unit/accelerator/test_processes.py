@@ -401,12 +401,6 @@ def missing_rank(call, *args):
 
 
 @pytest.mark.slow
-def test_in_debug_mode_a_missing_rank_is_named_with_the_operation_that_waits():
-    message, _ = ranks(2).run(missing_rank, "gather", torch.ones(1), environment={"ACCELERATE_DEBUG_MODE": "1"})
-    assert "`gather` failed on rank 0" in message and "1" in message.split("failed on rank 0 of 2")[1]
-
-
-@pytest.mark.slow
 def test_a_checkpoint_that_only_the_main_process_saves_is_an_error_that_says_so(tmp_path):
     message, _ = ranks(2).run(missing_rank, "save_state", str(tmp_path / "saved"))
     assert "in save_state" in message
