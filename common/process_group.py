@@ -82,34 +82,24 @@ def end_with_launcher() -> None:
 
 @contextlib.contextmanager
 def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
-    """A process group of all ranks for the block; `options` go to `init_process_group`."""
-    dist.init_process_group(backend, **options)
-    with abort_on_error():
-        yield
-    leave_process_group()
+    """A process group of all ranks for the block; `options` go to `init_process_group`.
 
-
-@contextlib.contextmanager
-def abort_on_error() -> Iterator[None]:
-    """A block after whose error nobody waits: this rank's process group is aborted, where it can be, and not destroyed.
-
-    nccl's `destroy_process_group` waits until all ranks have called it. If one rank raises, the others wait for it in a
-    collective, and each would wait for the other until a time-out ends an innocent rank: torchrun would never see the
-    one that raised. gloo's closes the connections. The other ranks would raise too, perhaps before torchrun has been
-    given this rank's traceback. The group of a single process is destroyed, so that a notebook can make another one.
-
-    The exit code of a signal, above 128, is one on which all ranks have agreed, after a checkpoint.
+    After an error in the block nobody waits: the group of several ranks is not destroyed. nccl's
+    `destroy_process_group` waits until all ranks have called it. The others wait in a collective for the rank that
+    raised, so it aborts its group. gloo's closes the connections, and the other ranks would raise too, perhaps before
+    torchrun has been given this rank's traceback. The group of a single process is destroyed, so that a notebook can
+    make another one.
     """
+    dist.init_process_group(backend, **options)
     try:
         yield
-    except BaseException as error:
-        code = error.code if isinstance(error, SystemExit) else None
-        has_agreed = isinstance(code, int) and code > 128
-        if has_agreed or get_world_size() == 1:
+    except BaseException:
+        if get_world_size() == 1:
             leave_process_group()
         elif dist.get_backend() == "nccl":
             dist.distributed_c10d._abort_process_group()
         raise
+    leave_process_group()
 
 
 def leave_process_group() -> None:

@@ -58,7 +58,7 @@ def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--dynamo_mode", help="default, reduce-overhead or max-autotune")
     parser.add_argument("--dynamo_use_fullgraph", action="store_true", help="an error where a model is no one graph")
     parser.add_argument("--dynamo_use_dynamic", action="store_true", help="trace with dynamic shapes")
-    parser.add_argument("--debug", action="store_true", help="check every collective (ACCELERATE_DEBUG_MODE)")
+    parser.add_argument("--debug", action="store_true", help="compare collectives of the ranks (ACCELERATE_DEBUG_MODE)")
 
 
 def _add_machine_arguments(parser: CustomArgumentParser) -> None:

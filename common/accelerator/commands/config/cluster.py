@@ -24,7 +24,7 @@ def get_cluster_input() -> ClusterConfig:
     config.num_processes = _ask("num_processes", "How many processes, all machines together?", one_per_machine)
     if config.num_processes > 1:
         config.distributed_type = "MULTI_CPU" if config.use_cpu else "MULTI_GPU"
-        config.debug = _ask("debug", "Check every collective? Slower, but no hangs: yes or no?", "no")
+        config.debug = _ask("debug", "Compare the collectives of the processes? Slower: yes or no?", "no")
     if not config.use_cpu:
         config.gpu_ids = _ask("gpu_ids", "Which GPUs of this machine, as 0,1?", "all")
     config.mixed_precision = _ask("mixed_precision", "Mixed precision: no, fp16 or bf16?", "no")
