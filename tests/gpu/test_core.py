@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from common.accelerator import Accelerator, PartialState, checkpointing, state
+from common.accelerator import Accelerator, PartialState, state
 from common.accelerator.operations import broadcast_object_list, gather, gather_object, reduce
 from tests.gpu.machine import GPUS, Misplaced, imitated_rank
 
@@ -44,20 +44,6 @@ def test_tensors_in_broadcast_objects_come_back_on_the_gpu_of_who_receives(machi
 def test_a_tensor_of_a_gpu_in_a_pickle_is_found(machine):
     with pytest.raises(Misplaced, match="comes back on the sender's GPU"):
         torch.distributed.all_gather_object([None] * GPUS, [torch.zeros(2, device=OWN)])
-
-
-def test_steps_of_adamw_are_read_to_the_cpu_wherever_the_rest_is_read_to(tmp_path, monkeypatch):
-    """An unfused AdamW reads them at every step. "meta" stands for a GPU: nothing can be read from it."""
-    accelerator = Accelerator(cpu=True)
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = accelerator.prepare(torch.optim.AdamW([parameter]))
-    parameter.grad = torch.ones(2)
-    optimizer.step()
-    accelerator.save_state(tmp_path / "c")
-    monkeypatch.setattr(checkpointing, "_device_to_read_to", lambda *_: torch.device("meta"))
-    accelerator.load_state(tmp_path / "c", map_location="on_device")
-    assert optimizer.state[parameter]["step"].item() == 1
-    optimizer.step()
 
 
 def test_a_variable_that_torch_has_read_before_is_not_set(monkeypatch):

@@ -58,6 +58,7 @@ NOT_A_USERS = {
         "main",
         "prepare_extend_env_parallelism_config",
     ],
+    "of its trackers": ["filter_trackers"],
     "of its checkpoints": [
         "load_accelerator_state",
         "load_custom_state",

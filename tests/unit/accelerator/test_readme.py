@@ -10,7 +10,8 @@ README = (CORE / "README.md").read_text()
 def test_every_deliberate_difference_names_its_kind_and_a_test_that_exists():
     lines = (CORE / "DIFFERENCES.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| A script …")]
-    folders = Path(__file__).parent, Path(__file__).parents[2] / "faults"
+    tests_of_all = Path(__file__).parents[2]
+    folders = tests_of_all / "unit", tests_of_all / "unit" / "accelerator", tests_of_all / "faults"
     tests = "\n".join(path.read_text() for folder in folders for path in folder.glob("test_*.py"))
     for row in rows:
         assert "**" in row, f"of which kind is it? {row}"
