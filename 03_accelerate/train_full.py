@@ -10,6 +10,7 @@ The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `
 
 import math
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -116,24 +117,25 @@ def train(args):
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
     resumed = resume(accelerator, args)
-    steps_per_epoch = len(train_loader) // args.gradient_accumulation_steps
-    total_steps = steps_per_epoch * args.epochs
+    steps_per_epoch = len(train_set) // args.batch_size
     step = steps_per_epoch * progress.epoch + progress.steps
     if resumed:
         accelerator.print(f"{args.level}: resumed at step {step}")
 
     listening = noted_signals() if args.checkpoint_dir else nullcontext([])
     with listening as signals, measured(args, model, train_set, test_set) as report:
-        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
+        schedule = CheckpointSchedule(args.checkpoint_every, steps_per_epoch * args.epochs, signals, accelerator.device)
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
+            # Whole steps: the Accelerator would make one more of the micro-batches that are left over.
+            micro_batches = (steps_per_epoch - progress.steps) * args.gradient_accumulation_steps
             loader = train_loader
             if progress.steps > 0:  # the checkpoint was made within this epoch
                 batches_done = progress.steps * args.gradient_accumulation_steps
                 loader = accelerator.skip_first_batches(train_loader, batches_done)
             train_loss = torch.full((), progress.loss, dtype=torch.float64, device=accelerator.device)
             model.train()
-            for images, targets in loader:
+            for images, targets in islice(loader, micro_batches):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
                     loss = F.nll_loss(model(images), targets)
                     accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
