@@ -1,0 +1,104 @@
+"""Pipeline schedules: the order in which a stage computes the micro-batches of a step, and who waits when.
+
+`all_forward_first` is the obvious one: it keeps the activations of all micro-batches until backward begins.
+`one_forward_one_backward` (1F1B) waits as long and keeps fewer.
+
+Sources: Huang et al., GPipe, 2018; Narayanan et al., PipeDream, 2019.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    """What a rank computes: "forward" or "backward", of the micro-batch of this number."""
+
+    kind: str
+    micro_batch: int
+
+
+# The actions of a rank in their order, from the rank, the world size and the number of micro-batches.
+Schedule = Callable[[int, int, int], list[Action]]
+
+
+def all_forward_first(rank: int, world_size: int, micro_batches: int) -> list[Action]:
+    """GPipe's schedule, which is the same for every rank."""
+    forwards = [Action("forward", number) for number in range(micro_batches)]
+    backwards = [Action("backward", number) for number in range(micro_batches)]
+    return forwards + backwards
+
+
+def one_forward_one_backward(rank: int, world_size: int, micro_batches: int) -> list[Action]:
+    """PipeDream's schedule with one update a step: a backward as soon as its gradient can be there."""
+    # The last stage can begin with backward after one forward; each stage before it is one forward further ahead.
+    ahead = min(world_size - 1 - rank, micro_batches)
+    actions = [Action("forward", number) for number in range(ahead)]
+    for number in range(micro_batches):
+        if ahead + number < micro_batches:
+            actions.append(Action("forward", ahead + number))
+        actions.append(Action("backward", number))
+    return actions
+
+
+class Timeline(NamedTuple):
+    """A step of all ranks, if a forward takes one unit of time, a backward two, and a message none.
+
+    Attributes:
+        slots: for each rank, what it computes in each unit of time; None where it waits.
+        kept: for each rank, the largest number of micro-batches whose activations it holds at a time.
+    """
+
+    slots: list[list[Action | None]]
+    kept: list[int]
+
+    @property
+    def bubble(self) -> float:
+        """The fraction of the time in which a rank waits; it is the same for every rank."""
+        return self.slots[0].count(None) / len(self.slots[0])
+
+    def __str__(self) -> str:
+        lines = []
+        for rank, slots in enumerate(self.slots):
+            cells = ["·" if action is None else f"{action.kind[0].upper()}{action.micro_batch}" for action in slots]
+            lines.append(f"rank {rank}  " + "".join(f"{cell:3}" for cell in cells).rstrip())
+        return "\n".join(lines)
+
+
+def timeline(schedule: Schedule, world_size: int, micro_batches: int) -> Timeline:
+    """Who computes what and when, found by following the schedules of all ranks."""
+    schedules = [schedule(rank, world_size, micro_batches) for rank in range(world_size)]
+    left = [list(actions) for actions in schedules]
+    slots: list[list[Action | None]] = [[] for _ in range(world_size)]
+    done: dict[tuple[int, Action], int] = {}  # when a rank has ended an action
+    while any(left):
+        for rank in range(world_size):
+            while left[rank] and _can_start(left[rank][0], rank, world_size, done):
+                action = left[rank].pop(0)
+                neighbour = _sender(action, rank)
+                start = done.get((neighbour, action), 0)
+                slots[rank] += [None] * (start - len(slots[rank]))  # nothing if the message is there already
+                slots[rank] += [action] * (1 if action.kind == "forward" else 2)
+                done[rank, action] = len(slots[rank])
+    end = max(done.values())
+    for row in slots:
+        row += [None] * (end - len(row))
+    return Timeline(slots, [_most_kept(actions) for actions in schedules])
+
+
+def _sender(action: Action, rank: int) -> int:
+    """The rank from which this one needs a message first; there is none before the first and after the last."""
+    return rank - 1 if action.kind == "forward" else rank + 1
+
+
+def _can_start(action: Action, rank: int, world_size: int, done: dict[tuple[int, Action], int]) -> bool:
+    sender = _sender(action, rank)
+    return not 0 <= sender < world_size or (sender, action) in done
+
+
+def _most_kept(actions: list[Action]) -> int:
+    kept = 0
+    most = 0
+    for action in actions:
+        kept += 1 if action.kind == "forward" else -1
+        most = max(most, kept)
+    return most

@@ -1,0 +1,167 @@
+"""Tensor and pipeline parallelism: level 00's weights, the messages that were counted, and what a rank holds."""
+
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, RandomSampler
+
+from common import ladder
+from common.args import parse_args
+from common.data import collate, load_data
+from common.memory import accounting
+from common.model import BasicNet, build_model
+from common.process_group import process_group
+from common.processes import ranks
+from common.small.pipeline import Stage, layers_of
+from common.small.schedules import all_forward_first, one_forward_one_backward, timeline
+from common.small.tensor_parallel import cut_linear_layers
+from tests.levels import EXACT, farthest, level_00
+
+SCHEDULES = [all_forward_first, one_forward_one_backward]
+BATCH = 96
+CUT = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1}  # the dimension in which a parameter is cut
+
+
+def train(cut) -> dict[str, torch.Tensor]:
+    """This rank's weights after level 00's exact training. `cut(model)` returns a module to optimize and a step."""
+    args = parse_args(str(ladder.script("00_single_gpu")), EXACT)
+    train_set, _ = load_data(args)
+    sampler = RandomSampler(train_set, generator=torch.Generator())
+    loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, collate_fn=collate)
+    model = build_model(args)
+    with process_group():
+        module, backward = cut(model)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=args.lr)
+        for epoch in range(args.epochs):
+            sampler.generator.manual_seed(args.seed + epoch)
+            for images, targets in loader:
+                backward(images, targets)
+                optimizer.step()
+                optimizer.zero_grad()
+        trained = {id(parameter) for parameter in module.parameters()}
+        return {name: weight.detach() for name, weight in model.named_parameters() if id(weight) in trained}
+
+
+def cut_in_tensors(model: BasicNet):
+    cut_linear_layers(model)
+    return model, lambda images, targets: F.nll_loss(model(images), targets).backward()
+
+
+def cut_in_stages(schedule, micro_batches: int, model: BasicNet):
+    sample = torch.zeros(1, 1, 28, 28, dtype=model.fc1.weight.dtype)
+    stage = Stage(layers_of(model), sample)
+    return stage.module, lambda images, targets: stage.step(images, targets, micro_batches, schedule)
+
+
+WORLDS = [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_cut_layers_train_the_weights_of_level_00(world_size):
+    of_ranks = ranks(world_size).run(train, cut_in_tensors)
+    _, expected = level_00()
+    for name, weight in expected.items():
+        parts = [weights[name] for weights in of_ranks]
+        if name in CUT:
+            assert all(part.numel() <= -(-weight.shape[CUT[name]] // world_size) * weight[0].numel() for part in parts)
+            whole = torch.cat(parts, CUT[name])
+        else:
+            assert all(torch.equal(part, parts[0]) for part in parts), name
+            whole = parts[0]
+        assert farthest({name: whole}, {name: weight}) <= 1e-9
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("micro_batches", [1, pytest.param(5, id="uneven")])
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_stages_train_the_weights_of_level_00(world_size, micro_batches, schedule):
+    of_ranks = ranks(world_size).run(train, partial(cut_in_stages, schedule, micro_batches))
+    _, expected = level_00()
+    assert sum(len(weights) for weights in of_ranks) == len(expected)  # nobody has what another one has
+    assert farthest({name: weight for weights in of_ranks for name, weight in weights.items()}, expected) <= 1e-9
+
+
+@contextmanager
+def counted_messages():
+    """The sizes of what this rank sends, by the function that it calls."""
+    sizes: dict[str, list[tuple]] = {"all_reduce": [], "isend": []}
+    originals = {name: getattr(dist, name) for name in sizes}
+
+    def counting(name: str, tensor, *args, **kwargs):
+        sizes[name].append(tuple(tensor.shape))
+        return originals[name](tensor, *args, **kwargs)
+
+    for name in sizes:
+        setattr(dist, name, partial(counting, name))
+    try:
+        yield sizes
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+def messages_and_bytes(cut) -> tuple[dict, dict]:
+    """What a rank sends in the second step, and the bytes of its parameters, optimizer's state and activations."""
+    images = torch.randn(BATCH, 1, 28, 28)
+    targets = torch.zeros(BATCH, dtype=torch.long)
+    with process_group(), accounting() as ledger:
+        module, backward = cut(BasicNet(dropout=False))
+        module.to("cpu")
+        optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+        for _ in range(2):
+            with counted_messages() as sent:
+                backward(images.to("cpu"), targets.to("cpu"))
+            optimizer.step()
+            optimizer.zero_grad()
+        return sent, ledger.peaks()[0]
+
+
+def test_a_step_of_cut_layers_sums_the_outputs_and_the_gradient_of_the_inputs():
+    peaks = {}
+    for world_size in (1, 2):
+        for sent, peak in ranks(world_size).run(messages_and_bytes, cut_in_tensors):
+            assert sent == {"all_reduce": [(BATCH, 10), (BATCH, 9216)], "isend": []}
+            peaks[world_size] = peak
+    # Nearly all of BasicNet's weights are fc1's, and so is what AdamW keeps.
+    for category in ("parameters", "optimizer state"):
+        assert peaks[2][category] == pytest.approx(peaks[1][category] / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_stage_sends_each_micro_batch_once_in_each_direction(schedule):
+    of_ranks = ranks(2).run(messages_and_bytes, partial(cut_in_stages, schedule, 4))
+    activations = (BATCH // 4, 64, 12, 12)
+    assert [sent["isend"] for sent, _ in of_ranks] == [[activations] * 4, [activations] * 4]
+    assert not any(sent["all_reduce"] for sent, _ in of_ranks)
+
+
+def test_one_forward_one_backward_holds_the_activations_of_fewer_micro_batches():
+    first, second = (ranks(4).run(messages_and_bytes, partial(cut_in_stages, schedule, 8)) for schedule in SCHEDULES)
+    kept = timeline(one_forward_one_backward, 4, 8).kept
+    for (_, most), (_, fewer), micro_batches in zip(first, second, kept, strict=True):
+        assert fewer["activations"] == pytest.approx(most["activations"] * micro_batches / 8, rel=0.25)
+
+
+@given(world_size=st.integers(1, 6), micro_batches=st.integers(1, 12), schedule=st.sampled_from(SCHEDULES))
+def test_a_timeline_has_every_action_once_and_the_known_bubble(world_size, micro_batches, schedule):
+    drawn = timeline(schedule, world_size, micro_batches)
+    for rank, slots in enumerate(drawn.slots):
+        actions = schedule(rank, world_size, micro_batches)
+        assert sorted(set(actions)) == sorted(actions) and len(actions) == 2 * micro_batches
+        assert [slots.count(action) for action in actions] == [1 if a.kind == "forward" else 2 for a in actions]
+        assert slots.count(None) / len(slots) == pytest.approx(drawn.bubble)
+    assert drawn.bubble == pytest.approx((world_size - 1) / (micro_batches + world_size - 1))
+    fewest = [min(world_size - rank, micro_batches) for rank in range(world_size)]
+    assert drawn.kept == (fewest if schedule is one_forward_one_backward else [micro_batches] * world_size)
+
+
+def test_the_page_has_the_timelines_that_the_code_draws():
+    page = (ladder.ROOT / "common/small/MODEL_PARALLEL.md").read_text()
+    shown = [line.strip() for line in page.splitlines() if line.startswith("    rank ")]
+    assert shown == [line for schedule in SCHEDULES for line in str(timeline(schedule, 4, 4)).splitlines()]
