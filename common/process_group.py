@@ -10,6 +10,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+# Its functions take the group of the moment of this import as their default. Imported later (the first optimizer does
+# it) they keep that group and its threads for ever, and a thread that outlives the interpreter aborts the process:
+# https://github.com/pytorch/pytorch/issues/190489
+import torch.distributed.nn.functional  # noqa: F401
+
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 # The functions of torch.distributed that all ranks of a group call together, to exchange data.
 COLLECTIVES = (

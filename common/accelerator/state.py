@@ -11,11 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.distributed as dist
 
-# Its functions take the group of the moment of this import as their default. Imported later (the first optimizer does
-# it) they keep that group and its threads for ever, and a thread that outlives the interpreter aborts the process:
-# https://github.com/pytorch/pytorch/issues/190489
-import torch.distributed.nn.functional
-
 from common.cores import threads_per_worker
 from common.process_group import leave_process_group
 from common.rendezvous import meet

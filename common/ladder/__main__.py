@@ -14,6 +14,7 @@ python -m common.ladder check average_gradients path/to/solution.py
 
 import argparse
 import os
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from common.ladder import exercises, html_page, small
 from common.ladder.diffs import changed_lines, coloured, unified
-from common.ladder.scripts import load, named
+from common.ladder.scripts import named, script
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,12 +99,16 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
         command += ["--nproc-per-node", str(options.processes), "-m", "common.ladder", "run", options.level]
         command += ["--small", *flags] if options.small else flags
         sys.exit(subprocess.call(command))
+    path = str(script(options.level))
+    sys.argv = [path, *flags]
+    if not options.small:
+        runpy.run_path(path, run_name="__main__")
+        return
     try:
-        module = small.load_small(options.level) if options.small else load(options.level)
+        source = small.small_source(options.level)
     except ValueError as error:
         parser().error(str(error))
-    sys.argv = [module.__file__, *flags]
-    module.main()
+    exec(compile(source, path, "exec"), {"__name__": "__main__", "__file__": path})
 
 
 def write_page(path: Path, page: str) -> None:

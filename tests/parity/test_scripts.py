@@ -30,7 +30,7 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
     assert done.returncode == 0, done.stderr
     plan, *between, result_line = done.stdout.splitlines()
     assert not between or level == "04_trainer"  # a Trainer says more: its summary, its logs, its table
-    assert plan.startswith(f"{level}: ") and "synthetic 60000 + 500" in plan
+    assert plan.startswith(f"{level}: ") and "synthetic 192 + 500" in plan
     assert result_line.startswith(f"{level}: synthetic accuracy ")
     result = json.loads((tmp_path / "r.json").read_text())
     assert (result["level"], result["steps"], result["evaluated"]) == (level, 3, 500)
@@ -52,7 +52,7 @@ def test_a_quarter_of_an_epoch_of_mnist_is_95_percent_accurate(mnist, tmp_path):
     flags = ["--data-dir", mnist, "--max-steps", "234", "--json", str(tmp_path / "r.json")]
     done = run_script("00_single_gpu", flags, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert "mnist 60000 + 10000" in done.stdout and done.stderr == ""
+    assert "mnist 14976 + 10000" in done.stdout and done.stderr == ""
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["accuracy"] >= 0.95
     assert (result["dataset"], result["evaluated"], result["steps"]) == ("mnist", 10_000, 234)
