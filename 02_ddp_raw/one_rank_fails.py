@@ -8,11 +8,13 @@ All three ranks add up a number, five times. In the third round something is wro
 """
 
 import argparse
+import os
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from flight_recorder import write_notes_after
 from torch.distributed.elastic.multiprocessing.errors import record
 
 
@@ -43,6 +45,8 @@ def work(mistake: str, timeout: float) -> None:
 @record  # torchrun then shows the traceback of the rank that failed first
 def run(mistake: str, timeout: float) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    if "TORCH_FR_BUFFER_SIZE" in os.environ:
+        write_notes_after(timeout / 2, "flight_records")
     # Not in a `finally`: the connections stay open until torchrun has been given this rank's traceback.
     work(mistake, timeout)
     dist.destroy_process_group()

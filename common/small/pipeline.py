@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from common.small.schedules import Schedule
 
 
-def layers_of(model: nn.Module) -> list[nn.Sequential]:
+def layers_of(model) -> list[nn.Sequential]:
     """BasicNet as four modules to be called one after the other; they share its parameters."""
     return [
         nn.Sequential(model.conv1, nn.ReLU()),

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def cut_linear_layers(model: nn.Module) -> None:
-    """Replace the layers `fc1` and `fc2` by this rank's parts of them.
+def cut_linear_layers(model) -> None:
+    """Replace the layers `fc1` and `fc2` of BasicNet by this rank's parts of them.
 
     Every rank begins with the same weights, trains on the same batches and has an optimizer of its own. Dropout between
     the two layers concerns a rank's own outputs only; any other dropout has to be the same on all ranks.

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,7 @@ def parse(words: list[str], monkeypatch) -> list[str]:
             if is_module:
                 runpy.run_module(words[1], run_name="__main__", alter_sys=True)
             else:
+                patch.syspath_prepend(Path(words[0]).parent)  # as Python does
                 runpy.run_path(words[0], run_name="__main__")
     return parsed.value.args[0]
 

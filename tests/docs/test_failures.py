@@ -1,6 +1,8 @@
 """What the page about hangs says about ranks that fail or hang is what they print."""
 
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -66,3 +68,16 @@ def reported_errors(printed: str) -> dict[str, str]:
     """What torchrun's report says of each rank."""
     report = printed.partition(f"{SCRIPT} FAILED")[2]
     return dict(re.findall(r"^  rank      : (\d)(.*?)(?=^\[\d\]:|^---|^===)", report, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.slow
+def test_the_flight_recorder_names_the_missing_rank(tmp_path):
+    page = (ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md").read_text()
+    (expected,) = re.findall(r"flight_records\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    hanging = [*launch, str(ladder.ROOT / SCRIPT), "leaves-out", "--timeout", "6"]
+    environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}
+    subprocess.run(hanging, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+    comparing = [sys.executable, str(ladder.ROOT / "02_ddp_raw" / "flight_recorder.py"), "flight_records"]
+    printed = subprocess.run(comparing, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert printed == expected
