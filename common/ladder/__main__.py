@@ -6,7 +6,6 @@ python -m common.ladder diff 01 02 --html
 python -m common.ladder run 03 --small
 python -m common.ladder run 03 --small --processes 2
 python -m common.ladder ring
-python -m common.ladder ring --html
 python -m common.ladder check --list
 python -m common.ladder check average_gradients
 python -m common.ladder check average_gradients path/to/solution.py
@@ -31,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("diff", help="what changes from one script to another")
     command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, or 03/train_full")
     command.add_argument("after", type=rung, metavar="LEVEL", help="such as 02")
-    add_page_flag(command, "diff.html", "side by side")
+    page = "side by side as a page; by default %(const)s"
+    command.add_argument("--html", nargs="?", type=Path, const=Path("diff.html"), metavar="PATH", help=page)
     run = commands.add_parser(
         "run",
         help="a level's train.py, also on common.small",
@@ -40,18 +40,12 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("level", type=rung, metavar="LEVEL", help="such as 03")
     run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.IMPORTS)}")
     run.add_argument("--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine")
-    ring_command = commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
-    add_page_flag(ring_command, "ring.html", "with buttons")
+    commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
     check = commands.add_parser("check", help="what is wrong with your solution of an exercise")
     check.add_argument("exercise", nargs="?", metavar="EXERCISE", help="without PATH, its task is printed")
     check.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="the Python file with your solution")
     check.add_argument("--list", action="store_true", help="the exercises, a line for each")
     return parser
-
-
-def add_page_flag(command: argparse.ArgumentParser, default: str, what: str) -> None:
-    explanation = f"as a page, {what}; by default %(const)s"
-    command.add_argument("--html", nargs="?", type=Path, const=Path(default), metavar="PATH", help=explanation)
 
 
 def rung(text: str) -> str:
@@ -137,17 +131,6 @@ def show_diff(before: str, after: str) -> None:
     print(text, end="")
 
 
-def show_ring(path: Path | None) -> None:
-    """Let four processes add up numbers by a ring, and show each message."""
-    from common.ladder import ring
-
-    states = ring.trace()
-    if path:
-        write_page(path, ring.page(states))
-    else:
-        sys.stdout.write(ring.text(states))
-
-
 def main(argv: list[str] | None = None) -> None:
     options, flags = parser().parse_known_args(argv)
     if flags and options.command != "run":
@@ -167,7 +150,9 @@ def main(argv: list[str] | None = None) -> None:
         except ValueError as error:
             parser().error(str(error))
     elif options.command == "ring":
-        show_ring(options.html)
+        from common.ladder import ring
+
+        sys.stdout.write(ring.text(ring.trace()))
     elif options.html:
         write_page(options.html, html_page.page([options.before, options.after]))
     else:

@@ -164,7 +164,6 @@ OWN_TESTS = {
     ("benchmarks.larger_batches",),
     ("benchmarks.your_network", "measure"),
     ("common.ladder", "check"),
-    ("common.ladder", "ring", "--html"),
     ("common.pitfalls",),
     ("benchmarks.compare",),
     ("pytest",),

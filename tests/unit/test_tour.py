@@ -24,17 +24,11 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_the_greeting_fits_into_80_columns_and_ends_with_commands_for_every_level(machine):
-    text = tour.text(machine)
-    assert max(map(len, text.splitlines())) <= 80
-    for level in ladder.levels():
-        assert f"\n{tour.command(level, machine)}\n" in text.replace(" \\\n    ", " ")
-
-
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_the_commands_that_it_shows_are_accepted(machine, monkeypatch):
+    greeting = tour.text(machine).splitlines()
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(machine.gpus))
     for level in ladder.levels():
+        assert tour.command(level, machine) in greeting
         *_, flags = tour.command(level, machine).partition("train.py")
         if level in ladder.DISTRIBUTED:
             for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
@@ -57,10 +51,3 @@ def test_it_finds_this_machine(monkeypatch, tmp_path, capsys):
     assert found.mnist and found.cores >= 1
     main([])
     assert capsys.readouterr().out == tour.text(found)
-
-
-def test_what_a_machine_has_decides_what_to_expect():
-    told = {name: tour.expectation(machine) for name, machine in MACHINES.items()}
-    assert "no faster than one process" in told["two cores"] and "slower than one" in told["one core"]
-    assert "may gain something" in told["32 cores"] and "needs a second GPU" in told["one GPU"]
-    assert "3 GPUs are not 3 times as fast" in told["three GPUs"]
