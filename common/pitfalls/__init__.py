@@ -14,7 +14,6 @@ runs them all on real processes. A pitfall is a module of this package with
                         inside a process group; returns what shows the mistake
     detect(outcome)     a sentence about the mistake, or None if there is none:
                         a check to be used in one's own code
-    measure(outcome)    the outcome in a few words, with a number
 
 `outcome` is what `wrong` or `right` has returned, or the RuntimeError that has
 ended it after TIMEOUT.

@@ -22,16 +22,16 @@ from common.pitfalls.stage import examine
 LETTERS = "abcd"
 
 
+def run(name: str) -> bool:
+    """Print what catches the mistake. True if it was caught."""
+    verdict = examine(name)
+    print(f"{name}\n{_indented(str(verdict))}", flush=True)
+    return verdict.caught
+
+
 def run_all() -> bool:
-    """Print a table, row by row. True if all mistakes were caught."""
-    row = "{:<23} {:<33} {}".format
-    print(row("mistake", "wrong", "right"))
-    caught = 0
-    for name in NAMES:
-        verdict = examine(name)
-        caught += verdict.caught
-        print(row(name, verdict.wrong, verdict.right))
-        print(_indented(str(verdict)), flush=True)
+    """True if all mistakes were caught."""
+    caught = sum(run(name) for name in NAMES)
     outcome = "CAUGHT" if caught == len(NAMES) else "NOT ALL CAUGHT"
     print(f"\n{outcome}: {caught} of {len(NAMES)} mistakes")
     return caught == len(NAMES)
@@ -44,15 +44,13 @@ def show_mistake(name: str) -> None:
 
 
 def show_answer(name: str) -> bool:
-    """Print what is wrong, the numbers, and the correction. True if caught."""
+    """Print what is wrong, what catches it, the correction. True if caught."""
     _, correction = _code(name)
-    print(f"{name}: {inspect.getdoc(load(name))}\n", flush=True)
-    verdict = examine(name)
-    print(f"    wrong:  {verdict.wrong}\n    right:  {verdict.right}\n")
-    print(f"{_indented(str(verdict))}\n")
-    print(f"The correction and the check (common/pitfalls/{name}.py):\n")
+    print(f"{inspect.getdoc(load(name))}\n", flush=True)
+    caught = run(name)
+    print(f"\nThe correction and the check (common/pitfalls/{name}.py):\n")
     print(f"{correction}\n", flush=True)
-    return verdict.caught
+    return caught
 
 
 def _code(name: str) -> tuple[str, str]:

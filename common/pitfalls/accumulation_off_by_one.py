@@ -43,7 +43,3 @@ def detect(windows):
     if rest or not whole or max(steps, default=0) > PER_STEP:
         sizes = " and ".join(map(str, steps))
         return f"steps of {sizes} micro-batches, {rest} without a step"
-
-
-def measure(windows):
-    return f"steps of {' + '.join(map(str, windows[:-1]))} batches"

@@ -30,7 +30,3 @@ def detect(loader):
     samples = sum(all_gather_object(loader.batch_size))
     if samples != BATCH_SIZE:
         return f"a step takes {samples} samples, not {BATCH_SIZE}"
-
-
-def measure(loader):
-    return f"{len(loader)} steps an epoch"

@@ -45,8 +45,3 @@ def detect(model):
         different = [name for name in first if first[name] != other[name]]
         if different:
             return f"rank {rank} has another {', '.join(different)} than rank 0"
-
-
-def measure(model):
-    outputs = all_gather_object(model(torch.ones(1, 1)).item())
-    return f"outputs {' and '.join(f'{each:.2f}' for each in outputs)}"

@@ -41,9 +41,3 @@ def detect(outcome):
     if left > seconds:
         timed, left = f"{seconds * 1e3:.1f} ms", f"{left * 1e3:.1f} ms"
         return f"the clock shows {timed}, and work went on for {left}"
-
-
-def measure(outcome):
-    slowest = torch.tensor(outcome[0])
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return f"timed {slowest * 1e3:.1f} ms"

@@ -27,8 +27,3 @@ def detect(sampler):
     missing = len(sampler.dataset) - len(visited)
     if missing >= dist.get_world_size():  # a tail that is dropped has fewer
         return f"{missing} samples are in the shard of no rank"
-
-
-def measure(sampler):
-    visited = set().union(*all_gather_object(list(sampler)))
-    return f"{len(visited)} of {len(TRAIN_SET)} visited"

@@ -54,18 +54,10 @@ def right():
     return model, path
 
 
-def owner(outcome):
-    """The rank whose running mean is in the file."""
+def detect(outcome):
     model, path = outcome
     saved = torch.load(path, weights_only=True)["running_mean"]
     means = all_gather_object(model.running_mean)
-    return [torch.equal(mean, saved) for mean in means].index(True)
-
-
-def detect(outcome):
-    if (rank := owner(outcome)) != 0:
+    rank = [torch.equal(mean, saved) for mean in means].index(True)
+    if rank != 0:
         return f"rank {rank} wrote after rank 0, and its state is in the file"
-
-
-def measure(outcome):
-    return f"holds rank {owner(outcome)}'s mean"

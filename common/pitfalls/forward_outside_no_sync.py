@@ -44,7 +44,3 @@ def detect(averaged):
     """Give it, for each micro-batch, whether the ranks' gradients are equal."""
     if any(averaged[:-1]):
         return f"the gradients are averaged {sum(averaged)} times in one step"
-
-
-def measure(averaged):
-    return f"all-reduces a step: {sum(averaged)}"

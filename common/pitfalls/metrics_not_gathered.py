@@ -39,8 +39,3 @@ def detect(accuracy):
     if len(set(accuracies)) > 1:
         ranks = (f"rank {r} has {a:.1%}" for r, a in enumerate(accuracies))
         return f"not the accuracy of the whole: {', '.join(ranks)}"
-
-
-def measure(accuracy):
-    of_ranks = [f"{each:.1%}" for each in all_gather_object(accuracy.item())]
-    return f"{' and '.join(of_ranks)} right"

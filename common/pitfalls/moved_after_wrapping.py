@@ -32,7 +32,3 @@ def detect(model):
     """To be called between backward and the optimizer's step."""
     if (distance := farthest_gradient(model)) > 0:
         return f"the ranks' gradients differ by up to {distance:.2g}"
-
-
-def measure(model):
-    return f"gradients differ by {farthest_gradient(model):.2g}"

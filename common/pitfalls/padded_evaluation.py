@@ -8,8 +8,6 @@ depends on the number of processes. DistributedEvalSampler pads nothing.
 
 from collections import Counter
 
-import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.accelerator.sampler import DistributedEvalSampler
@@ -38,9 +36,3 @@ def detect(loader):
     if twice or missing:
         repeated = f"{len(twice)} samples count more than once {twice[:3]}"
         return f"{repeated}, {missing} never"
-
-
-def measure(loader):
-    evaluated = torch.tensor(sum(len(batch) for batch in loader))
-    dist.all_reduce(evaluated)
-    return f"{evaluated} of {len(TEST_SET)}"

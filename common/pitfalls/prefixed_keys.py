@@ -33,8 +33,3 @@ def detect(left_out):
     if left_out.missing_keys:
         instead = f"the file has {', '.join(left_out.unexpected_keys)}"
         return f"not loaded: {', '.join(left_out.missing_keys)}; {instead}"
-
-
-def measure(left_out):
-    keys = len(network().state_dict())
-    return f"{keys - len(left_out.missing_keys)} of {keys} loaded"

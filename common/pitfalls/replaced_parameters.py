@@ -14,13 +14,11 @@ LEVELS = ("00_single_gpu", "02_ddp_raw", "04_trainer")
 
 
 def train(model, optimizer):
-    head = model.module[1].weight
-    before = head.detach().clone()
     for _ in range(5):
         model(torch.ones(8, 4)).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model, optimizer, (head - before).abs().max().item()
+    return model, optimizer
 
 
 def wrong():
@@ -38,13 +36,9 @@ def right():
 
 
 def detect(outcome):
-    model, optimizer, _ = outcome
+    model, optimizer = outcome
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     forgotten = [name for name, p in trained.items() if id(p) not in held]
     if forgotten:
         return f"no optimizer has {', '.join(forgotten)}"
-
-
-def measure(outcome):
-    return f"head moved by {outcome[2]:.2g}"

@@ -34,8 +34,3 @@ def detect(_):
     for rank, state in enumerate(states):
         if (first := states.index(state)) < rank:
             return f"rank {rank} draws the random numbers of rank {first}"
-
-
-def measure(dropped):
-    masks = {str(mask) for mask in all_gather_object(dropped.tolist())}
-    return f"distinct masks: {len(masks)} of {dist.get_world_size()}"

@@ -34,18 +34,9 @@ def right():
     return optimizer
 
 
-def rates_of_ranks(optimizer):
-    rates = [group["lr"] for group in optimizer.param_groups]
-    return all_gather_object(rates)
-
-
 def detect(optimizer):
-    rates = rates_of_ranks(optimizer)
+    own = [group["lr"] for group in optimizer.param_groups]
+    rates = all_gather_object(own)
     if any(other != rates[0] for other in rates):
         ranks = (f"rank {r} has {rate}" for r, (rate, *_) in enumerate(rates))
         return f"learning rates: {', '.join(ranks)}"
-
-
-def measure(optimizer):
-    rates = [f"{rate:.2f}" for rate, *_ in rates_of_ranks(optimizer)]
-    return f"rates {' and '.join(rates)}"

@@ -49,8 +49,3 @@ def detect(outcome):
     moves = scheduler.scheduler.last_epoch
     if moves != steps:
         return f"the schedule has moved {moves} times in {steps} steps"
-
-
-def measure(outcome):
-    _, scheduler = outcome
-    return f"lr {scheduler.get_last_lr()[0]:.2f} at half time"

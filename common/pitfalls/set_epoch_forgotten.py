@@ -32,7 +32,3 @@ def detect(epochs):
         if order in epochs[:epoch]:
             first = epochs.index(order)
             return f"epoch {epoch} has the order of epoch {first}"
-
-
-def measure(epochs):
-    return f"orders: {len(set(map(tuple, epochs)))} in {len(epochs)} epochs"

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -23,17 +22,12 @@ GIVEN_UP = ("Timed out", "timeout caused", "Connection closed by peer")
 _folder: Path | None = None  # of this run, the same on all ranks
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Both versions of a pitfall in numbers, and what the detector says of it.
+class Verdict(NamedTuple):
+    """The detector's words on both versions; None where it is silent."""
 
-    Where the ranks have different numbers, all are there.
-    """
-
-    wrong: str
-    right: str
     finding: str | None
     false_alarm: str | None
+    hung: bool  # the mistake ended by its time-out
 
     @property
     def caught(self) -> bool:
@@ -47,42 +41,31 @@ class Verdict:
         return f"caught: {self.finding}"
 
 
-class Report(NamedTuple):
-    """The report of one rank on one version of a pitfall."""
-
-    number: str
-    finding: str | None
-    hung: bool
-
-
 def examine(name: str) -> Verdict:
     """Run both versions of a pitfall.
 
     Raises:
         RankFailed: if a rank fails where it should not.
     """
-    wrong, finding = _run(name, "wrong")
-    right, false_alarm = _run(name, "right")
-    return Verdict(wrong, right, finding, false_alarm)
+    finding, hung = _run(name, "wrong")
+    false_alarm, _ = _run(name, "right")
+    return Verdict(finding, false_alarm, hung)
 
 
-def _run(name: str, version: str) -> tuple[str, str | None]:
-    """The number of the ranks, and the detector's words where it has any."""
+def _run(name: str, version: str) -> tuple[str | None, bool]:
+    """The first rank's words that has any, and whether a rank hung."""
     pool = ranks(world_size(name))
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
-        reports = pool.run(play, name, version, folder)
-    if any(report.hung for report in reports):
+        findings, hung = zip(
+            *pool.run(play, name, version, folder), strict=True
+        )
+    if any(hung):
         pool.stop()  # nobody knows what the collective has left behind
-    finding = next((each.finding for each in reports if each.finding), None)
-    numbers = [report.number for report in reports]
-    if len(set(numbers)) == 1:
-        return numbers[0], finding
-    of_ranks = (f"rank {rank}: {each}" for rank, each in enumerate(numbers))
-    return ", ".join(of_ranks), finding
+    return next(filter(None, findings), None), any(hung)
 
 
-def play(name: str, version: str, folder: str) -> Report:
-    """Run `wrong` or `right` of a pitfall as one of its ranks.
+def play(name: str, version: str, folder: str) -> tuple[str | None, bool]:
+    """The detector's words on a rank's `wrong` or `right`; True if it hung.
 
     `folder` is new and the same on all ranks. What the pitfall raises is
     raised, except by a collective of `wrong` that gives up after TIMEOUT.
@@ -113,12 +96,11 @@ def play(name: str, version: str, folder: str) -> Report:
                 raise
             outcome = error
         finding = pitfall.detect(outcome)  # at once: it may be about time
-        number = pitfall.measure(outcome)
         # A rank that leaves closes its connections. Whoever still waits for it
         # would see that, and not a time-out.
         _wait_for_all("end", store, world_size(name))
     AcceleratorState._reset_state(reset_partial_state=True)
-    return Report(number, finding, hung=isinstance(outcome, RuntimeError))
+    return finding, isinstance(outcome, RuntimeError)
 
 
 def _wait_for_all(what: str, store: dist.Store, count: int) -> None:

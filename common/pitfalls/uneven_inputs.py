@@ -49,11 +49,3 @@ def detect(outcome):
     if isinstance(outcome, RuntimeError):
         waiting = (f"rank {r} in {been[-1]}" for r, been in enumerate(places()))
         return f"no end: {', '.join(waiting)}"
-
-
-def measure(outcome):
-    if isinstance(outcome, RuntimeError):
-        return f"hangs, ended after {TIMEOUT} s"
-    batches = torch.tensor(outcome)
-    dist.all_reduce(batches)
-    return f"{batches} batches"

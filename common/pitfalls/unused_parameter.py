@@ -47,11 +47,3 @@ def detect(model):
     unused = [name for name, p in trained.items() if p.grad is None]
     if unused:
         return f"without a gradient after backward: {', '.join(unused)}"
-
-
-def measure(model):
-    try:
-        step(model)
-    except RuntimeError:  # "Expected to have finished reduction in the prior …"
-        return "error in step 2"
-    return "2 steps"
