@@ -38,7 +38,9 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     if args.data == "device":
         device = args.device
         if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())  # which each rank has chosen
+            # The rank's own. It may not be the current one yet: a Trainer chooses it when it is made.
+            local_rank = int(os.environ.get("LOCAL_RANK", 0))
+            device = torch.device("cuda", local_rank % torch.cuda.device_count())
         train_set.move_to(device)
         test_set.move_to(device)
     return train_set, test_set

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-
 from common import ladder
 from common.args import parse_args
-from common.data import load_data
+from common.data import loading
+from common.data.synthetic import draw_cache, read_synthetic
 from tests.gpu.machine import GPUS, Machine, imitated_rank
 
 BATCH = 16
@@ -36,17 +35,10 @@ def train_on_rank(
     """
     module = ladder.load(rung, path)
     argv = [*FLAGS, "--eval-samples", str(eval_samples), *flags]
-    # Files are read before the imitation begins, in which no tensor has values.
-    data = load_data(parse_args(str(ladder.script("00_single_gpu")), [*argv[: len(FLAGS) + 2], "--device", "cpu"]))
-
-    def loaded(args: Any) -> Any:
-        if args.data == "device":
-            for part in data:
-                part.move_to(torch.device("cuda", torch.cuda.current_device()))
-        return data
-
+    draw_cache()
+    sets = read_synthetic()  # before the imitation begins, in which no tensor has values
     with (
-        mock.patch.object(module, "load_data", loaded),
+        mock.patch.object(loading, "read_synthetic", lambda: sets),
         change(module),
         imitated_rank(rank, world_size, **options) as machine,
     ):

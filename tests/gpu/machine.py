@@ -130,6 +130,9 @@ class Watch(TorchDispatchMode):
             return self._read(function, args, bool(on_gpu))
         if function is _aten.is_pinned.default:
             return self.is_pinned(args[0])
+        if self._in_flight and not function.is_view:
+            for tensor in tensors:
+                self.check_arrived(tensor)
         pins = kwargs.pop("pin_memory", False)
         result = function(*args, **kwargs)
         if pins:
@@ -168,8 +171,13 @@ class Watch(TorchDispatchMode):
             asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
         else:
             return
-        if source.device.type == target.device.type:
+        self._note_copy(source, target, asynchronous)
+
+    def _note_copy(self, source: Tensor, target: Tensor, asynchronous: bool) -> None:
+        if source.device == target.device:
             return
+        if source.device.type == target.device.type:
+            raise Misplaced(f"a copy from {source.device} to {target.device}")
         on_cpu = source if source.device.type == "cpu" else target
         way = f"from {source.device.type} to {target.device.type}"
         if not asynchronous:
@@ -214,6 +222,7 @@ class Machine:
         backend: what the rank asked `init_process_group` for.
         endings: how the rank has left its process groups: "destroyed" waits for the others, "aborted" does not.
         result: of the training.
+        random_states: of which GPUs' generators the state was "read" or "written".
         peaks: of which GPUs the peak of the memory was reset or read, a pair of the question and the index.
     """
 
@@ -225,6 +234,7 @@ class Machine:
         self.named: int | None = None
         self.backend: str | None = None
         self.peaks: list[tuple[str, int]] = []
+        self.random_states: list[tuple[str, int]] = []
         self.endings: list[str] = []
         self.result: dict[str, Any] = {}
         self.watch = Watch(self)
@@ -268,6 +278,13 @@ class Machine:
     def peak_of(index: int) -> int:
         """The peak of a GPU's memory in bytes: each has another one."""
         return 2**20 * (index + 1)
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        self.random_states.append(("read", self.index(device)))
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        self.random_states.append(("written", self.index(device)))
 
     # The process group.
 
@@ -325,6 +342,8 @@ class Machine:
         """The functions of torch.cuda that answer from here."""
 
         def synchronize(device: Any = None) -> None:
+            if self.index(device) != self.own:
+                raise Misplaced(f"rank {self.rank}, on cuda:{self.own}, waits for cuda:{self.index(device)}")
             self.watch.arrived(len(self.watch.operations))
             self.watch.note_wait("synchronize")
 
@@ -344,6 +363,8 @@ class Machine:
                 self.ask_for_peak("reset_peak_memory_stats", device) and None
             ),
             "max_memory_allocated": lambda device=None: self.ask_for_peak("max_memory_allocated", device),
+            "get_rng_state": self.get_rng_state,
+            "set_rng_state": self.set_rng_state,
             "get_device_capability": lambda device=None: (9, 0),
             "is_bf16_supported": lambda including_emulation=True: True,
             "empty_cache": lambda: None,
@@ -385,6 +406,8 @@ class _Wrapping:
         if isinstance(wrapper, nn.DataParallel):
             wrapper.device_ids = [device.index for device in device_ids]
         if isinstance(wrapper, DistributedDataParallel):
+            if device_ids not in (None, [torch.cuda.current_device()]):
+                raise Misplaced(f"DDP on {device_ids} after set_device({torch.cuda.current_device()})")
             for parameter in module.parameters():
                 dist.broadcast(parameter.detach(), 0)
 

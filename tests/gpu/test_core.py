@@ -1,12 +1,15 @@
 """The core on a rank of eight GPUs: what its operations and its checkpoints do with tensors of a GPU."""
 
 import os
+from unittest import mock
 
 import pytest
 import torch
 
 from common.accelerator import Accelerator, PartialState, state
+from common.accelerator.checkpointing import get_random_states, set_random_states
 from common.accelerator.operations import broadcast_object_list, gather, gather_object, reduce
+from common.accelerator.utils import synchronize_rng_states
 from tests.gpu.machine import GPUS, Misplaced, imitated_rank
 
 OWN = torch.device("cuda", 3)
@@ -53,10 +56,30 @@ def test_a_variable_that_torch_has_read_before_is_not_set(monkeypatch):
     assert dict(os.environ) == before
 
 
+def test_the_random_state_of_a_ranks_own_gpu_is_saved_and_restored(machine):
+    set_random_states(OWN, get_random_states(OWN))
+    synchronize_rng_states(["cuda"])  # by a broadcast on the GPU
+    assert machine.random_states == [("read", 3), ("written", 3)] * 2
+
+
+def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
+    """A tensor of rank 0's GPU would else come back there, on every rank."""
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 2)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator.save_state(tmp_path / "c", safe_serialization=False)
+    with mock.patch.object(torch, "load", wraps=torch.load) as load:
+        accelerator.load_state(tmp_path / "c")
+    accelerator.end_training()
+    assert [str(call.kwargs["map_location"]) for call in load.call_args_list] == ["cpu"] * load.call_count
+    assert load.call_count >= 2
+
+
 @pytest.mark.parametrize("precision, waits", [("no", 0), ("bf16", 0), ("fp16", 1)])
 def test_a_loop_that_clips_and_schedules_waits_only_in_fp16(precision, waits):
     with imitated_rank(3, GPUS) as machine:
         accelerator = Accelerator(mixed_precision=precision)
+        assert precision != "fp16" or accelerator.scaler._device == "cuda"
         model = torch.nn.Linear(4, 2)
         optimizer = torch.optim.AdamW(model.parameters())
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
