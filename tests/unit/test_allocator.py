@@ -51,39 +51,28 @@ def glibc(monkeypatch):
     return asked, refused
 
 
-def test_both_thresholds_and_the_arenas_are_set_the_mmap_threshold_first(glibc):
-    asked, _ = glibc
-    said = allocator.keep_large_blocks()
-    assert asked[0] == (allocator.M_MMAP_THRESHOLD, 2**30)
-    assert set(asked[1:]) == {(allocator.M_TRIM_THRESHOLD, 2**31 - 1), (allocator.M_ARENA_MAX, 1)}
-    assert said == allocator.Allocator("glibc 2.36", 2**30, 2**31 - 1, 1)
+WHOLE = (allocator.M_MMAP_THRESHOLD, 2**30)
+OLD = (allocator.M_MMAP_THRESHOLD, 2**25)
+TRIM = (allocator.M_TRIM_THRESHOLD, 2**31 - 1)
+ARENAS = (allocator.M_ARENA_MAX, 1)
 
 
-def test_an_older_glibc_gets_what_it_accepts(glibc):
+@pytest.mark.parametrize(
+    "refuses, asks, settings",
+    [
+        ([], [WHOLE, ARENAS, TRIM], (2**30, 2**31 - 1, 1)),
+        ([WHOLE], [WHOLE, OLD, ARENAS, TRIM], (2**25, 2**31 - 1, 1)),  # an older glibc
+        ([ARENAS], [WHOLE, ARENAS, TRIM], (2**30, 2**31 - 1, None)),
+        ([WHOLE, OLD], [WHOLE, OLD], (None, None, None)),  # the trim threshold is never set alone
+    ],
+)
+def test_glibc_is_asked_for_the_mmap_threshold_first_and_gets_what_it_accepts(refuses, asks, settings, glibc):
     asked, refused = glibc
-    refused.add((allocator.M_MMAP_THRESHOLD, 2**30))
+    refused.update(refuses)
     said = allocator.keep_large_blocks()
-    assert said.mmap_threshold == 2**25
-    assert "32 MiB" in said.note
-    assert asked[-1] == (allocator.M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def test_a_glibc_that_refuses_arenas_keeps_blocks_and_says_so(glibc):
-    _, refused = glibc
-    refused.add((allocator.M_ARENA_MAX, 1))
-    said = allocator.keep_large_blocks()
-    assert said.mmap_threshold == 2**30
-    assert said.arenas is None
-    assert "M_ARENA_MAX" in said.note
-
-
-def test_the_trim_threshold_is_never_set_alone(glibc):
-    asked, refused = glibc
-    refused |= {(allocator.M_MMAP_THRESHOLD, 2**30), (allocator.M_MMAP_THRESHOLD, 2**25)}
-    said = allocator.keep_large_blocks()
-    assert said.mmap_threshold is None
-    assert "refused" in said.note
-    assert all(parameter == allocator.M_MMAP_THRESHOLD for parameter, _ in asked)
+    assert asked == asks
+    assert (said.mmap_threshold, said.trim_threshold, said.arenas) == settings
+    assert (said.note is None) == (refuses == [])
 
 
 @pytest.mark.parametrize(
@@ -103,13 +92,6 @@ def test_what_the_environment_has_chosen_is_left_alone(variable, value, left_alo
     said = allocator.keep_large_blocks()
     assert (asked == []) is left_alone
     assert (said.note is not None) is left_alone
-
-
-def test_another_c_library_is_left_alone(glibc, monkeypatch):
-    asked, _ = glibc
-    monkeypatch.setattr(platform, "libc_ver", lambda *_: ("", ""))
-    assert allocator.keep_large_blocks().note == "not glibc"
-    assert asked == []
 
 
 @pytest.mark.slow

@@ -68,27 +68,21 @@ def test_defaults_are_the_contract(level, monkeypatch, rank_of_two):
     "level, argv, message",
     [
         ("00_single_gpu", ["--epochs", "0"], "argument --epochs: must be a whole number of at least 1, not '0'"),
-        ("00_single_gpu", ["--batch-size", "6.5"], "argument --batch-size: must be a whole number"),
         ("00_single_gpu", ["--lr", "0"], "argument --lr: must be a number above 0, not '0'"),
-        ("00_single_gpu", ["--lr", "nan"], "not 'nan'"),
-        ("00_single_gpu", ["--lr", "inf"], "not 'inf'"),
         ("00_single_gpu", ["--seed", "-1"], "argument --seed: must be a whole number from 0 to 4000000000"),
-        ("00_single_gpu", ["--seed", "9" * 5000], "a whole number from 0 to 4000000000, not '999"),
         ("00_single_gpu", ["--dataset", "cifar"], "invalid choice: 'cifar'"),
-        ("00_single_gpu", ["--dtype", "float16"], "invalid choice: 'float16'"),
         ("00_single_gpu", ["--save", "/no/such/folder/w.pt"], "it must be a file in a folder that exists"),
         ("00_single_gpu", ["--json", "/tmp"], "argument --json: '/tmp' cannot be written"),
         ("00_single_gpu", ["--batch", "64"], "unknown argument --batch"),
         ("00_single_gpu", ["--epochs"], "expected one argument"),
-        ("00_single_gpu", ["--epochs=--"], "argument --epochs: expected one argument"),
         ("00_single_gpu", ["--data", "device", "--num-workers", "1"], "nothing for loader workers to do"),
         ("00_single_gpu", ["--replicas", "2"], "--replicas belongs to 01_data_parallel, not to 00_single_gpu"),
-        ("00_single_gpu", ["--timeout", "5"], "--timeout belongs to 02_ddp_raw and 03_accelerate and 04_trainer"),
         ("03_accelerate", ["--mixed-precision=bf16"], "belongs to 03_accelerate/train_full and 04_trainer/train_full"),
         ("03_accelerate", ["--timeout", "0.5"], "argument --timeout: must be a whole number from 1 to 1000000"),
         (FULL, ["--checkpoint-dir", ""], "argument --checkpoint-dir: must name a folder"),
+        ("00_single_gpu", ["--device", "mps"], "CUDA_VISIBLE_DEVICES says which GPUs"),
+        ("00_single_gpu", ["--device="], "CUDA_VISIBLE_DEVICES says which GPUs"),
         (FULL, ["--checkpoint-every", "1m"], "argument --checkpoint-every: must be a whole number"),
-        (FULL, ["--checkpoint-every", "0s"], "argument --checkpoint-every: must be a whole number"),
     ],
 )
 def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
@@ -121,6 +115,9 @@ def gpus(monkeypatch):
 
 
 def test_one_process_chooses_among_gpus_and_a_rank_does_not(gpus, capsys, rank_of_two):
+    gpus(0)
+    assert parse("00_single_gpu").device == torch.device("cpu")
+    assert "torch finds no GPU" in refusal(capsys, "00_single_gpu", "--device", "cuda")
     gpus(2)
     for level in ONE_PROCESS:
         assert parse(level).device == parse(level, "--device", "cuda").device == torch.device("cuda", 0)
@@ -132,25 +129,17 @@ def test_one_process_chooses_among_gpus_and_a_rank_does_not(gpus, capsys, rank_o
         assert "set CUDA_VISIBLE_DEVICES=1" in refusal(capsys, level, "--device", "cuda:1")
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu:0", "cuda:", "cuda:-1", "", "CUDA"])
-def test_other_devices_are_refused_with_a_hint(device, capsys):
-    assert "CUDA_VISIBLE_DEVICES says which GPUs" in refusal(capsys, "00_single_gpu", f"--device={device}")
-
-
-def test_an_absent_gpu_is_said(gpus, capsys):
-    gpus(0)
-    assert parse("00_single_gpu").device == torch.device("cpu")
-    assert "torch finds no GPU" in refusal(capsys, "00_single_gpu", "--device", "cuda")
-
-
 def launch_refusal(level: str, device: str = "cpu") -> str:
     with pytest.raises(UserError) as caught:
         check_launch(level, torch.device(device))
     return str(caught.value)
 
 
-def test_level_02_wants_a_gpu_for_each_rank_of_a_machine(gpus, rank_of_two):
+def test_levels_of_one_process_refuse_torchrun_and_level_02_wants_it_and_a_gpu_for_each_rank(gpus, rank_of_two):
+    assert "needs torchrun: torchrun --standalone" in launch_refusal("02_ddp_raw")
     rank_of_two("3")
+    for level in ONE_PROCESS:
+        assert "is one process, but WORLD_SIZE is 3" in launch_refusal(level)
     gpus(2)
     assert "3 processes need as many GPUs, 2 are visible" in launch_refusal("02_ddp_raw", "cuda")
     check_launch("02_ddp_raw", torch.device("cpu"))
@@ -179,15 +168,6 @@ def test_looking_for_gpus_leaves_the_process_able_to_fork(gpus, monkeypatch):
         assert os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == before
     with pytest.raises(AssertionError, match="has been asked"):
         torch.cuda.is_available()
-
-
-def test_each_level_says_how_it_is_to_be_started(monkeypatch, rank_of_two):
-    assert "needs torchrun: torchrun --standalone" in launch_refusal("02_ddp_raw")
-    rank_of_two()
-    for level in ONE_PROCESS:
-        assert "WORLD_SIZE is 2: unset it" in launch_refusal(level)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert "start it with python, not torchrun" in launch_refusal("00_single_gpu")
 
 
 def test_only_rank_0s_machine_needs_the_folder_of_the_results(capsys, tmp_path, rank_of_two):

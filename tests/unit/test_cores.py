@@ -10,15 +10,13 @@ import torch
 from common import cores, ladder
 from common.cores import (
     available_cores,
-    confine_thread_to_device,
     confine_to_device,
     device_cores,
     threads_per_worker,
     use_all_cores,
 )
 from common.processes import ranks
-from common.small.data_parallel import EmulatedDataParallel
-from tests.levels import SHORT, farthest, run_level
+from tests.levels import SHORT, run_level
 
 needs_two_cores = pytest.mark.skipif(
     available_cores() < 2 or not hasattr(os, "sched_setaffinity"), reason="two devices need two cores to be confined to"
@@ -73,11 +71,6 @@ def test_workers_have_their_devices_threads_however_many_they_are(sixteen):
     assert set(map(len, sixteen.values())) == {16}
 
 
-def test_a_thread_stays_where_it_is_unless_cores_are_divided(sixteen):
-    confine_thread_to_device(1)
-    assert sixteen == {}
-
-
 def confined_after_computing() -> tuple[int, dict[str, str]]:
     """A pool of threads has started before the process is confined to one core: it must move too."""
     torch.set_num_threads(2)
@@ -96,38 +89,6 @@ def test_all_threads_of_a_rank_are_on_its_device_and_the_next_job_has_all_cores(
         assert count == 1 and len(masks) > 1
         assert set(masks.values()) == {str(*device_cores(rank, 1))}
     assert ranks(2).run(available_cores) == [every, every]
-
-
-class _Where(torch.nn.Module):
-    """A network that notes the cores and the threads that each replica's thread has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: list[tuple[set[int], int]] = []
-
-    def __deepcopy__(self, memo):
-        return self  # replicas write into one list
-
-    def forward(self, inputs):
-        self.seen.append((os.sched_getaffinity(0), torch.get_num_threads()))
-        return inputs + self.weight
-
-
-def cores_of_replicas() -> list[tuple[set[int], int]]:
-    confine_to_device(0, 1)
-    torch.set_num_threads(1)
-    network = _Where()
-    EmulatedDataParallel(network, 2)(torch.zeros(2, 1))
-    return [(os.sched_getaffinity(0), torch.get_num_threads()), *network.seen]
-
-
-@needs_two_cores
-def test_each_replica_has_its_devices_cores_and_the_rest_of_the_level_those_of_the_first():
-    (((main, _), *replicas),) = ranks(1).run(cores_of_replicas)
-    first, second = (set(device_cores(device, 1)) for device in (0, 1))
-    assert main == first
-    assert sorted(replicas, key=str) == sorted([(first, 1), (second, 1)], key=str)
 
 
 def seen_in_training(level: str, flags: list[str]) -> tuple[dict[str, str], str, int]:
@@ -160,20 +121,3 @@ def test_every_thread_of_a_level_is_on_its_device(level):
         assert masks[main] == own and threads == 1
         assert set(masks.values()) == ({own, other} if level == "01_data_parallel" else {own})
     assert ranks(processes).run(available_cores) == [every] * processes
-
-
-def weights(level: str, threads: int, flags: list[str]) -> dict:
-    torch.set_num_threads(threads)
-    return run_level(level, [*SHORT, *flags])[1]
-
-
-@needs_two_cores
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ladder.levels())
-def test_the_same_threads_leave_the_same_weights_wherever_they_are(level):
-    workers = 1 if level == "00_single_gpu" else 2
-    cores = available_cores() // workers
-    processes = 2 if level in ladder.DISTRIBUTED else 1
-    plain, *_ = ranks(processes).run(weights, level, cores, [])
-    confined, *_ = ranks(processes).run(weights, level, cores, ["--cores-per-device", str(cores)])
-    assert plain.keys() == confined.keys() and farthest(plain, confined) == 0

@@ -1,28 +1,24 @@
 """MNIST as tensors: the same numbers as torchvision's, faster, verified, fetched once."""
 
-import http.client
 import os
 import shutil
-import statistics
-import subprocess
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
 from common import ladder
-from common.data import collate, load_data
+from common.data import load_data
 from common.data.mnist import MNIST_FILES
 from common.data.synthetic import draw_cache
 from common.errors import UserError
 from common.process_group import process_group
 from common.processes import ranks
+from tests.faults.jobs import MOUNTED, on_tmpfs, run_to_end
 
 # A mirror that refuses the connection: no network, without taking the machine's away.
 NO_MIRROR = ["http://127.0.0.1:9/"]
@@ -62,58 +58,10 @@ def test_a_batch_is_its_samples():
     assert torch.equal(train_set.images, before)
 
 
-def test_float64_normalises_in_float64():
-    images, _ = load_data(flags(dtype=torch.float64))[0].__getitems__([0])
-    assert images.dtype == torch.float64
-    single, _ = load_data(flags())[0].__getitems__([0])
-    assert 0 < (images - single).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("how", ["batch_size", "sampler", "batch_sampler", "subset"])
-def test_loaders_and_samplers_accept_it(how, workers):
-    _, test_set = load_data(flags(eval_samples=100))
-    options = {
-        "batch_size": {"batch_size": 32},
-        "sampler": {"batch_size": 32, "sampler": RandomSampler(test_set)},
-        "batch_sampler": {"batch_sampler": BatchSampler(SequentialSampler(test_set), 32, drop_last=False)},
-        "subset": {"batch_size": 32},
-    }[how]
-    dataset = Subset(test_set, range(100)) if how == "subset" else test_set
-    batches = list(DataLoader(dataset, collate_fn=collate, num_workers=workers, **options))
-    assert [len(labels) for _, labels in batches] == [32, 32, 32, 4]
-    seen = torch.cat([labels for _, labels in batches])
-    assert seen.bincount(minlength=10).tolist() == test_set.labels.bincount(minlength=10).tolist()
-
-
-def test_a_list_of_samples_is_collated_too():
-    _, test_set = load_data(flags())
-    images, labels = collate([test_set[0], test_set[1]])
-    assert images.shape == (2, 1, 28, 28) and labels.shape == (2,)
-
-
 def test_real_mnist_is_found(mnist):
     train_set, test_set = load_data(flags(dataset="auto", data_dir=mnist))
     assert (train_set.name, len(train_set), len(test_set)) == ("mnist", 60_000, 10_000)
     assert train_set.labels.bincount().tolist()[:3] == [5923, 6742, 5958]  # as published
-
-
-def test_loading_is_20_times_faster_than_pil_and_transforms(torchvision_sets, one_thread):
-    """Batch 64, no workers, shuffled: medians of rounds that take turns."""
-    ours, _ = load_data(flags())
-
-    def seconds(loader, batches: int) -> float:
-        iterator = iter(loader)
-        next(iterator)
-        began = time.perf_counter()
-        for _ in range(batches):
-            next(iterator)
-        return (time.perf_counter() - began) / batches
-
-    fast = DataLoader(ours, 64, shuffle=True, collate_fn=collate)
-    slow = DataLoader(torchvision_sets[0], 64, shuffle=True)
-    ratios = [seconds(slow, 10) / seconds(fast, 100) for _ in range(5)]
-    assert statistics.median(ratios) >= 20, ratios
 
 
 def _truncate(content: bytes) -> bytes:
@@ -167,63 +115,19 @@ def test_without_mnist_and_network_mnist_is_an_error(tmp_path, monkeypatch):
     assert not (tmp_path / "empty").exists()  # its name may be misspelt
 
 
-def test_an_answer_that_is_not_http_is_no_network(tmp_path, monkeypatch):
-    def answered(*args, **kwargs):
-        raise http.client.BadStatusLine("login first")
-
-    monkeypatch.setattr(MNIST, "download", answered)
-    assert load_data(flags(dataset="auto", data_dir=tmp_path / "empty"))[0].name == "synthetic"
-    assert not (tmp_path / "empty").exists()
-
-
-def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "of all"))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where nobody knows it
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "of all"))
-    monkeypatch.setattr("common.data.synthetic.SIZES", {"train": 20, "t10k": 10})
-    assert draw_cache().is_relative_to(tmp_path / "of all")
-
-
 def test_a_data_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="Not a directory"):
         load_data(flags(dataset="mnist", data_dir=tmp_path / "file"))
 
 
-READS_ONLY = """
-import sys
-from argparse import Namespace
-import torch
-from common.data import load_data
-from common.errors import UserError
-settings = {"data_dir": sys.argv[1], "dtype": torch.float32, "train_samples": 1, "eval_samples": 1, "data": "host"}
-settings |= {"batch_size": 1, "max_steps": None, "epochs": 1}
-try:
-    load_data(Namespace(dataset="mnist", **settings))
-except UserError as error:
-    print(error.code)
-print(load_data(Namespace(dataset="auto", **settings))[0].name)
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root")
+@MOUNTED
 @pytest.mark.slow
 def test_a_read_only_data_folder_is_an_error_or_synthetic(tmp_path):
-    """A real read-only file system, in a mount namespace of its own."""
-    program = tmp_path / "loads.py"
-    data = tmp_path / "data"
-    data.mkdir()
-    program.write_text(READS_ONLY)
-    mounted = f"mount -t tmpfs -o ro none {data} && exec {sys.executable} {program} {data}"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mounted],
-        capture_output=True, text=True, timeout=120, cwd=ladder.ROOT, env=os.environ | {"PYTHONPATH": str(ladder.ROOT)},
-    )  # fmt: skip
-    if "unshare" in done.stderr or "mount" in done.stderr.splitlines()[0]:
-        pytest.skip(f"this system does not let us mount: {done.stderr.strip()}")
-    assert done.stdout == "2\nsynthetic\n", done.stderr
+    command = [sys.executable, str(ladder.script("00_single_gpu")), "--data-dir", str(tmp_path), "--max-steps", "1"]
+    mnist = [*command, "--dataset", "mnist"]
+    done = run_to_end(on_tmpfs(tmp_path, "ro", mnist, command))
+    assert "code 2" in done.stdout and "synthetic accuracy" in done.stdout
     refused, replaced = done.stderr.splitlines()
     assert refused.startswith("error: ") and "Read-only file system" in refused
     assert replaced.startswith("NOT MNIST: ") and "Read-only file system" in replaced

@@ -123,16 +123,6 @@ def test_only_rank_0_prints_and_writes(level, tmp_path):
     assert torch.load(tmp_path / "w.pt", weights_only=True).keys() == BasicNet().state_dict().keys()
 
 
-def test_what_cannot_be_written_is_one_line_that_names_it(tmp_path, capsys):
-    module = ladder.load("00_single_gpu")
-    args = parse_args(module.__file__, [*SMALL, "--json", str(tmp_path / "r.json")])
-    (tmp_path / "r.json").mkdir()
-    (tmp_path / "r.json" / "in the way").touch()
-    with pytest.raises(UserError, match=f"{tmp_path}/r.json cannot be written: "):
-        module.train(args)
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel", "03_accelerate", "04_trainer"])
 def test_a_training_whose_loss_is_lost_ends_in_one_line(level, tmp_path, capsys):
     """After the first step the weights are huge, and the second loss is not a number."""

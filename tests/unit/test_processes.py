@@ -39,11 +39,6 @@ def _fail_on_rank_1():
         raise ValueError("rank 1 says no")
 
 
-def test_ranks_share_a_group_and_are_reused():
-    assert ranks(2).run(_sum_of_ranks) == [3, 3]
-    assert ranks(2).run(_sum_of_ranks) == [3, 3]
-
-
 def test_a_failing_rank_is_named_and_the_pool_recovers():
     with pytest.raises(RankFailed, match="rank 1: ValueError: rank 1 says no"):
         ranks(2).run(_fail_on_rank_1)

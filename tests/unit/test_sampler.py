@@ -1,7 +1,6 @@
 """DistributedEvalSampler: a partition of the dataset, for every size, world and order."""
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
@@ -60,10 +59,6 @@ def test_without_shuffling_memory_does_not_grow_with_the_dataset():
     iterator = iter(sampler)
     assert [next(iterator) for _ in range(3)] == [2, 5, 8]
     assert len(sampler) == 333_333_333_333_333
-
-
-def test_without_a_process_group_there_is_one_shard():
-    assert list(DistributedEvalSampler(torch.arange(4))) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("world_size, rank", [(2, 2), (2, -1), (0, 0)])
