@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness import page_faults, proof, records
-from benchmarks.harness.load import busy_cores, is_busy, wait_passively
+from benchmarks.harness import proof, records
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
 from benchmarks.report.publish import exit_code, publish
@@ -84,8 +83,6 @@ class Comparison:
             "failures": [],
             "machine": records.machine(),
             "began": records.circumstances(),
-            "busy_cores": {},
-            "waits_passively": False,
             "world_size": options.world_size,
             "cores_per_device": self.cores_per_device,
             "global_batch_size": options.batch_sizes[0],
@@ -93,13 +90,6 @@ class Comparison:
             "proof_steps": PROOF_STEPS,
             "levels": {level: {} for level in self.levels},
         }
-
-    def look_at_load(self) -> None:
-        """Note the load of other programs; beside them let the processes of this comparison wait passively."""
-        busy = busy_cores()
-        self.report["busy_cores"]["before"] = busy
-        if is_busy(busy, available_cores()):
-            self.report["waits_passively"] = wait_passively()
 
     def parts(self) -> list[Part]:
         parts = []
@@ -187,7 +177,6 @@ class Comparison:
         samples = measure(timed.contestants, self.turns())
         ratios = throughput.to_level_00(timed.facts) + throughput.to_level_02(timed.facts)
         group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios)
-        group["notes"] = page_faults.remarks(timed.facts)
         self.report.setdefault("throughput", []).append(group)
 
     def turns(self) -> Iterator[int]:
@@ -250,10 +239,8 @@ def main() -> None:
         sys.exit(f"error: --out: {reason}")
     comparison = Comparison(options)
     try:
-        comparison.look_at_load()
         print(f"{heading(comparison.report)}\n", flush=True)
         comparison.run()
-        comparison.report["busy_cores"]["after"] = busy_cores()
     except KeyboardInterrupt:
         comparison.report["interrupted"] = True
         if not comparison.has_something_to_show():

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Extent, Group, ReplayClock, info, read_recorded, seconds_per_step
-from benchmarks.harness.threads import single_thread
+from benchmarks.harness.groups import CannotMeasure, Extent, Group, ReplayClock, info, seconds_per_step
 from benchmarks.report.pictures import DRAWN
 from benchmarks.suites import memory
 from common.allocator import keep_large_blocks
@@ -48,9 +47,6 @@ def pytest_addoption(parser):
     group.addoption("--quick", action="store_true", help="a few short rounds: to see that everything runs")
     group.addoption("--rounds", type=int, metavar="N", help=f"how often the rows of a group take turns ({FULL_ROUNDS})")
     group.addoption("--record", type=Path, metavar="FOLDER", help="write a record of each suite there, and pictures")
-    group.addoption(
-        "--replay", type=Path, metavar="FOLDER", help="measure nothing: show what --record has written there"
-    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -61,12 +57,7 @@ def pytest_configure(config):
     rounds = config.getoption("--rounds", None)
     if rounds is not None and rounds < 1:
         raise pytest.UsageError("--rounds must be at least 1")
-    replayed = config.getoption("--replay", None)
     recorded = config.getoption("--record", None)
-    if replayed and recorded:
-        raise pytest.UsageError("--replay measures nothing that --record could write")
-    if replayed and not replayed.is_dir():
-        raise pytest.UsageError(f"--replay: there is no folder {replayed}")
     # An hour of measuring should not end in an error that was there before.
     if recorded and (reason := records.why_not_writable(recorded)):
         raise pytest.UsageError(f"--record: {reason}")
@@ -174,12 +165,9 @@ def extent(request, quick, data_flags) -> Extent:
 @pytest.fixture(scope="session")
 def measured(request, extent):
     """`measured(suite, group)`: the group's record. It is measured once, with all rows of it that were selected."""
-    replayed = request.config.getoption("--replay")
     known: dict[str, dict | Exception] = {}
 
     def measure(suite: str, group: Group) -> dict:
-        if replayed:
-            return _recorded(replayed / f"{suite}.json", group.title)
         began = records.circumstances()
         keys = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
         selected = {params["row"] for params in keys if params.get("group_key") == group.key}
@@ -198,14 +186,6 @@ def measured(request, extent):
         return known[group.key]
 
     return once
-
-
-def _recorded(path: Path, title: str) -> dict:
-    """The group called `title` in a suite's file."""
-    for group in read_recorded(path)["groups"]:
-        if group["group"] == title:
-            return group
-    raise CannotMeasure(f"{path} has no group {title!r}")
 
 
 @pytest.fixture
@@ -242,13 +222,6 @@ def replay(benchmark, record_of):
         return record["rows"][row]
 
     return run
-
-
-@pytest.fixture
-def one_thread():
-    """Torch computes on one thread: several wait for each other where there is little to do, or another job runs."""
-    with single_thread():
-        yield
 
 
 @pytest.fixture

@@ -102,12 +102,3 @@ def why_not() -> str | None:
         if value and (variable != "GLIBC_TUNABLES" or "glibc.malloc" in value):
             return f"{variable} is set"
     return None
-
-
-def minor_faults() -> int | None:
-    """Pages that the kernel has given to this process so far; None where the system does not count."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

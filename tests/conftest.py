@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.conftest import one_thread  # noqa: F401 - a fixture of the tests too
+from benchmarks.harness.threads import single_thread
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
@@ -95,3 +95,10 @@ def cheap_garbage_collection():
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture
+def one_thread():
+    """Torch computes on one thread: several wait for each other where there is little to do, or another job runs."""
+    with single_thread():
+        yield

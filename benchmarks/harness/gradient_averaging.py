@@ -1,7 +1,7 @@
 """Ways to average the gradients of two ranks: `common.small.ddp`, torch's DDP, and what makes it send less.
 
 A rank trains DeepNet on its own images with one of `WAYS`. The phases of a step bear names that torch's profiler
-records, so that `benchmarks.suites.timeline` sees the same step that `benchmarks.suites.overlap` times.
+records, and that `benchmarks.suites.timeline` draws.
 """
 
 import contextlib
@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
@@ -24,13 +23,6 @@ from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 BATCH = 8  # images of one rank and one backward
 LEARNING_RATE = 3e-4
 WARM_UP_STEPS = 2
-MIB = 2**20
-# torch closes a bucket when it holds at least so much: with one byte each gradient is a bucket of its own.
-ONE_PARAMETER = 1 / MIB
-EVERYTHING = 1024  # MiB
-POWER_SGD_RANK = 2
-# PowerSGD averages the first gradients whole. torch refuses less than 2.
-POWER_SGD_STARTS = 2
 
 
 @dataclass(frozen=True)
@@ -40,50 +32,19 @@ class Way:
     Attributes:
         wrap: makes a replica of the network; a collective, except for the network as it is.
         backwards: how many backwards a step of the optimizer has. All but the last run in `no_sync`.
-        compresses: whether the ranks exchange less than the gradients; the weights are then others.
         averages: whether the ranks exchange gradients. Where they do not, they meet after each step nevertheless:
             otherwise the wait for a slower rank would count as a cost of averaging.
     """
 
     wrap: Callable[[nn.Module], nn.Module]
     backwards: int = 1
-    compresses: bool = False
     averages: bool = True
 
 
-def in_torchs_buckets(bucket_cap_mb: float | None = None) -> Callable[[nn.Module], nn.Module]:
-    """torch's DDP with buckets of so many MiB, by default 25 after a first one of 1."""
-
-    def wrap(network: nn.Module) -> nn.Module:
-        # Only an argument that is not given leaves torch 2.11 its default, with the small first bucket.
-        if bucket_cap_mb is None:
-            return DistributedDataParallel(network)
-        return DistributedDataParallel(network, bucket_cap_mb=bucket_cap_mb)
-
-    return wrap
-
-
-def compressed(hook: Callable) -> Callable[[nn.Module], nn.Module]:
-    """torch's DDP whose buckets travel in another format."""
-
-    def wrap(network: nn.Module) -> nn.Module:
-        model = DistributedDataParallel(network)
-        model.register_comm_hook(None, hook)
-        return model
-
-    return wrap
-
-
-def in_power_sgd(network: nn.Module) -> nn.Module:
-    """torch's DDP that sends two thin matrices in place of each gradient.
-
-    All gradients are in one bucket: the hook starts its second and third all-reduce from gloo's threads, whose order
-    may differ from rank to rank where there are several buckets. gloo then ends the process: "Is there a distributed
-    collective mismatch in your code?"
-    """
-    model = DistributedDataParallel(network, bucket_cap_mb=EVERYTHING)
-    state = PowerSGDState(None, POWER_SGD_RANK, POWER_SGD_STARTS)
-    model.register_comm_hook(state, powerSGD_hook)
+def in_fp16(network: nn.Module) -> nn.Module:
+    """torch's DDP whose gradients travel in 16 bits."""
+    model = DistributedDataParallel(network)
+    model.register_comm_hook(None, fp16_compress_hook)
     return model
 
 
@@ -92,34 +53,15 @@ def alone(network: nn.Module) -> nn.Module:
     return network
 
 
-ALONE = "no averaging"
-ALONE_TWICE = "no averaging, two backwards"
-NAIVE = "naive"
-OVERLAPPED = "overlapped"
-BUCKETED = "bucketed, 1 MiB"
-TORCH = "torch's DDP"
-NO_SYNC = "torch's DDP, no_sync"
 WAYS: dict[str, Way] = {
-    ALONE: Way(alone, averages=False),
-    ALONE_TWICE: Way(alone, backwards=2, averages=False),
-    NAIVE: Way(NaiveDDP),
-    OVERLAPPED: Way(OverlappedDDP),
-    BUCKETED: Way(lambda network: BucketedDDP(network, bucket_mib=1)),
-    "torch's, one per parameter": Way(in_torchs_buckets(ONE_PARAMETER)),
-    "torch's, 0.25 MiB": Way(in_torchs_buckets(0.25)),
-    "torch's, 1 MiB": Way(in_torchs_buckets(1)),
-    TORCH: Way(in_torchs_buckets()),
-    "torch's, one for all": Way(in_torchs_buckets(EVERYTHING)),
-    NO_SYNC: Way(in_torchs_buckets(), backwards=2),
-    "fp16": Way(compressed(fp16_compress_hook), compresses=True),
-    "bf16": Way(compressed(bf16_compress_hook), compresses=True),
-    "PowerSGD": Way(in_power_sgd, compresses=True),
+    "no averaging": Way(alone, averages=False),
+    "naive": Way(NaiveDDP),
+    "overlapped": Way(OverlappedDDP),
+    "bucketed, 1 MiB": Way(lambda network: BucketedDDP(network, bucket_mib=1)),
+    "torch's DDP": Way(DistributedDataParallel),
+    "torch's DDP, no_sync": Way(DistributedDataParallel, backwards=2),
+    "torch's DDP, fp16": Way(in_fp16),
 }
-
-
-def baseline(way: str) -> str:
-    """The way that computes the same as `way` and averages nothing."""
-    return ALONE if WAYS[way].backwards == 1 else ALONE_TWICE
 
 
 class AveragedTraining:
@@ -169,7 +111,7 @@ class AveragedTraining:
 def warmed_up(way: str) -> Callable[[], None]:
     """A function that takes one step of this rank's training on noise, after a warm-up. A collective of all ranks.
 
-    PowerSGD sends its first gradients whole, and torch's DDP orders its buckets anew after the first step.
+    torch's DDP orders its buckets anew after the first step.
     """
     training = AveragedTraining(way)
     images, targets = noise(way, dist.get_rank())

@@ -5,10 +5,8 @@ seconds that one step took in each round of the group. So pytest-benchmark shows
 the rows of a group can still be compared with one another.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
@@ -51,13 +49,6 @@ class Group:
     title: str
     rows: tuple[str, ...]
     measure: Callable[[tuple[str, ...], Extent], dict]
-
-
-def read_recorded(path: Path) -> dict:
-    """The record that `records.write` has left in a file; CannotMeasure is raised where it is not there."""
-    if not path.exists():
-        raise CannotMeasure(f"{path} does not exist")
-    return json.loads(path.read_text())
 
 
 def keyed(groups: Iterable[Group]) -> dict[str, Group]:

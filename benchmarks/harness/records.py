@@ -50,8 +50,6 @@ from common.cores import available_cores
 from common.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
-# How Linux chooses the frequency of the first core.
-GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 DIGITS = 5  # significant ones: more would be noise
 WIDTH = 80  # columns of a terminal
 
@@ -222,12 +220,7 @@ def machine() -> dict:
         "gpus": gpus,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "c_library": " ".join(platform.libc_ver()).strip(),
-        "onednn": torch.backends.mkldnn.is_available(),
-        "omp": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "KMP_", "MKL_"))},
-        "cpu_flags": _cpu_flags(),
-        "frequency_governor": GOVERNOR.read_text().strip() if GOVERNOR.exists() else None,
-    } | _gpu_software()
+    }
 
 
 def circumstances() -> dict:
@@ -274,31 +267,6 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_flags() -> list[str]:
-    """The instruction sets that torch's kernels choose by, of those that this processor has."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return []
-    flags = re.search(r"^(?:flags|Features)\s*: *(.*)$", cpuinfo.read_text(), re.MULTILINE)
-    known = set(flags[1].split()) if flags else set()
-    return sorted(flag for flag in known if flag.startswith(("avx", "amx", "fma", "sve", "asimd", "bf16")))
-
-
-def _gpu_software() -> dict:
-    """On a machine with GPUs: versions, and what nvidia-smi says of clocks, power limits and links."""
-    if not torch.cuda.is_available():
-        return {}
-    asked = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
-    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
-    return {
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
-        "nvidia_smi": _output("nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"),
-        "topology": _output("nvidia-smi", "topo", "-m"),
-    }
 
 
 def _processor() -> str:

@@ -5,7 +5,7 @@ different lanes may.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ALL_REDUCE = "all-reduce"
 BACKWARD = "backward"
@@ -68,41 +68,3 @@ def hidden_share(spans: list[Span]) -> float:
     if not sending:
         return 0.0
     return common_seconds(spans, BACKWARD, ALL_REDUCE) / sending
-
-
-class Process(NamedTuple):
-    """The spans of one process, as a trace shows them."""
-
-    title: str
-    spans: list[Span]
-
-
-def chrome_trace(processes: list[Process]) -> dict[str, Any]:
-    """The trace event format that https://ui.perfetto.dev and chrome://tracing open.
-
-    Source: Trace Event Format, by Google; times are in microseconds.
-    """
-    events: list[dict[str, Any]] = []
-    for process_id, process in enumerate(processes, start=1):
-        events.append(_name_of("process_name", process.title, process_id, 0))
-        lanes = list(dict.fromkeys(span.lane for span in process.spans))
-        thread_ids = {lane: index for index, lane in enumerate(lanes, start=1)}
-        for lane, thread_id in thread_ids.items():
-            events.append(_name_of("thread_name", lane, process_id, thread_id))
-        for span in process.spans:
-            event = {
-                "ph": "X",  # a complete event: begin and duration
-                "name": span.name,
-                "cat": "step",
-                "ts": round(1e6 * span.start, 1),
-                "dur": round(1e6 * span.seconds, 1),
-                "pid": process_id,
-                "tid": thread_ids[span.lane],
-            }
-            events.append(event)
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def _name_of(kind: str, title: str, process_id: int, thread_id: int) -> dict[str, Any]:
-    """A metadata event, which names a process or a thread."""
-    return {"ph": "M", "name": kind, "pid": process_id, "tid": thread_id, "args": {"name": title}}

@@ -1,1 +1,1 @@
-"""Reports of results: tables, verdicts, plots, the page, the numbers in the READMEs."""
+"""Reports of results: tables, verdicts, plots, the numbers in the READMEs."""

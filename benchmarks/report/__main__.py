@@ -1,4 +1,4 @@
-"""Draw everything again that records hold: plots, traces, and the page of a comparison.
+"""Draw everything again that records hold: the plots, and the tables of a comparison.
 
     python -m benchmarks.report benchmarks/results/amd-epyc-2-cores --out results
 
@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 from benchmarks.harness.records import why_not_writable
-from benchmarks.report import overlap_plot
 from benchmarks.report.pictures import DRAWN
 from benchmarks.report.publish import publish
 
@@ -23,13 +22,6 @@ def read(path: Path) -> dict:
     if "machine" not in record:
         raise ValueError("no record of a benchmark")
     return record
-
-
-def agreements(records: dict[str, dict]) -> list[str]:
-    """For each way of averaging gradients: whether the suites `timeline` and `overlap` have measured the same step."""
-    if not {"timeline", "overlap"} <= records.keys():
-        return []
-    return list(map(str, overlap_plot.agreements(records["timeline"]["groups"], records["overlap"]["groups"])))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -50,13 +42,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"nothing to draw from in {options.folder}: no {', '.join((COMPARISON, *DRAWN))}.json")
     if reason := why_not_writable(out):
         parser.error(f"--out: {reason}")
-    # The pictures of the suites come first, because the comparison's page shows them.
     for name in DRAWN:
         if name in records:
             written = DRAWN[name](records[name]["groups"], records[name]["machine"], out)
             print(f"Written to {out}: {', '.join(written)}")
-    for agreement in agreements(records):
-        print(agreement)
     if COMPARISON in records:
         print(publish(records[COMPARISON], out))
 

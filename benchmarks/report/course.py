@@ -1,4 +1,4 @@
-"""Generated parts of the READMEs that teach: where the collectives are called, what travels, and what memory holds."""
+"""Generated parts of the READMEs that teach: when two nodes pay, what memory holds, and the last samples."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,9 @@ from pathlib import Path
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from benchmarks.suites.memory import BUCKET_VIEWS, DDP, FOREACH, FSDP
-from benchmarks.suites.network import CALIBRATED_AT, Calibration, one_node, row_name, rows_of_links
+from benchmarks.suites.network import BANDWIDTHS, one_node, row_name
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from common.ladder import scripts
-from common.model import BasicNet
 
 RESULTS = Path("benchmarks/results/amd-epyc-2-cores")  # in the repository
 MIB = 2**20
@@ -18,55 +17,6 @@ BATCHES = (64, 256)  # of each process, in the recorded runs on two nodes
 TAIL_SAMPLES = 10_000
 TAIL_RANKS = 7
 TAIL_BATCH = 70
-LARGEST = 8  # tensors of a device that a page shows
-MICRO_BATCHES = 4  # of the window that `no_sync` is explained with
-
-
-def ring() -> str:
-    """A table of the bytes that each rank sends in one all-reduce of BasicNet's gradients."""
-    size = _gradient_bytes()
-    rows = ["| ranks | messages | share of the gradients | sent by each rank |", "|--:|--:|--:|--:|"]
-    for ranks in WORLD_SIZES:
-        share = 2 * (ranks - 1) / ranks
-        rows.append(f"| {ranks} | {2 * (ranks - 1)} | {share:.2f} | {share * size / 1e6:.2f} MB |")
-    return "\n".join(rows)
-
-
-def latency() -> str:
-    """The cost of the number of messages on the recorded link: all gradients one by one, and in DDP's two buckets."""
-    seconds = _calibration(64).latency
-    tensors = sum(1 for _ in BasicNet().parameters())
-    rows = [f"| ranks | {tensors} all-reduces | 2 all-reduces | saved |", "|--:|--:|--:|--:|"]
-    for ranks in WORLD_SIZES:
-        messages = 2 * (ranks - 1)
-        one_by_one = tensors * messages * seconds * 1e3
-        in_buckets = 2 * messages * seconds * 1e3
-        saved = one_by_one - in_buckets
-        rows.append(f"| {ranks} | {one_by_one:.1f} ms | {in_buckets:.1f} ms | {saved:.1f} ms |")
-    return "\n".join(rows)
-
-
-def overlap() -> str:
-    """Two nodes with a batch of 64 each: images per second measured, and predicted with and without overlap."""
-    rows = ["| link | measured | predicted | predicted without overlap |", "|---|--:|--:|--:|"]
-    for name, row in _links(64).items():
-        without = row["predicted_without_overlap"]
-        mark = " (calibrated here)" if name == CALIBRATED_AT else ""
-        rows.append(f"| {name} | {row['median']:.0f} | {row['predicted']:.0f}{mark} | {without:.0f} |")
-    return "\n".join(rows)
-
-
-def no_sync() -> str:
-    """A table of the time that `no_sync` saves in a window of four micro-batches of 64 on two ranks."""
-    saved_messages = MICRO_BATCHES - 1
-    sent = saved_messages * _gradient_bytes() / 1e6
-    calibration = _calibration(64)
-    rows = ["| link | not sent by each rank | time not waited |", "|---|--:|--:|"]
-    for name, row in _links(64).items():
-        if row["nominal_bits_per_sec"]:
-            waited = calibration.step(row["tcp_bits_per_sec"]) - calibration.compute
-            rows.append(f"| {name} | {sent:.1f} MB | {saved_messages * waited * 1e3:.0f} ms |")
-    return "\n".join(rows)
 
 
 def break_even() -> str:
@@ -76,7 +26,7 @@ def break_even() -> str:
     """
     heading = " | ".join(f"batch {batch} each" for batch in BATCHES)
     rows = [f"| link | {heading} |", "|---|--:|--:|"]
-    for name in _links(BATCHES[0]):
+    for name in BANDWIDTHS:
         speedups = [_against_one_node(name, batch) for batch in BATCHES]
         rows.append(f"| {name} | {' | '.join(speedups)} |")
     return "\n".join(rows)
@@ -118,18 +68,6 @@ def memory_split() -> str:
     return "\n".join(rows)
 
 
-def memory_tensors() -> str:
-    """The largest tensors of BasicNet's training on device 0 of two, under DataParallel and under DDP, as a table."""
-    rows = ["| under | what it is | tensor | shape | MiB |", "|---|---|---|--:|--:|"]
-    for wrapper in ("DataParallel", "DDP"):
-        row = _memory_row("basic_net", wrapper, 2)
-        for tensor in row["tensors"][:LARGEST]:
-            shape = "×".join(map(str, tensor["shape"]))
-            name = tensor["name"] or tensor["operation"].removeprefix("aten::")
-            rows.append(f"| {wrapper} | {tensor['category']} | `{name}` | {shape} | {tensor['size'] / MIB:.1f} |")
-    return "\n".join(rows)
-
-
 def smaller() -> str:
     """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by network and devices."""
     columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
@@ -144,39 +82,6 @@ def smaller() -> str:
     return "\n".join(rows)
 
 
-def zero_split() -> str:
-    """A table of ResNet-18's memory on each of eight devices under DDP and FSDP2, in MiB by category."""
-    devices = WORLD_SIZES[-1]
-    ddp = _memory_row("resnet18", DDP, devices)["peaks"][0]
-    fsdp = _memory_row("resnet18", FSDP, devices)["peaks"][0]
-    rows = ["| MiB on each of 8 devices | DDP | FSDP2 |", "|---|--:|--:|"]
-    for category in ddp:
-        rows.append(f"| {category} | {ddp[category] / MIB:.1f} | {fsdp[category] / MIB:.1f} |")
-    rows.append(f"| sum | {sum(ddp.values()) / MIB:.1f} | {sum(fsdp.values()) / MIB:.1f} |")
-    return "\n".join(rows)
-
-
-def zero() -> str:
-    """Parameters, gradients and AdamW's state per device under DDP, ZeRO and FSDP, by arithmetic, in MiB."""
-    parameters = gradients = _gradient_bytes() / MIB
-    state = 2 * parameters
-    rows = ["| devices | DDP | ZeRO-1 | ZeRO-2 | ZeRO-3, FSDP |", "|--:|--:|--:|--:|--:|"]
-    for ranks in WORLD_SIZES:
-        cells = [
-            parameters + gradients + state,
-            parameters + gradients + state / ranks,
-            parameters + (gradients + state) / ranks,
-            (parameters + gradients + state) / ranks,
-        ]
-        rows.append(f"| {ranks} | {' | '.join(f'{cell:.1f}' for cell in cells)} |")
-    return "\n".join(rows)
-
-
-def _gradient_bytes() -> int:
-    """The bytes of all gradients of BasicNet, which are as many as those of its parameters."""
-    return sum(parameter.nbytes for parameter in BasicNet().parameters())
-
-
 def _recorded(name: str) -> dict:
     return json.loads((scripts.ROOT / RESULTS / f"{name}.json").read_text())
 
@@ -184,20 +89,6 @@ def _recorded(name: str) -> dict:
 def _network_group() -> dict:
     (group,) = _recorded("network")["groups"]
     return group
-
-
-def _calibration(batch: int) -> Calibration:
-    return Calibration(**_network_group()["calibration"][str(batch)])
-
-
-def _links(batch: int) -> dict[str, dict]:
-    """The recorded rows of DDP on two nodes with a batch of `batch` on each, by the name of the link."""
-    links = {}
-    for name, row in rows_of_links(_network_group()).items():
-        if row["batch_per_process"] == batch:
-            link, _, _ = name.partition(",")
-            links[link] = row
-    return links
 
 
 def _memory_row(network: str, wrapper: str, devices: int) -> dict:

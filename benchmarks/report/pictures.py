@@ -4,7 +4,6 @@ from benchmarks.report import (
     anatomy_plot,
     larger_batches_plot,
     network_plot,
-    overlap_plot,
     scaling_plot,
     timeline_plot,
 )
@@ -13,7 +12,6 @@ DRAWN = {
     "anatomy": anatomy_plot.draw,
     "larger_batches": larger_batches_plot.draw,
     "network": network_plot.draw,
-    "overlap": overlap_plot.draw,
     "throughput": scaling_plot.draw,
     "timeline": timeline_plot.draw,
 }

@@ -1,8 +1,8 @@
 """A comparison in the terminal: the table of the levels, what its columns mean, and the verdicts."""
 
-from benchmarks.harness.load import what_is_slowed
+import textwrap
+
 from benchmarks.report.verdicts import memory_source, peaks, verdicts
-from benchmarks.report.wrapping import wrapped
 from benchmarks.suites.throughput import ALL_CORES, FIRST, where_time_goes
 from common import ladder
 from common.instruments.result import quantity
@@ -10,6 +10,7 @@ from common.instruments.result import quantity
 COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
 SPEED_COLUMNS = "{:<24} {:>7} {:>12} {:>7} {:>26}"
 MISSING = "–"
+WIDTH = 80  # columns of a terminal
 HEADINGS = [
     ["", "", "", "", "peak MiB", "weight"],
     ["level", "processes", "accuracy", "evaluated", "per device", "checksum"],
@@ -141,17 +142,10 @@ def notes(report: dict) -> str:
         noisy = " *: noisy." if is_noisy else ""
         lines.append(f"Images/s: median of {count} rounds in turn; of level 00: {_confidence(report)}.{noisy}")
     for group in report.get("throughput") or []:
-        lines += [f"At {group['group']}, {note}" for note in group.get("notes", [])]
         lines += where_time_goes(group)
     lines += troubles(report)
     lines += [verdict.line for verdict in verdicts(report)]
     return "\n".join(wrapped(line) for line in lines)
-
-
-def busy(report: dict) -> str | None:
-    """A sentence on other programs that computed before or after the comparison."""
-    machine = report["machine"]
-    return what_is_slowed(report.get("busy_cores", {}), machine["cores"])
 
 
 def _confidence(report: dict) -> str:
@@ -161,10 +155,12 @@ def _confidence(report: dict) -> str:
 
 
 def troubles(report: dict) -> list[str]:
-    """A line for each part that failed, one if the user stopped it, and one if others used the machine."""
+    """A line for each part that failed, and one if the user stopped it."""
     lines = [f"FAILED: {failure['part']}" for failure in report["failures"]]
-    if slowed := busy(report):
-        lines.append(slowed)
     if report["interrupted"]:
         lines.append("INTERRUPTED: what is missing was not run.")
     return lines
+
+
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""The lanes of `benchmarks.suites.timeline` as pictures and as traces, drawn from its record alone."""
+"""The lanes of `benchmarks.suites.timeline` as pictures, drawn from its record alone."""
 
 import re
 from collections.abc import Iterator
@@ -6,36 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.lanes import MAIN
-from benchmarks.harness.records import write_json
-from benchmarks.harness.spans import (
-    ALL_REDUCE,
-    BACKWARD,
-    FORWARD,
-    OPTIMIZER,
-    WAITING,
-    Process,
-    Span,
-    chrome_trace,
-    hidden_share,
-)
-from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, PALE, SKY, STYLE, VERMILION, save, subplots
+from benchmarks.harness.spans import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER, WAITING, Span, hidden_share
+from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, PALE, SKY, STYLE, save, subplots
 
-COLOURS = {
-    FORWARD: SKY,
-    BACKWARD: BLUE,
-    ALL_REDUCE: ORANGE,
-    OPTIMIZER: GREEN,
-    WAITING: PALE,
-    "replicate": VERMILION,
-    "scatter": VERMILION,
-    "gather": VERMILION,
-}
-# What shares a colour shares an entry.
-LEGEND = {"replicate": "copies", "scatter": "copies", "gather": "copies"}
+COLOURS = {FORWARD: SKY, BACKWARD: BLUE, ALL_REDUCE: ORANGE, OPTIMIZER: GREEN, WAITING: PALE}
 HIGH = 0.86  # of a lane that computes; one unit is HEIGHT_OF_A_UNIT
 LOW = 0.46  # of a lane that sends
-NARROW = 0.08  # between the lanes of a rank
-WIDE = 0.35  # between lanes that have a name each
+BETWEEN = 0.08  # the lanes of a rank
 GAP = 0.5  # between two ranks
 HEIGHT_OF_A_UNIT = 0.22  # inches
 
@@ -52,7 +29,7 @@ class Row(NamedTuple):
 
 
 def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
-    """Write a picture and a trace for each group into `folder`; returns their names.
+    """Write a picture for each group into `folder`; returns their names.
 
     Args:
         groups: of `benchmarks.suites.timeline`. KeyError is raised if something in one is missing.
@@ -65,8 +42,7 @@ def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
         stem = f"timeline-{file_name(group['link'])}"
         with matplotlib.rc_context(STYLE):
             _picture(group, machine, folder / f"{stem}.png")
-        write_json(folder / f"{stem}.trace.json", chrome_trace(_processes(lanes_of(group))))
-        names += [f"{stem}.png", f"{stem}.trace.json"]
+        names.append(f"{stem}.png")
     return names
 
 
@@ -83,17 +59,6 @@ def lanes_of(group: dict) -> dict[str, OfRanks]:
         for spans in of_ranks:
             lanes[way].append([Span(*span) for span in spans])
     return lanes
-
-
-def _processes(lanes: dict[str, OfRanks]) -> list[Process]:
-    """The processes of a trace, one below the other: each rank of each way, in seconds."""
-    processes = []
-    for way, of_ranks in lanes.items():
-        for rank, spans in enumerate(of_ranks):
-            title = f"{way}, rank {rank}" if len(of_ranks) > 1 else way
-            seconds = [Span(name, lane, start / 1000, end / 1000) for name, lane, start, end in spans]
-            processes.append(Process(title, seconds))
-    return processes
 
 
 def _all_spans(lanes: dict[str, OfRanks]) -> Iterator[Span]:
@@ -139,8 +104,6 @@ def _title(way: str, of_ranks: OfRanks, median: float) -> str:
 
 
 def _what_lanes_are(link: str) -> str:
-    if link == "threads":
-        return "One process; the lanes are its threads"
     lanes = f"Two ranks over {link}: above the thread that computes, below gloo's two threads"
     return f"{lanes}. Hidden: the share of rank 0's all-reduces that lies within backward"
 
@@ -148,14 +111,13 @@ def _what_lanes_are(link: str) -> str:
 def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
     """The places of each rank's lanes; those of gloo are lower ones."""
     rows = {}
-    between = NARROW if len(of_ranks) > 1 else WIDE
     bottom = 0.0
     for rank, spans in enumerate(of_ranks):
         lanes = {span.lane for span in spans}
         for lane in sorted(lanes, key=lambda lane: (lane != MAIN, lane)):
             height = LOW if lane.startswith("gloo") else HIGH
             rows[rank, lane] = Row(bottom, height)
-            bottom += height + between
+            bottom += height + BETWEEN
         bottom += GAP
     return rows
 
@@ -176,7 +138,10 @@ def _panel(panel, of_ranks: OfRanks) -> None:
                 row = Row(row.bottom + row.height / 3, row.height / 3)
             # The white edge separates messages that follow one another at once.
             panel.broken_barh(bar, row, color=COLOURS[span.name], edgecolor="white", linewidth=0.3)
-    labels = _labels(rows, several_ranks=len(of_ranks) > 1)
+    labels = {}
+    for (rank, lane), row in rows.items():
+        if lane == MAIN:
+            labels[row.bottom + row.height / 2] = f"rank {rank}"
     panel.set_yticks(list(labels), list(labels.values()))
     panel.set_ylim(_height(of_ranks) + 0.1, -0.1)
     panel.tick_params(axis="y", length=0)
@@ -184,32 +149,17 @@ def _panel(panel, of_ranks: OfRanks) -> None:
     panel.spines["left"].set_visible(False)
 
 
-def _labels(rows: dict[tuple[int, str], Row], several_ranks: bool) -> dict[float, str]:
-    """Labels of the lanes, by height: the rank's name beside its main thread, or each thread's."""
-    labels = {}
-    for (rank, lane), row in rows.items():
-        middle = row.bottom + row.height / 2
-        if not several_ranks:
-            labels[middle] = lane
-        elif lane == MAIN:
-            labels[middle] = f"rank {rank}"
-    return labels
-
-
 def _legend(figure, lanes: dict[str, OfRanks]) -> None:
     from matplotlib.patches import Patch
 
     names = {span.name for span in _all_spans(lanes)}
-    entries = {}
-    for name, colour in COLOURS.items():
-        if name in names:
-            entries[LEGEND.get(name, name)] = colour
-    handles = [Patch(color=colour) for colour in entries.values()]
+    shown = [name for name in COLOURS if name in names]
+    handles = [Patch(color=COLOURS[name]) for name in shown]
     figure.legend(
         handles,
-        list(entries),
+        shown,
         loc="upper center",
-        ncols=len(entries),
+        ncols=len(shown),
         columnspacing=1.2,
         handlelength=1.1,
         labelcolor=INK,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from benchmarks.harness import proof, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
-from benchmarks.harness.paired import Samples, differences, measure, ratios
+from benchmarks.harness.paired import Samples, measure, ratios
 from benchmarks.harness.parts import (
     AVERAGING,
     BACKWARD,
@@ -29,7 +29,6 @@ from benchmarks.harness.parts import (
     StepTimes,
     watching,
 )
-from benchmarks.harness.process_facts import process_facts
 from common import ladder
 from common.cores import available_cores
 from common.processes import ranks
@@ -41,7 +40,6 @@ PARTS = (LOADING, COPIES, FORWARD, BACKWARD, AVERAGING, WAITING, GRADIENT_NORM, 
 WARM_UP_STEPS = 3  # DDP has its final buckets from the second step on
 QUICK_STEPS = 4
 MOST_LEFT_OVER = 0.1  # of the whole: the parts must add up to it but for this
-LEAST_TOLD = 0.01  # of a step: smaller differences between two rows are not told
 TIMEOUT = 300  # seconds, for any one run
 TITLE = f"anatomy of a step: global batch {BATCH_SIZE}, a device is 1/{DEVICES} of the cores"
 
@@ -70,7 +68,7 @@ class Row:
     def processes(self) -> int:
         return self.devices if self.level in ladder.DISTRIBUTED else 1
 
-    def run(self, steps: int, data_flags: tuple[str, ...]) -> list["RankRun"]:
+    def run(self, steps: int, data_flags: tuple[str, ...]) -> list[list[StepTimes]]:
         """One run of so many steps, or one more, after the warm-up, as every process has seen it."""
         argv = ["--device", "cpu", "--batch-size", str(self.batch_size), "--eval-samples", str(self.devices)]
         argv += ["--max-steps", str(1 + WARM_UP_STEPS + steps), *data_flags]
@@ -89,33 +87,18 @@ DDP = Row("02_ddp_raw", DEVICES)
 ACCELERATOR = Row("03_accelerate", DEVICES)
 TRAINER = Row("04_trainer", DEVICES)
 ROWS = {row.name: row for row in (ONE, SHARE, REPLICAS, DDP_OF_ONE, DDP, ACCELERATOR, TRAINER)}
-COMPARED = (
-    (REPLICAS, ONE),
-    (REPLICAS, SHARE),
-    (DDP_OF_ONE, ONE),
-    (DDP, ONE),
-    (DDP, SHARE),
-    (ACCELERATOR, DDP),
-    (TRAINER, ACCELERATOR),
-)
+COMPARED = ((REPLICAS, ONE), (DDP_OF_ONE, ONE), (DDP, ONE), (DDP, SHARE), (ACCELERATOR, DDP), (TRAINER, ACCELERATOR))
 
 
 def cores_of_a_device() -> int:
     return available_cores() // DEVICES
 
 
-class RankRun(NamedTuple):
-    """The times of a process's steps after the warm-up, and how it was set meanwhile: see `process_facts`."""
-
-    steps: list[StepTimes]
-    facts: dict
-
-
-def train(level: str, argv: list[str], threads: int) -> RankRun:
-    """In one of the processes: the level on its device."""
+def train(level: str, argv: list[str], threads: int) -> list[StepTimes]:
+    """In one of the processes: the level's steps on its device, after the warm-up."""
     with watching() as clock:
         proof.train(level, argv, threads)
-    return RankRun(clock.steps[WARM_UP_STEPS:], process_facts())
+    return clock.steps[WARM_UP_STEPS:]
 
 
 class Times(NamedTuple):
@@ -125,9 +108,8 @@ class Times(NamedTuple):
     parts: dict[str, float]
 
 
-def times(run: list[RankRun]) -> Times:
+def times(of_ranks: list[list[StepTimes]]) -> Times:
     """The mean step of one run, from the steps of each of its ranks."""
-    of_ranks = [rank.steps for rank in run]
     alone = [step.seconds for steps in of_ranks for step in steps if step.parts is None]
     found = dict.fromkeys(PARTS, 0.0)
     watched = [[step.parts for step in steps if step.parts is not None] for steps in of_ranks]
@@ -164,7 +146,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
         return sample
 
     samples = measure({name: contestant(name) for name in rows}, extent.rounds)
-    facts = {name: _facts(ROWS[name], steps, runs[name]) | first[name][0].facts for name in rows}
+    facts = {name: _facts(ROWS[name], steps, runs[name]) for name in rows}
     return record(samples, facts)
 
 
@@ -192,11 +174,10 @@ def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
 
 
 def record(samples: Samples, facts: dict[str, dict]) -> dict:
-    """With the ratio of each level's step to that of the level it is explained by, and why they differ."""
+    """With the ratio of each level's step to that of the level it is explained by."""
     compared = [(of.name, to.name) for of, to in COMPARED]
     found = records.group(TITLE, "ms", samples, facts, compared)
     found["text"] = table(found)
-    found["notes"] = [explanation(found, pair) for pair in found["pairs"]]
     return found
 
 
@@ -224,27 +205,6 @@ def milliseconds(value: float) -> str:
     if abs(value) < 0.005:
         return "0"
     return f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}"
-
-
-def explanation(record: dict, pair: dict) -> str:
-    """The parts by which one row's step is longer or shorter than another's, the largest first.
-
-    Like the ratio, each difference is the median over the rounds of what differed within a round.
-    """
-    of = record["rows"][pair["of"]]
-    to = record["rows"][pair["to"]]
-    added = {part: _median_difference(of["parts"][part], to["parts"][part]) for part in PARTS}
-    telling = [part for part in PARTS if abs(added[part]) >= LEAST_TOLD * to["median"]]
-    telling.sort(key=lambda part: -abs(added[part]))
-    reasons = "; ".join(f"{part} {added[part]:+.1f}" for part in telling)
-    if not telling:
-        reasons = f"no part differs by {LEAST_TOLD:.0%} of it"
-    whole = _median_difference(of, to)
-    return f"{of['short']} takes {pair['median']:.2f} of the time of {to['short']}, {whole:+.1f} ms: {reasons}."
-
-
-def _median_difference(of: dict, to: dict) -> float:
-    return statistics.median(differences(of["samples"], to["samples"]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import gc
 import os
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,10 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.harness.groups import CannotMeasure, read_recorded
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
-from common.memory import CATEGORIES, UNNAMED, Held, accounting, follow_size, name_category
+from common.memory import CATEGORIES, UNNAMED, accounting, follow_size, name_category
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
@@ -37,7 +35,6 @@ FSDP = "FSDP2"
 WRAPPERS = (DATA_PARALLEL, DDP)
 ALL_WRAPPERS = (*WRAPPERS, FOREACH, BUCKET_VIEWS, FSDP)
 SHORT_CATEGORIES = ("weights", "grads", "state", "act.", "comm.", "temp.")  # heads of narrow columns
-TENSORS = 12  # of device 0 that a record lists
 
 
 @dataclass(frozen=True)
@@ -144,18 +141,6 @@ def _name_gradient(parameter: Tensor) -> None:
     name_category(parameter.grad, "gradients", "gradient before it is cut")
 
 
-class Accounted(NamedTuple):
-    """The bytes of one network that a process's devices held at their peaks.
-
-    Attributes:
-        peaks: for each device the bytes in each category.
-        tensors: the largest of the first device.
-    """
-
-    peaks: list[dict[str, int]]
-    tensors: list[Held]
-
-
 def train(network: Network, device: torch.device, share: Share, steps: int = STEPS) -> None:
     """A few steps as levels 01 and 02 take them; under DDP this rank's share of them."""
     torch.manual_seed(0)
@@ -175,27 +160,14 @@ def train(network: Network, device: torch.device, share: Share, steps: int = STE
         optimizer.zero_grad()
 
 
-def accounted(names: list[str], share: Share) -> list[Accounted]:
-    """The bytes of each network that this process's devices hold."""
+def accounted(names: list[str], share: Share) -> list[list[dict[str, int]]]:
+    """Of each network, for each of this process's devices, the bytes in each category at its peak."""
     result = []
     for name in names:
         with accounting() as ledger:
             train(NETWORKS[name], torch.device("cpu"), share)
-        peaks = list(ledger.peaks().values())
-        result.append(Accounted(peaks, ledger.at_peak(0)[:TENSORS]))
+        result.append(list(ledger.peaks().values()))
     return result
-
-
-def tensors_table(row: dict) -> list[str]:
-    """The largest tensors on device 0 at its peak, a line each: what it is, where it comes from, its shape, its MiB."""
-    total = accounted_totals(row)[0]
-    lines = [f"{row['title']}, {row['wrapper']}: device 0 of {row['devices']} at its peak of {total / 2**20:.1f} MiB"]
-    for tensor in row["tensors"]:
-        held = Held(**tensor)
-        shape = " × ".join(map(str, held.shape))
-        name = held.name or held.operation.removeprefix("aten::")
-        lines.append(f"  {held.category:<16}{name:<32}{shape:>18}{held.size / 2**20:>8.2f}")
-    return lines
 
 
 class Allocated(NamedTuple):
@@ -261,14 +233,14 @@ def measure(names: list[str], counts: list[int], wrappers: tuple[str, ...] = WRA
 
     `peaks` has the bytes of each category on each device, simulated. Of each GPU `allocated` is what CUDA's allocator
     gave out, `reserved` what it held, and `workspaces` what cuBLAS had beside; all are None where there are not so many
-    GPUs. `source` says which is to be believed. `tensors` has the largest ones of device 0.
+    GPUs. `source` says which is to be believed.
     """
     rows = []
     for devices in counts:
         for wrapper in wrappers:
             simulated = _simulated(names, wrapper, devices)
             real = _measured(names, wrapper, devices)
-            for name, (peaks, tensors), measured in zip(names, simulated, real, strict=True):
+            for name, peaks, measured in zip(names, simulated, real, strict=True):
                 network = NETWORKS[name]
                 row = {
                     "network": name,
@@ -277,7 +249,6 @@ def measure(names: list[str], counts: list[int], wrappers: tuple[str, ...] = WRA
                     "wrapper": wrapper,
                     "devices": devices,
                     "peaks": peaks,
-                    "tensors": [tensor._asdict() for tensor in tensors],
                     "allocated": None,
                     "reserved": None,
                     "workspaces": None,
@@ -292,14 +263,13 @@ def measure(names: list[str], counts: list[int], wrappers: tuple[str, ...] = WRA
     return rows
 
 
-def _simulated(names: list[str], wrapper: str, devices: int) -> list[Accounted]:
-    """Of each network the accounted peak of each device, and the tensors of the first."""
+def _simulated(names: list[str], wrapper: str, devices: int) -> list[list[dict[str, int]]]:
+    """Of each network the accounted peak of each device."""
     if wrapper == DATA_PARALLEL:
         return ranks(1, on_cpu=True).run(accounted, names, Share(wrapper, devices), timeout=TIMEOUT)[0]
     result = []
     for of_ranks in on_ranks(accounted, names, wrapper, devices, "gloo"):
-        peaks = [of_rank.peaks[0] for of_rank in of_ranks]
-        result.append(Accounted(peaks, of_ranks[0].tensors))
+        result.append([peaks for (peaks,) in of_ranks])
     return result
 
 
@@ -313,18 +283,6 @@ def _measured(names: list[str], wrapper: str, devices: int) -> list[list[Allocat
     for of_ranks in on_ranks(allocated, names, wrapper, devices, "nccl"):
         result.append([peak for (peak,) in of_ranks])
     return result
-
-
-def recorded(folder: Path, devices: int) -> list[dict]:
-    """The rows on so many devices that a record in `folder` has.
-
-    CannotMeasure is raised where there are none.
-    """
-    path = folder / "memory.json"
-    rows = [row for row in read_recorded(path)["memory"] if row["devices"] == devices]
-    if not rows:
-        raise CannotMeasure(f"{path} has no row on {devices} device{'s' if devices > 1 else ''}")
-    return rows
 
 
 def accounted_totals(row: dict) -> list[int]:
@@ -348,7 +306,7 @@ def in_category(split: dict[str, int], name: str) -> int:
 
 
 def table(rows: list[dict]) -> str:
-    """The rows' `cells` in 80 columns, what they mean, and the largest tensors on the largest number of devices."""
+    """The rows' `cells` in 80 columns, and what they mean."""
     form = "  {:<23}{:>8}" + "{:>6}" * 5 + "{:>6}{:>6}{:>5}"
     lines = ["MiB at the peak of a step; of device 0 what it holds, and the sum"]
     lines.append(form.format("", *SHORT_CATEGORIES, "sum", "least", "×"))
@@ -366,10 +324,6 @@ def table(rows: list[dict]) -> str:
         "simulated, every tensor charged to its device. Not counted: workspaces of",
         "cuBLAS and cuDNN, NCCL's buffers, the CUDA context, fragmentation.",
     ]
-    most = max(row["devices"] for row in rows)
-    for row in rows:
-        if row["devices"] == most:
-            lines += tensors_table(row)
     return "\n".join(lines)
 
 

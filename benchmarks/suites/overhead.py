@@ -30,7 +30,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group, chosen
 from benchmarks.harness.paired import Samples, measure
-from benchmarks.harness.process_facts import process_facts
 from benchmarks.harness.threads import single_thread
 
 STEPS = 400
@@ -235,8 +234,6 @@ def missing(*names: str) -> list[str]:
 def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
     """The record of `records.group`: steps in µs, and what each adds to its raw loop as a "difference".
 
-    To be called where the loops ran, because the rows say how this process is set.
-
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
@@ -245,8 +242,7 @@ def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
         if name not in (RAW, RAW_LIKE_TRAINER):
             is_trainer = name.lower().endswith("trainer")
             added.append((name, RAW_LIKE_TRAINER if is_trainer else RAW))
-    facts = {name: process_facts() for name in samples}
-    return records.group(TITLE, "µs", samples, facts, differences=added, notes=notes)
+    return records.group(TITLE, "µs", samples, differences=added, notes=notes)
 
 
 def skipped() -> list[str]:

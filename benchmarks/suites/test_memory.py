@@ -2,26 +2,19 @@
 
 import pytest
 
-from benchmarks.harness.groups import CannotMeasure
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.report.verdicts import MOST_SPREAD, spread
 from benchmarks.suites import memory
 
 
 @pytest.fixture
-def rows(request, devices, quick) -> list[dict]:
-    """The rows on so many devices: measured, or with --replay those of the record."""
-    folder = request.config.getoption("--replay")
-    if folder is None:
-        networks = list(NETWORKS)
-        if quick and devices > 1:
-            # The ranks of many devices take turns on a few cores: a quick look is at one network there.
-            networks = ["basic_net"]
-        return memory.measure(networks, [devices], wrappers=memory.ALL_WRAPPERS)
-    try:
-        return memory.recorded(folder, devices)
-    except CannotMeasure as reason:
-        pytest.skip(str(reason))
+def rows(devices, quick) -> list[dict]:
+    """The rows on so many devices."""
+    networks = list(NETWORKS)
+    if quick and devices > 1:
+        # The ranks of many devices take turns on a few cores: a quick look is at one network there.
+        networks = ["basic_net"]
+    return memory.measure(networks, [devices], wrappers=memory.ALL_WRAPPERS)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])

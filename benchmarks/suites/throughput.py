@@ -17,10 +17,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import page_faults, proof, records
+from benchmarks.harness import proof, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
-from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, differences, measure, summarise
-from benchmarks.harness.process_facts import process_facts
+from benchmarks.harness.paired import Samples, measure
 from common import ladder
 from common.cores import available_cores
 from common.instruments.result import quantity
@@ -40,7 +39,6 @@ QUICK_BATCH = 64  # the one that --quick measures
 FIRST = "00_single_gpu"
 REPLICATED = "01_data_parallel"
 RAW_DDP = "02_ddp_raw"
-LEAST = {"03_accelerate": 0.98, "04_trainer": 0.98}  # of level 02's throughput
 ALL_CORES = "all cores"
 
 
@@ -101,14 +99,8 @@ class Configuration:
 def train(
     level: str, argv: tuple[str, ...], threads: int, path: Path | None = None, warm_up: int = WARM_UP_STEPS
 ) -> dict:
-    """In one of the processes: the result of the level after a short warm-up, and what else its row tells.
-
-    That is its "minor_faults_per_step", and how the process is set: see `process_facts`.
-    """
-    flags = (*argv, "--warm-up-steps", str(warm_up))
-    with page_faults.counting() as counter:
-        result = proof.train(level, flags, threads, path)
-    return result | process_facts() | {"minor_faults_per_step": counter.after(warm_up)}
+    """In one of the processes: the result of the level after a short warm-up."""
+    return proof.train(level, (*argv, "--warm-up-steps", str(warm_up)), threads, path)
 
 
 class Throughput:
@@ -171,15 +163,11 @@ class Throughput:
             "cores_per_device": configuration.cores_per_device,
             "apart": configuration.apart,
             "processes": configuration.processes,
-            "threads_per_process": result["threads_per_process"],
             "global_batch_size": configuration.batch_size,
             "steps": self.steps,
             "device": result["device"],
             "backend": result["backend"],
             "dataset": result["dataset"],
-            "minor_faults_per_step": result["minor_faults_per_step"],
-            "allocator": result["allocator"],
-            "pinned_to_cores": result["pinned_to_cores"],
         }
 
 
@@ -290,7 +278,7 @@ def strong_scaling_record(batch_size: int, samples: Samples, facts: dict[str, di
     ratios = to_level_00(facts) + to_level_02(facts)
     ratios += [(two, named(RAW_DDP, 1)), (named(REPLICATED, 2), two)]
     record = records.group(STRONG_TITLE.format(batch_size), "images/s", samples, facts, ratios)
-    record["notes"] = what_was_run(record, facts) + promises(record) + where_time_goes(record)
+    record["notes"] = environment(facts) + where_time_goes(record)
     return record
 
 
@@ -298,7 +286,7 @@ def weak_scaling_record(batch_per_worker: int, samples: Samples, facts: dict[str
     """With the same."""
     ratios = to_level_00(facts) + to_level_02(facts)
     record = records.group(WEAK_TITLE.format(batch_per_worker), "images/s", samples, facts, ratios)
-    record["notes"] = what_was_run(record, facts) + promises(record)
+    record["notes"] = environment(facts)
     return record
 
 
@@ -325,79 +313,21 @@ def _world_sizes_of(facts: dict[str, dict]) -> list[int]:
     return sorted({row["workers"] for row in facts.values()})
 
 
-def what_was_run(record: dict, facts: dict[str, dict]) -> list[str]:
-    """The notes of every group: what its rows have in common, and which of them spent time in the kernel."""
-    return environment(facts) + page_faults.remarks(record["rows"])
-
-
 def environment(facts: dict[str, dict]) -> list[str]:
     """Lines on what the rows of a group have in common."""
-    threads = {row["processes"]: row["threads_per_process"] for row in facts.values() if row["level"] != FIRST}
-    shares = [f"{count} × {share}" for count, share in sorted(threads.items())]
     backends = {row["backend"] for row in facts.values() if row["backend"]}
     row = next(iter(facts.values()))
     return [
-        f"{row['dataset']} on {row['device']}: {', '.join(sorted(backends))}.",
-        f"{row['steps']} steps; processes × threads {', '.join(shares)}.",
+        f"{row['dataset']} on {row['device']}: {', '.join(sorted(backends))}. {row['steps']} steps a sample.",
         *of_devices(facts),
     ]
 
 
 def of_devices(rows: dict[str, dict]) -> list[str]:
-    """Lines on the cores of a device, and on the row that has all of them."""
+    """A line on the cores of a device, where devices are made of cores."""
     sizes = {row.get("cores_per_device") for row in rows.values()} - {None}  # records of before do not say it
     lines = [f"A device has {quantity(size, 'core')}, and as many threads." for size in sorted(sizes)]
-    if any(row.get("apart") == ALL_CORES for row in rows.values()):
-        lines.append(
-            f"“{ALL_CORES}”: one process has the cores of all devices. A CPU offers this choice, and GPUs do not."
-        )
-    on_devices = [row for row in rows.values() if row.get("cores_per_device")]
-    if any(row["level"] == REPLICATED and row["workers"] > 1 for row in on_devices):
-        lines.append(
-            "Level 01's replicas run forward on their devices. On a CPU autograd computes on the thread that calls it, "
-            "so the backward of all replicas runs on the first device. On GPUs each one's runs on its own device."
-        )
     return lines
-
-
-def promises(record: dict) -> list[str]:
-    """A line for each level with what it reaches of level 02 at the same number of processes, and what it should.
-
-    A promise is kept where the interval of the ratio lies above it, and missed where it lies below. Where it holds the
-    promise, or is of fewer rounds than FEWEST_ROUNDS, the promise is open: more rounds would have to decide. The time
-    that the level adds to a step is there too, because the same time is a large share of a short step and a small share
-    of a long one.
-    """
-    lines = []
-    for pair in record["pairs"]:
-        row = record["rows"][pair["of"]]
-        level = row["level"]
-        if level in LEAST and pair["to"] == named(RAW_DDP, row["workers"]):
-            low, high = pair["interval"]
-            verdict = _verdict(low, high, LEAST[level], record["rounds"])
-            reached = f"{pair['median']:.3f} ({low:.3f} to {high:.3f})"
-            added = _microseconds_added(row, record["rows"][pair["to"]])
-            lines.append(
-                f"{verdict}: {pair['of']}: {reached} of level 02, {LEAST[level]} asked; {added:+.0f} µs a step"
-            )
-    return lines
-
-
-def _microseconds_added(row: dict, to: dict) -> float:
-    """The time by which a step of `row` is longer than one of `to`: the median over the rounds."""
-    batch = row["global_batch_size"]
-    ours = [batch / rate for rate in row["samples"]]
-    theirs = [batch / rate for rate in to["samples"]]
-    return 1e6 * summarise(differences(ours, theirs)).median
-
-
-def _verdict(low: float, high: float, least: float, rounds: int) -> str:
-    """Of an interval, what it should not be below, and how many rounds the interval is of."""
-    if rounds < FEWEST_ROUNDS:
-        return "open, too few rounds"
-    if low >= least:
-        return "kept"
-    return "MISSED" if high < least else "open"
 
 
 def where_time_goes(record: dict) -> list[str]:

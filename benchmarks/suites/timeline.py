@@ -1,8 +1,8 @@
-"""The work of every thread during one step: DataParallel's replicas, and two ranks that average their gradients.
+"""What every thread does during one step of two ranks that average their gradients.
 
 Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 100 Mbit/s between two network namespaces
 (root and iproute2), and over loopback, which needs neither. Beside the steps' times a group holds the "lanes" of one
-typical step, from which `benchmarks.report` draws pictures, and traces for https://ui.perfetto.dev.
+typical step, from which `benchmarks.report` draws pictures.
 """
 
 import statistics
@@ -10,21 +10,17 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.harness import records
-from benchmarks.harness.gradient_averaging import BATCH, BUCKETED, NAIVE, NO_SYNC, OVERLAPPED, TORCH
+from benchmarks.harness.gradient_averaging import BATCH, WAYS
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
-from benchmarks.harness.lanes import RecordedStep, record_rank, record_replicas
+from benchmarks.harness.lanes import RecordedStep, record_rank
 from benchmarks.harness.paired import order
 from benchmarks.harness.spans import ALL_REDUCE, Span, hidden_share
 from benchmarks.harness.two_nodes import why_not
 from benchmarks.suites.network import Network, network
 from common.processes import ranks
 
-WAYS = (NAIVE, OVERLAPPED, BUCKETED, TORCH, NO_SYNC)
 LINKS = ("1 Gbit/s", "100 Mbit/s")
 LOOPBACK = "loopback"
-REPLICAS = 2
-DATA_PARALLEL = f"DataParallel, {REPLICAS} replicas"
-THREADS_TITLE = f"one step of DataParallel's emulation, {BATCH} images a replica"
 TIMEOUT = 300  # seconds, for any one recording
 
 # Of each rank, the steps that were recorded of one way.
@@ -33,37 +29,24 @@ Recorder = Callable[[str, int], Recording]
 
 
 def groups() -> list[Group]:
-    """DataParallel's threads, and each link; whether there can be two nodes here shows when it is measured."""
-    found = [Group("threads", THREADS_TITLE, (DATA_PARALLEL,), measured_threads)]
-    for link in (*LINKS, LOOPBACK):
-        found.append(Group(link, title(link), WAYS, partial(measured, link)))
-    return found
+    """A group for each link; whether there can be two nodes here shows when it is measured."""
+    return [Group(link, title(link), tuple(WAYS), partial(measured, link)) for link in (*LINKS, LOOPBACK)]
 
 
 def title(link: str) -> str:
     return f"one step of two ranks over {link}, {BATCH} images a backward"
 
 
-def measured_threads(rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of DataParallel's emulation, in one process with all cores."""
-    recording: Recording = [[]]
-    for _ in range(extent.rounds):
-        recording[0] += ranks(1, on_cpu=True).run(
-            record_replicas, REPLICAS, _steps_of_a_round(extent), timeout=TIMEOUT
-        )[0]
-    return _group(THREADS_TITLE, "threads", dict.fromkeys(rows, recording), extent)
-
-
 def measured(link: str, rows: tuple[str, ...], extent: Extent) -> dict:
     """The record of these ways over one link: milliseconds a step, and the lanes of a typical one."""
     if link == LOOPBACK:
-        return _group(title(link), link, record_ways(over_loopback, extent, rows), extent)
+        return _group(link, record_ways(over_loopback, extent, rows), extent)
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
     with network() as net:
         net.limit(link)
-        return _group(title(link), link, record_ways(over_the_cable(net), extent, rows), extent)
+        return _group(link, record_ways(over_the_cable(net), extent, rows), extent)
 
 
 def _steps_of_a_round(extent: Extent) -> int:
@@ -102,10 +85,10 @@ def record_ways(record: Recorder, extent: Extent, ways: tuple[str, ...]) -> dict
     return recordings
 
 
-def _group(name: str, link: str, recordings: dict[str, Recording], extent: Extent) -> dict:
+def _group(link: str, recordings: dict[str, Recording], extent: Extent) -> dict:
     steps = _steps_of_a_round(extent)
     samples = {way: _milliseconds_by_round(recording, steps) for way, recording in recordings.items()}
-    group = records.group(name, "ms", samples)
+    group = records.group(title(link), "ms", samples)
     group["link"] = link
     group["lanes"] = {way: typical_step(recording) for way, recording in recordings.items()}
     group["notes"] = notes(group["lanes"])

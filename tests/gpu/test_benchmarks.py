@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.harness import proof
-from benchmarks.suites import memory, overlap, timeline
+from benchmarks.suites import memory, timeline
 from benchmarks.suites.throughput import Configuration, Throughput
 
 
@@ -23,13 +23,12 @@ class Pools:
 
 def test_what_is_accounted_or_timed_on_the_cpu_runs_where_no_gpu_is_seen(monkeypatch):
     pools = Pools()
-    for module in (memory, overlap, timeline):
+    for module in (memory, timeline):
         monkeypatch.setattr(module, "ranks", pools)
     memory._simulated(["basic_net"], memory.DATA_PARALLEL, 2)
     memory._simulated([], memory.DDP, 2)
-    overlap._trained.__wrapped__("torch's DDP", 1)
     timeline.over_loopback("naive", 1)
-    assert pools.on_cpu == [True] * 4
+    assert pools.on_cpu == [True] * 3
 
 
 def test_the_memory_that_is_measured_is_measured_where_the_gpus_are(monkeypatch):
@@ -55,8 +54,7 @@ def test_a_sample_on_a_gpu_is_long_and_follows_half_a_second(device, least_secon
     step_seconds = 0.0005
 
     def run(configuration, steps, flags=(), warm_up=3):
-        known = {"threads_per_process": 1, "backend": None, "dataset": "none", "minor_faults_per_step": 0.0}
-        known |= {"allocator": {}, "pinned_to_cores": False, "device": device}
+        known = {"backend": None, "dataset": "none", "device": device}
         return known | {"global_batch_size": 64, "images_per_sec": 64 / step_seconds}
 
     monkeypatch.setattr(Configuration, "run", run)

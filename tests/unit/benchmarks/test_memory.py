@@ -12,8 +12,6 @@ from torch.distributed.tensor import DTensor
 from torchvision import models
 from torchvision.models.convnext import CNBlockConfig
 
-from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
 from benchmarks.suites import memory
@@ -24,7 +22,6 @@ from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
 from tests.levels import SHORT
-from tests.nested_pytest import run_pytest
 
 FLOAT, LABEL, SCALAR = 4, 8, 512  # bytes; a scalar fills a block
 INPUTS, OUTPUTS, BATCH = 128, 64, 32
@@ -212,23 +209,12 @@ def test_fsdp_lowers_what_ddp_evens():
     assert state[1] == pytest.approx(state[0] / 4, rel=0.01)
 
 
-def test_the_largest_tensors_of_the_first_device_have_names():
-    rows = memory.measure(["basic_net"], [2])
-    for row in rows:
-        named = {tensor["name"]: tensor for tensor in row["tensors"]}
-        assert {"fc1.weight", "gradient of fc1.weight", "exp_avg of fc1.weight"} <= set(named)
-        assert tuple(named["fc1.weight"]["shape"]) == (128, 9216)
-        sizes = [tensor["size"] for tensor in row["tensors"]]
-        assert sizes == sorted(sizes, reverse=True)
-        assert all(len(line) <= 80 for line in memory.tensors_table(row))
-
-
 def test_basic_net_is_accounted_for_as_level_01_is():
     module = ladder.load("01_data_parallel")
     args = parse_args(module.__file__, [*SHORT[:-1], "64", "--replicas", "2", "--max-steps", "3"])
     with accounting() as ledger:
         module.train(args)
-    ((ours, _),) = memory.accounted(["basic_net"], memory.Share("DataParallel", 2))
+    (ours,) = memory.accounted(["basic_net"], memory.Share("DataParallel", 2))
     of_level = [sum(peak.values()) for peak in ledger.peaks().values()]
     assert [sum(peak.values()) for peak in ours] == pytest.approx(of_level, rel=0.005)
 
@@ -298,7 +284,6 @@ def _row(devices: int = 2) -> dict:
         "wrapper": memory.DDP,
         "devices": devices,
         "peaks": [split] * devices,
-        "tensors": [],
         "allocated": None,
         "reserved": None,
         "workspaces": None,
@@ -310,24 +295,6 @@ def test_a_device_that_held_nothing_makes_the_spread_infinite():
     row = _row() | {"allocated": [40 * 2**20, 0], "source": "measured"}
     assert memory.cells(row)[-3:] == ["40.0", "0.0", "inf"]
     assert all(len(line) <= 80 for line in memory.table([row]).splitlines())
-
-
-def test_a_record_is_shown_again_by_its_number_of_devices(tmp_path):
-    with pytest.raises(CannotMeasure, match="does not exist"):
-        memory.recorded(tmp_path, 2)
-    records.write_json(tmp_path / "memory.json", {"memory": [_row(1), _row(2)]})
-    assert memory.recorded(tmp_path, 2) == [_row(2)]
-    with pytest.raises(CannotMeasure, match="has no row on 4 devices"):
-        memory.recorded(tmp_path, 4)
-
-
-@pytest.mark.slow
-def test_a_replay_measures_nothing(tmp_path):
-    """Of four numbers of devices the record has one, which is shown, and the others are skipped."""
-    records.write_json(tmp_path / "memory.json", {"memory": [_row(2)]})
-    done = run_pytest("benchmarks/suites/test_memory.py", "--replay", str(tmp_path), "-rs")
-    assert "1 passed, 3 skipped" in done.stdout, done.stdout + done.stderr
-    assert "has no row on 8 devices" in done.stdout
 
 
 def _fail_on_rank_1(names, share):

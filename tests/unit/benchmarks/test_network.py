@@ -1,11 +1,9 @@
-"""The model of a step over a network, by hand; the two nodes, their cable and their end; and the plots' input."""
+"""Two nodes, their cable and their end; and the record of DDP on them."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
 
 import pytest
 
@@ -13,95 +11,26 @@ from benchmarks.harness import records
 from benchmarks.harness.two_nodes import ADDRESSES, burst_bytes, two_nodes, why_not
 from benchmarks.report import network_plot
 from benchmarks.suites import network
-from benchmarks.suites.network import Calibration, buckets
 from common import ladder
 
-# 100 ms of compute, 40 of them left when the large bucket of 4 MB starts; 1 ms a message. One node alone takes 80 ms.
-MODEL = Calibration(compute=0.1, window=0.4, latency=0.001, large=4_000_000, small=100_000, alone=0.08)
 TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
 
 
-def test_the_buckets_hold_every_gradient_once():
-    assert sum(buckets()) == 4 * 1_199_882
-    assert buckets() == (4 * (9216 * 128 + 128 + 128 * 10 + 10), 4 * (32 * 9 + 32 + 64 * 32 * 9 + 64))
-
-
-def test_a_step_is_compute_and_what_backward_does_not_hide():
-    # On two nodes each bucket goes over the cable once each way: 32 Mbit and 0.8 Mbit, and two messages.
-    assert MODEL.step(100e6) == pytest.approx(0.1 + (0.32 + 0.002 - 0.04) + (0.008 + 0.002))
-    assert MODEL.step(100e6, overlap=False) == pytest.approx(0.1 + 0.322 + 0.010)
-    assert MODEL.step(1e9) == pytest.approx(0.1 + 0 + 0.0028)  # 34 ms of 40 are hidden
-
-
-def test_many_nodes_send_almost_twice_the_bytes_and_wait_for_more_messages():
-    assert MODEL.step(100e6, nodes=4) == pytest.approx(0.1 + (1.5 * 0.32 + 0.006 - 0.04) + (1.5 * 0.008 + 0.006))
-    efficiencies = [MODEL.efficiency(1e9, nodes) for nodes in (1, 2, 64, 4096)]
-    assert efficiencies == sorted(efficiencies, reverse=True) and efficiencies[0] == 1
-
-
-def test_perfect_is_a_node_that_never_waits_for_the_network_and_a_shared_memory_is_not_carried_to_more_nodes():
-    assert MODEL.efficiency(1e30, 2) == pytest.approx(0.1 / (0.1 + 0.004 - 0.002))
-    assert replace(MODEL, alone=0.05).efficiency(1e9, 64) == MODEL.efficiency(1e9, 64)
-
-
-class Waiting:
-    """Two nodes that have measured: a latency of 1 ms a message, and 40 % of a step left for the large bucket."""
-
-    def __init__(self):
-        self.rates = {name: [limit or 2e10] for name, limit in network.BANDWIDTHS.items()}
-        self.facts = {}
-
-    def limit(self, name):
-        assert name == network.CALIBRATED_AT
-
-    def ask(self, job, **_):
-        return {"latency": [0.002, 0.001], "window": [0.4, 0.4]}[job]
-
-
-def test_the_record_holds_two_nodes_against_one_that_was_measured_and_marks_where_the_model_is_calibrated():
+def test_two_nodes_are_held_against_one_in_the_record_and_in_its_plot(tmp_path, coarse):
     samples = {row: [1000.0, 1100.0, 1200.0] for row in network.rows_of(64)}
     samples[network.one_node(64)] = [500.0, 1100.0, 400.0]
-    record = network.record(Waiting(), samples, (64,))
-    assert record["calibration"]["64"]["alone"] == pytest.approx(64 / 500)
-    assert len(record["pairs"]) == len(network.BANDWIDTHS)
-    unlimited, *_ = record["pairs"]
-    assert (unlimited["to"], unlimited["median"]) == (network.one_node(64), 2.0)
-    calibrated = [name for name, row in record["rows"].items() if row.get("calibrated_here")]
-    assert calibrated == [network.row_name("unlimited", 64)]
-    marked = [note for note in record["notes"] if note.startswith("  ") and "=" in note]
-    assert len(marked) == 1 and "unlimited" in marked[0]
+    record = network.record(samples, (64,))
+    assert [pair["median"] for pair in record["pairs"]] == [2.0] * len(network.BANDWIDTHS)
     assert max(map(len, records.table(record).splitlines())) <= 80
-    assert "predicted" not in record["rows"][network.one_node(64)]
+    machine = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
+    assert network_plot.draw([record], machine, tmp_path) == ["network.png"]
+    assert (tmp_path / "network.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_burst_is_a_millisecond_of_the_link_but_enough_to_keep_its_rate():
     assert burst_bytes(1e9) == 125_000
     assert burst_bytes(1e8) == 16 * 1024  # a fifth of BasicNet's small bucket
     assert burst_bytes(1e10) == 256 * 1024
-
-
-def test_plots_are_drawn_from_the_record_alone_and_not_without_it(tmp_path, coarse):
-    rows = {
-        network.row_name(name, 64): {
-            "median": 300.0,
-            "low": 290.0,
-            "high": 310.0,
-            "batch_per_process": 64,
-            "nominal_bits_per_sec": nominal,
-            "tcp_bits_per_sec": nominal or 2e10,
-        }
-        for name, nominal in network.BANDWIDTHS.items()
-    }
-    rows[network.one_node(64)] = {"median": 800.0, "low": 790.0, "high": 810.0, "batch_per_process": 64}
-    record = {"rows": rows, "rounds": 2, "calibration": {"64": asdict(MODEL)}}
-    machine = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
-    network_plot.draw(json.loads(json.dumps([record])), machine, tmp_path)
-    for name in ("network.png", "network_prediction.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    for missing in ("calibration", "rows"):
-        with pytest.raises(KeyError):
-            network_plot.draw([{key: value for key, value in record.items() if key != missing}], machine, tmp_path)
-        assert not list(tmp_path.iterdir()), "an old plot can be taken for new"
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The statistics behind every timing, on samples whose answers are known."""
 
-import itertools
 import random
 
 import pytest
@@ -11,7 +10,6 @@ from benchmarks.harness.paired import (
     CONFIDENCE,
     FEWEST_ROUNDS,
     Interval,
-    Samples,
     bootstrap,
     confidence,
     differences,
@@ -21,7 +19,6 @@ from benchmarks.harness.paired import (
     summarise,
     take_turns,
 )
-from benchmarks.report.readmes import RESULTS, recorded
 
 positive = st.floats(1e-3, 1e6)
 
@@ -117,55 +114,3 @@ def test_a_drift_that_contestants_share_cancels_in_pairs():
 def test_samples_of_different_rounds_are_no_pairs():
     with pytest.raises(ValueError):
         ratios([1, 2], [1])
-
-
-def ordering(samples: Samples) -> set[tuple[str, str]]:
-    """The pairs (larger, smaller) whose medians differ by more than the widths of both their middle halves together."""
-    summaries = {name: summarise(own) for name, own in samples.items()}
-    width = {name: summary.high - summary.low for name, summary in summaries.items()}
-    return {
-        (a, b)
-        for a, b in itertools.permutations(summaries, 2)
-        if summaries[a].median - summaries[b].median > width[a] + width[b]
-    }
-
-
-def test_only_what_differs_by_more_than_the_spreads_is_ordered():
-    samples = {"a": [100, 101, 102], "b": [97.5, 98.5, 99.5], "c": [50, 70, 90], "d": [10, 10, 10]}
-    # a and b: 2.5 apart, 1 wide each. c is 20 wide, and so is nothing else.
-    assert ordering(samples) == {("a", "b"), ("a", "c"), ("b", "c"), ("a", "d"), ("b", "d"), ("c", "d")}
-    assert ordering({"a": [100, 101, 102], "b": [98, 100, 102]}) == set()
-
-
-def test_a_second_measurement_confirms_the_order():
-    """Machines whose rounds vary by 5 %, with every tenth disturbed: what one run orders, no other run reverses."""
-    dice = random.Random(1)
-
-    def run() -> dict:
-        contestants = {
-            f"{speed}": lambda speed=speed: speed * dice.gauss(1, 0.05) * (0.5 if dice.random() < 0.1 else 1)
-            for speed in (100, 103, 106, 115, 140)
-        }
-        return measure(contestants, 8)
-
-    runs = [run() for _ in range(40)]
-    claimed = [ordering(samples) for samples in runs]
-    assert sum(map(len, claimed)) > 100  # and not because nothing is claimed
-    assert not any((smaller, larger) in others for pairs in claimed for larger, smaller in pairs for others in claimed)
-
-
-@pytest.mark.parametrize(("batch_size", "least"), [(64, 3), (256, 0)])
-def test_two_recorded_runs_order_the_levels_alike(batch_size, least):
-    """The comparison and the suites measured the same rows, at different times.
-
-    At batch 256 the levels are as fast as one another, but for what a round varies: there may be nothing to order.
-    """
-    if not (RESULTS / "throughput.json").exists():
-        pytest.skip("the suite throughput has not been recorded since devices are equal parts of the cores")
-    groups = [*recorded("results")["throughput"], *recorded("throughput")["groups"]]
-    runs = [group for group in groups if f"global batch {batch_size}" in group["group"]]
-    first, second = ({name: row["samples"] for name, row in run["rows"].items()} for run in runs)
-    in_both = first.keys() & second.keys()
-    claimed = [pair for pair in ordering(first) | ordering(second) if in_both.issuperset(pair)]
-    assert len(claimed) >= least
-    assert not any((smaller, larger) in claimed for larger, smaller in claimed)

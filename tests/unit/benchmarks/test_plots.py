@@ -102,13 +102,6 @@ def test_whiskers_are_the_quartiles_and_bars_the_medians(report, tmp_path, figur
     assert panel.get_xlabel() == "images per second"
 
 
-def test_notes_on_rows_stand_below_the_throughput(report, tmp_path, figures):
-    report["throughput"][0]["notes"] = ["01_data_parallel: 5572 page faults per step."]
-    plots.throughput(report, tmp_path / "throughput.png")
-    (figure,) = figures
-    assert "At global batch 64, 01_data_parallel: 5572 page faults per step. x86_64" in _below(figure)
-
-
 def test_the_memory_plot_stacks_the_categories_and_tells_the_ratio(report, tmp_path, figures):
     plots.memory(report, tmp_path / "memory.png")
     (figure,) = figures

@@ -14,8 +14,7 @@ from common import ladder
 from common.cores import available_cores
 
 # A file for each suite; results.json is a comparison's.
-# The lanes of a timeline, *.trace.json, are made beside its record and are not kept.
-FILES = [path for path in ladder.ROOT.glob("benchmarks/results/*/*.json") if not path.name.endswith(".trace.json")]
+FILES = list(ladder.ROOT.glob("benchmarks/results/*/*.json"))
 RECORDED = sorted(path for path in FILES if path.name != "results.json")
 
 

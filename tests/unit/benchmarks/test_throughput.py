@@ -1,6 +1,5 @@
 """The throughput of the levels: what is measured is the level's own step, with its fair share of the cores."""
 
-import json
 import time
 from types import SimpleNamespace
 from unittest import mock
@@ -8,26 +7,19 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.harness import page_faults, records
+from benchmarks.harness import records
 from benchmarks.harness.groups import Extent
-from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.suites import throughput
 from benchmarks.suites.throughput import Configuration, Throughput, train
 from common import ladder
-from common.cores import available_cores
 from common.instruments import clock as instruments_clock
 
-RECORDS = sorted((ladder.ROOT / "benchmarks" / "results").glob("*/*.json"))
 SYNTHETIC = ("--dataset", "synthetic", "--train-samples", "400")
 # What a row tells besides its images per second.
 KNOWN = {
-    "threads_per_process": 1,
     "device": "cpu",
     "backend": "gloo",
     "dataset": "synthetic",
-    "minor_faults_per_step": 3.0,
-    "allocator": {},
-    "pinned_to_cores": False,
 }
 
 
@@ -80,11 +72,6 @@ def test_on_a_gpu_no_row_has_a_share_of_the_cores(monkeypatch, gpus):
     assert not any(row.apart or row.cores_per_device for row in configurations)
 
 
-def test_a_machine_with_fewer_cores_than_devices_is_not_divided(no_gpu, monkeypatch):
-    monkeypatch.setattr(throughput, "available_cores", lambda: 1)
-    assert not any(row.apart or row.cores_per_device for row in throughput.strong_scaling(64))
-
-
 def test_a_row_on_a_device_asks_its_level_for_that_devices_cores(monkeypatch):
     asked = []
 
@@ -100,29 +87,6 @@ def test_a_row_on_a_device_asks_its_level_for_that_devices_cores(monkeypatch):
     (_, confined, threads), (_, free, all_threads) = asked
     assert confined[-2:] == ("--cores-per-device", "3") and threads == 3
     assert "--cores-per-device" not in free and all_threads == 16
-
-
-@pytest.mark.long
-def test_a_sample_is_of_the_slowest_rank_with_its_share_of_the_cores(monkeypatch):
-    rows = Throughput([Configuration("02_ddp_raw", workers, 8) for workers in (1, 2)], 0.1, SYNTHETIC)
-    confined = Throughput([Configuration("02_ddp_raw", 2, 8, 1)], 0.1, SYNTHETIC, quick=True)
-    assert confined.contestants["02_ddp_raw, 2 processes"]() > 0
-    (row,) = confined.facts.values()
-    assert row["threads_per_process"] == row["cores_per_device"] == 1
-    assert row["pinned_to_cores"] == (available_cores() > 1)
-    one, two = rows.facts.values()
-    assert (one["processes"], two["processes"]) == (1, 2)
-    assert (one["backend"], two["dataset"]) == ("gloo", "synthetic")
-    assert one["threads_per_process"] == available_cores()
-    assert two["threads_per_process"] == max(1, available_cores() // 2)
-
-    class Pool:
-        def run(self, *args, **kwargs):
-            known = KNOWN
-            return [known | {"images_per_sec": 20.0}, known | {"images_per_sec": 10.0}]
-
-    monkeypatch.setattr(throughput, "ranks", lambda processes: Pool())
-    assert rows.contestants["02_ddp_raw, 2 processes"]() == 10.0
 
 
 def by_its_sleeps(*arguments) -> dict:
@@ -179,18 +143,6 @@ def test_where_the_time_of_a_step_goes_is_said_where_it_was_measured(no_gpu):
         assert "on one device;" not in table(800, 640, 1000, missing=missing)
 
 
-def test_a_missed_promise_is_called_missed():
-    facts = facts_of(throughput.weak_scaling(64))
-    samples = {name: [1000.0] * FEWEST_ROUNDS for name in facts}
-    samples["04_trainer, 2 processes"] = [960.0] * FEWEST_ROUNDS
-    notes = throughput.weak_scaling_record(64, samples, facts)["notes"]
-    assert [note for note in notes if note.startswith("MISSED")] == [
-        "MISSED: 04_trainer, 2 processes: 0.960 (0.960 to 0.960) of level 02, 0.98 asked; +5333 µs a step"
-    ]
-    several = [size for size in throughput.world_sizes() if size > 1]
-    assert sum(note.startswith("kept") for note in notes) == 2 * len(several) - 1
-
-
 @pytest.fixture
 def ran(monkeypatch):
     """The calls of `Configuration.run`, none of which trains: name, steps and steps of warm-up."""
@@ -204,14 +156,6 @@ def ran(monkeypatch):
     return calls
 
 
-def test_a_quick_sample_needs_no_run_before_it(ran):
-    timed = Throughput([Configuration("00_single_gpu")], 0.2, SYNTHETIC, quick=True)
-    assert ran == []
-    assert timed.contestants["00_single_gpu"]() == 5.0
-    assert ran == [("00_single_gpu", throughput.QUICK_STEPS, 1)]
-    assert timed.facts["00_single_gpu"]["steps"] == throughput.QUICK_STEPS
-
-
 def test_only_the_selected_rows_of_a_group_are_measured(ran):
     group = next(group for group in throughput.groups() if group.key == "strong-64")
     assert group.rows == tuple(configuration.name for configuration in throughput.strong_scaling(64))
@@ -220,63 +164,3 @@ def test_only_the_selected_rows_of_a_group_are_measured(ran):
     assert set(record["rows"]) == {name for name, _, _ in ran} == set(selected)
     assert [(pair["of"], pair["to"]) for pair in record["pairs"]] == [selected[::-1]]
     assert record["group"] == group.title
-
-
-def test_a_row_whose_steps_fault_is_said_to_pay_for_the_allocator():
-    facts = facts_of(throughput.weak_scaling(64))
-    slow = "02_ddp_raw, 2 processes"
-    facts[slow] = facts[slow] | {"minor_faults_per_step": 73_191.0}
-    samples = {name: [1000.0] for name in facts}
-    notes = throughput.weak_scaling_record(64, samples, facts)["notes"]
-    assert [note for note in notes if "page faults" in note] == [
-        f"{slow}: 73191 page faults per step: part of its time is the allocator's."
-    ]
-
-
-def _recorded_rows(content: dict) -> dict[str, dict]:
-    """The rows of all groups of a record, by group and name."""
-    groups = [*content.get("groups", []), *content.get("throughput", [])]
-    return {f"{group['group']}, {name}": row for group in groups for name, row in group["rows"].items()}
-
-
-def test_no_recorded_row_of_a_cpu_pays_for_the_allocator():
-    counted = 0
-    for path in RECORDS:
-        rows = _recorded_rows(json.loads(path.read_text()))
-        on_cpu = {name: row for name, row in rows.items() if row.get("device", "cpu") == "cpu"}
-        assert page_faults.remarks(on_cpu) == [], path
-        counted += sum("minor_faults_per_step" in row for row in rows.values())
-    assert counted >= 20
-
-
-def test_faults_are_counted_from_the_end_of_the_warm_up():
-    counter = page_faults.FaultsPerStep()
-    counter.readings = [1000, 2000, 2010, 2020]
-    assert counter.after(2) == 10
-    assert counter.after(4) is None
-    counter.readings = []
-    assert counter.after(1) is None
-
-
-def test_the_steps_of_any_optimizer_are_noted():
-    weight = torch.nn.Parameter(torch.ones(2))
-    weight.grad = torch.ones(2)
-    with page_faults.counting() as counter:
-        torch.optim.AdamW([weight]).step()
-        torch.optim.SGD([weight], lr=0.1).step()
-    torch.optim.SGD([weight], lr=0.1).step()
-    assert len(counter.readings) == 2
-
-
-@pytest.mark.parametrize(
-    "low, high, rounds, verdict",
-    [
-        (0.98, 0.99, FEWEST_ROUNDS, "kept"),
-        (0.9, 0.97, FEWEST_ROUNDS, "MISSED"),
-        (0.96, 1.0, FEWEST_ROUNDS, "open"),
-        (0.99, 0.99, FEWEST_ROUNDS - 1, "open, too few rounds"),
-        (0.5, 0.5, 1, "open, too few rounds"),
-    ],
-)
-def test_a_promise_is_judged_by_the_interval_of_enough_rounds(low, high, rounds, verdict):
-    assert throughput._verdict(low, high, 0.98, rounds) == verdict
