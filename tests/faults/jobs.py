@@ -137,6 +137,11 @@ def script(level: str) -> str:
     return str(ladder.script(level))
 
 
+def plain(level: str, *argv: str) -> list[str]:
+    """The level as one process."""
+    return [sys.executable, script(level), *argv]
+
+
 def run_to_end(command: list[str], seconds: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess:
     """`command`, when it has ended and no process of it is left."""
     with job(command, **environment) as started:

@@ -12,7 +12,7 @@ import torch
 from common import ladder
 from common.accelerator import checkpointing
 from common.accelerator.checkpointing import CheckpointError
-from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, run_to_end, script, torchrun
+from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, plain, run_to_end
 from tests.levels import SHORT, run_level
 
 LEVELS = ladder.with_checkpoints()
@@ -34,11 +34,6 @@ def complete(folder: Path) -> list[Path]:
 def newest(folder: Path) -> int:
     """The number of the newest complete checkpoint."""
     return max((int(re.split("[-_]", path.name)[1]) for path in complete(folder)), default=-1)
-
-
-def plain(level: str, *argv: str) -> list[str]:
-    """The level as one process."""
-    return [torchrun()[0], script(level), *argv]
 
 
 @ON_LINUX

@@ -1,8 +1,6 @@
 """Many jobs, one after another and at once, and many epochs: nothing hangs, collides, or is left behind."""
 
-import contextlib
 import gc
-import json
 import os
 import re
 from pathlib import Path
@@ -14,7 +12,7 @@ from common import ladder
 from common.args import parse_args
 from common.model import BasicNet
 from common.processes import ranks
-from tests.faults.jobs import ON_LINUX, job, launcher, run_to_end, script, torchrun
+from tests.faults.jobs import ON_LINUX, run_to_end, script, torchrun
 from tests.levels import SHORT
 
 pytestmark = ON_LINUX
@@ -46,27 +44,6 @@ def _is_in_use(name: str) -> bool:
     """Whether this is shared memory of torch (`torch_PID_…`) whose process runs: that of a test in another worker."""
     maker = re.match(r"torch_(\d+)_", name)
     return maker is not None and Path(f"/proc/{maker[1]}").exists()
-
-
-@pytest.mark.long
-def test_jobs_started_at_once_on_one_machine_do_not_collide(tmp_path):
-    """Two of torchrun's and two of the launcher's, which trains on one file for each."""
-    starts = [
-        (torchrun, "02_ddp_raw"),
-        (torchrun, "02_ddp_raw"),
-        (launcher, "03_accelerate"),
-        (launcher, "03_accelerate"),
-    ]
-    with contextlib.ExitStack() as stack:
-        jobs = []
-        for number, (start, level) in enumerate(starts):
-            result = ["--json", str(tmp_path / f"{number}.json"), "--seed", str(number)]
-            jobs.append(stack.enter_context(job(start(script(level), *SHORT, *result))))
-        assert [each.end() for each in jobs] == [0] * 4, "\n".join(each.err for each in jobs)
-    results = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(4)]
-    assert [(result["seed"], result["world_size"], result["evaluated"]) for result in results] == [
-        (number, 2, 101) for number in range(4)
-    ]
 
 
 @pytest.mark.parametrize("level", [SLOW["02_ddp_raw"], LONG["03_accelerate"], SLOW["04_trainer"]])

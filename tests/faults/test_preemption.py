@@ -1,127 +1,76 @@
 """Told to stop by a signal, a run saves a checkpoint at a step that all ranks agree on; continued, it ends the same."""
 
-import glob
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from common import ladder
-from tests.levels import farthest, run_level, run_on_ranks
+from tests.faults.jobs import ON_LINUX, job, plain, script, torchrun
+from tests.levels import farthest, run_on_ranks
+
+pytestmark = ON_LINUX
 
 SETTINGS = ["--dataset", "synthetic", "--train-samples", "320", "--eval-samples", "100", "--batch-size", "16"]
-SETTINGS += ["--epochs", "1000", "--checkpoint-every", "5"]  # 20 steps each
+SETTINGS += ["--checkpoint-every", "5", "--epochs"]  # 20 steps each
 TRAINER = "04_trainer/train_full"
 
 
-def start(level: str, *flags, processes: int | None = None) -> subprocess.Popen:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(ladder.script(level)), *SETTINGS, *map(str, flags)],
-        cwd=ladder.ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # As many as in this process: other sums would have other last bits.
-        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
-    )
+def start(level: str, processes: int, *flags: str):
+    """The level as a job, with as many threads as its ranks have in this process: other sums have other last bits."""
+    started = plain(level, *SETTINGS, *flags)
+    if processes > 1:
+        started = torchrun(script(level), *SETTINGS, *flags, processes=processes)
+    return job(started, OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // processes)))
 
 
-def finish(job: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
-    """Its exit code and all it said; nothing is left of it, whatever happens."""
-    try:
-        out, err = job.communicate(timeout=timeout)
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-    return job.returncode, out + err
-
-
-def in_the_middle(level: str, folder: Path, processes: int | None = None) -> subprocess.Popen:
-    """A run that would go on for long, after its first periodic checkpoint."""
-    job = start(level, "--checkpoint-dir", folder, processes=processes)
-    deadline = time.monotonic() + 120
-    while not glob.glob(f"{folder}/**/manifest.json", recursive=True):  # not in a draft, whose name is hidden
-        assert job.poll() is None and time.monotonic() < deadline, finish(job, 10)
-        time.sleep(0.01)
-    return job
-
-
-def assert_it_stopped_and_continues(level: str, folder: Path, said: str, processes: int | None = None) -> None:
+def continues(level: str, processes: int, folder: Path, step: int) -> bool:
     """Continued for some steps it has the weights of a run of as many steps that nobody stopped, bit for bit."""
-    (step,) = re.findall(r"^stopped at step (\d+): run it again to continue$", said, re.MULTILINE)
-    epochs = int(step) // 20 + 2
-    steps = 20 * epochs
-    more = ["--epochs", str(epochs), "--checkpoint-dir", str(folder)]
-    undisturbed = [*SETTINGS, *more[:-1], str(folder.with_name("undisturbed"))]
-    if processes:
-        path = folder.with_suffix(".pt")
-        code, said = finish(start(level, *more, "--save", path, processes=processes))
-        assert code == 0 and f"| {steps} steps in" in said, said
-        continued = torch.load(path, weights_only=True)
-        _, expected = run_on_ranks(level, processes, undisturbed)
-    else:
-        result, continued = run_level(level, [*SETTINGS, *more])
-        assert result["steps"] == steps
-        _, expected = run_level(level, undisturbed)
-    assert farthest(continued, expected) == 0
+    epochs = str(step // 20 + 2)
+    path = folder / "continued.pt"
+    with start(level, processes, epochs, "--checkpoint-dir", str(folder / "c"), "--save", str(path)) as run:
+        assert run.end() == 0, run.err
+    _, expected = run_on_ranks(level, processes, [*SETTINGS, epochs, "--checkpoint-dir", str(folder / "undisturbed")])
+    return farthest(torch.load(path, weights_only=True), expected) == 0
 
 
-@pytest.mark.slow
+TOLD = {
+    "the process": lambda run: run.process.send_signal(signal.SIGTERM),
+    "the process, by Ctrl-C": lambda run: run.process.send_signal(signal.SIGINT),
+    "torchrun": lambda run: run.process.terminate(),
+    "one rank": lambda run: os.kill(run.rank(1), signal.SIGTERM),
+    "the whole group, by Ctrl-C": lambda run: os.killpg(run.process.pid, signal.SIGINT),
+}
+
+
 @pytest.mark.parametrize(
-    ("level", "number"),
-    [(ladder.FULL, signal.SIGTERM), (TRAINER, signal.SIGINT)],
+    "level, processes, told, code",
+    [
+        pytest.param(ladder.FULL, 1, "the process", 128 + signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(TRAINER, 1, "the process, by Ctrl-C", 128 + signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(ladder.FULL, 2, "the whole group, by Ctrl-C", None, marks=pytest.mark.slow),
+        pytest.param(ladder.FULL, 2, "torchrun", None, marks=pytest.mark.long),
+        pytest.param(TRAINER, 2, "one rank", None, marks=pytest.mark.long),
+    ],
 )
-def test_a_process_that_is_told_to_stop_saves_and_continued_it_ends_with_the_same_bits(level, number, tmp_path):
-    job = in_the_middle(level, tmp_path / "stopped")
-    job.send_signal(number)
-    code, said = finish(job)
-    assert code == 128 + number, said
-    assert "Traceback" not in said
-    assert_it_stopped_and_continues(level, tmp_path / "stopped", said)
-
-
-def ranks_of(launcher: int) -> list[int]:
-    """The processes that torchrun has started."""
-    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
-
-
-SIGNALLED = [
-    pytest.param(ladder.FULL, "the whole group", marks=pytest.mark.slow),
-    pytest.param(ladder.FULL, "torchrun", marks=pytest.mark.long),
-    pytest.param(TRAINER, "one rank", marks=pytest.mark.long),
-]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the ranks of a launcher in /proc")
-@pytest.mark.parametrize("level, told", SIGNALLED)
-def test_ranks_agree_on_the_step_whoever_is_told(level, told, tmp_path):
-    job = in_the_middle(level, tmp_path / "stopped", processes=2)
-    started = ranks_of(job.pid)
-    assert len(started) == 2
-    if told == "torchrun":
-        job.terminate()
-    elif told == "one rank":
-        os.kill(started[1], signal.SIGTERM)
-    else:  # as Ctrl-C in a terminal does
-        os.killpg(job.pid, signal.SIGINT)
-    code, said = finish(job)
-    assert code != 0
-    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
-    assert_it_stopped_and_continues(level, tmp_path / "stopped", said, processes=2)
+def test_whoever_is_told_to_stop_all_save_at_one_step_and_continued_end_with_the_same_bits(
+    level, processes, told, code, tmp_path
+):
+    with start(level, processes, "1000", "--checkpoint-dir", str(tmp_path / "c")) as run:
+        run.wait_for(lambda: [*tmp_path.rglob("manifest.json")])
+        TOLD[told](run)
+        ended = run.end()
+    assert ended != 0 and code in (ended, None), run.err  # torchrun's own code is 1, or of the signal that it got
+    (step,) = re.findall(r"^stopped at step (\d+): run it again to continue$", run.out, re.MULTILINE)
+    assert continues(level, processes, tmp_path, int(step))
 
 
 @pytest.mark.slow
 def test_without_checkpoints_a_signal_ends_the_run_as_ever():
-    job = start(ladder.FULL)
-    assert job.stdout.readline()  # the plan: it is about to train
-    job.terminate()
-    code, said = finish(job, 60)
-    assert code == -signal.SIGTERM and "stopped at" not in said
+    with start(ladder.FULL, 1, "1000") as run:
+        run.wait_for(lambda: run.out)  # the plan: it is about to train
+        run.process.terminate()
+        assert run.end() == -signal.SIGTERM and "stopped at" not in run.out
