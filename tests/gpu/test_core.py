@@ -1,12 +1,11 @@
 """The core on a rank of eight GPUs: what its operations and its checkpoints do with tensors of a GPU."""
 
-import os
 from unittest import mock
 
 import pytest
 import torch
 
-from common.accelerator import Accelerator, PartialState, state
+from common.accelerator import Accelerator, PartialState
 from common.accelerator.checkpointing import get_random_states, set_random_states
 from common.accelerator.operations import broadcast_object_list, gather, gather_object, reduce
 from common.accelerator.utils import synchronize_rng_states
@@ -47,13 +46,6 @@ def test_tensors_in_broadcast_objects_come_back_on_the_gpu_of_who_receives(machi
 def test_a_tensor_of_a_gpu_in_a_pickle_is_found(machine):
     with pytest.raises(Misplaced, match="comes back on the sender's GPU"):
         torch.distributed.all_gather_object([None] * GPUS, [torch.zeros(2, device=OWN)])
-
-
-def test_a_variable_that_torch_has_read_before_is_not_set(monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    before = dict(os.environ)
-    assert state._single_device(cpu=False).type == "mps"
-    assert dict(os.environ) == before
 
 
 def test_the_random_state_of_a_ranks_own_gpu_is_saved_and_restored(machine):

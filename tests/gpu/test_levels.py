@@ -170,24 +170,6 @@ def test_a_loss_that_is_read_in_the_loop_is_found(rung, tmp_path):
     assert waits == [["aten._local_scalar_dense.default"]] * (STEPS - 1)
 
 
-@pytest.mark.parametrize("rung", ["03_accelerate", "04_trainer"])
-def test_a_core_without_set_device_is_found(rung):
-    with mock.patch.object(Machine, "set_device", lambda machine, device: None), pytest.raises(Misplaced):
-        train(rung)
-
-
-@SLOW
-def test_autocast_of_another_device_is_found():
-    autocast = torch.autocast
-
-    def misled(device_type, *args, **kwargs):
-        return autocast("cpu", *args, **kwargs)
-
-    with mock.patch.object(torch, "autocast", misled):
-        machine = train(ladder.FULL, flags=("--mixed-precision", "bf16"))
-    assert machine.watch.computed_in != {torch.bfloat16}
-
-
 @SLOW
 def test_a_trainer_that_clips_and_schedules_waits_in_no_step_before_it_logs(tmp_path):
     defaults = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common import processes
-from common.accelerator.launchers import debug_launcher, notebook_launcher
+from common.accelerator.launchers import debug_launcher
 from common.processes import ranks
 from tests.gpu.jobs import Started, gpu_that_must_not_start, step_on_the_cpu, where_cuda_must_not_start
 
@@ -37,14 +37,6 @@ def test_forked_processes_of_the_cpu_see_no_gpu_although_the_parent_has_looked()
 
 
 @ASKS_THE_GPU
-@pytest.mark.slow
-def test_so_do_those_of_a_notebook_that_was_told_to_use_the_cpu(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    with gpu_that_must_not_start():
-        notebook_launcher(step_on_the_cpu, num_processes=2)
-
-
-@ASKS_THE_GPU
 def test_a_pool_of_the_cpu_sees_no_gpu():
     with gpu_that_must_not_start():
         pool = ranks(1, on_cpu=True)
@@ -54,11 +46,6 @@ def test_a_pool_of_the_cpu_sees_no_gpu():
     finally:
         pool.stop()
     assert weight < 1
-
-
-def test_without_gpus_there_is_one_pool(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert ranks(1, on_cpu=True) is ranks(1)
 
 
 def test_after_a_job_the_ranks_keep_no_memory_of_a_gpu(monkeypatch):

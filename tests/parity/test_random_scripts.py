@@ -1,6 +1,6 @@
 """Random scripts end with the original's bits: loops over loaders, trainings, trainings by a Trainer.
 
-The quick cases take a few scripts; `python -m tests.parity.count` takes as many as one likes.
+The quick cases take a few scripts, the long ones as many as a release needs.
 """
 
 from dataclasses import replace

@@ -50,22 +50,6 @@ def test_the_parts_of_a_script_that_run_on_cpus_pass_on_both(name, library):
     run(2, "-m", "tests.parity.wheel_parts", name, library)
 
 
-@pytest.mark.long
-def test_uneven_inputs_are_joined_on_the_core():
-    run(2, "-m", "tests.parity.wheel_parts", "distributed_data_loop_joined", "core")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("processes, library", [("1", "core"), ("2", "core"), ("1", "original")])
-def test_a_notebook_starts_processes(processes, library):
-    settings = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_NUM_PROCESSES": processes, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.parity.wheel_parts", "notebook", library],
-        env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
-
-
 @pytest.mark.slow
 def test_the_alias_gives_one_module_two_names():
     code = """

@@ -3,8 +3,7 @@
     python -m tests.parity.wheel_parts NAME core|original
 
 On CPUs, `test_ddp_comm_hook` gives DDP device ids, which DDP refuses. `test_distributed_data_loop` joins uneven inputs,
-which accelerate does on GPUs only: it hangs. Resuming a loader needs torchdata there. `test_notebook` starts several
-processes, for which accelerate wants GPUs.
+which accelerate does on GPUs only: it hangs. Resuming a loader needs torchdata there.
 """
 
 import functools
@@ -51,33 +50,9 @@ def distributed_data_loop() -> None:
     accelerator.end_training()
 
 
-def distributed_data_loop_joined() -> None:
-    """What joins uneven inputs, and therefore runs on CPUs on the core only."""
-    script = importlib.import_module(f"{SCRIPTS}.test_distributed_data_loop")
-    accelerator = script.create_accelerator()
-    script.test_can_join_uneven_inputs()
-    script.test_join_can_override_even_batches()
-    script.test_join_can_override_for_mixed_type_dataloaders()
-    script.test_join_raises_warning_for_iterable_when_overriding_even_batches()
-    accelerator.end_training()
-
-
-def notebook() -> None:
-    """The whole script; on accelerate itself with one process only."""
-    script = importlib.import_module(f"{SCRIPTS}.test_notebook")
-    script.test_can_initialize()
-    if script.NUM_PROCESSES > 1:
-        script.test_static_rdzv_backend()
-        script.test_c10d_rdzv_backend()
-        script.test_fault_tolerant()
-        script.test_monitoring()
-
-
 PARTS = {
     "ddp_comm_hook": ddp_comm_hook,
     "distributed_data_loop": distributed_data_loop,
-    "distributed_data_loop_joined": distributed_data_loop_joined,
-    "notebook": notebook,
 }
 
 
