@@ -12,7 +12,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -216,18 +215,6 @@ def test_a_module_runs_as_it_stands(words, clone):
         [sys.executable, *words], cwd=clone, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(not (ladder.ROOT / ".git").exists(), reason="git says what it ignores")
-def test_what_the_commands_write_into_the_root_is_ignored_by_git():
-    written = set()
-    for words in all_commands():
-        for flag, value in pairwise(words):
-            if re.fullmatch(r"--(json|save|html|page|out|checkpoint|checkpoint-dir)", flag) and value[0] != "-":
-                written.add(value if "." in value else f"{value}/file")
-    written -= {"FOLDER/file", "PATH/file"}
-    ignored = subprocess.run(["git", "check-ignore", *written], cwd=ladder.ROOT, capture_output=True, text=True)
-    assert set(ignored.stdout.split()) == written >= {"run.pt", "prediction.html"}
 
 
 def in_folder(folder: str, rung: str, flags: list[str]) -> dict:

@@ -11,7 +11,7 @@ from common import ladder
 from common.accelerator.sampler import BatchSamplerShard
 from common.model import BasicNet
 from common.trainer import TrainingArguments
-from tests.docs.test_short_versions import section
+from tests.docs.pages import section
 
 IMAGES = 60_000
 WEIGHTS = sum(parameter.numel() for parameter in BasicNet().parameters())
