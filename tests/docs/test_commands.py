@@ -1,6 +1,6 @@
 """Every command of a page or a module's docstring works as it stands.
 
-Its own program parses it, pytest collects tests for it, and what is no comparison of half an hour is run.
+Its own program parses it, and what takes seconds is run.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from common.ladder import scripts
 from common.processes import ranks
 from tests.docs.pages import MODULES, PAGES, commands, name
 from tests.levels import run_level
-from tests.nested_pytest import run_sessions
 
 # Modules are run that other tests have imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
@@ -138,61 +137,19 @@ def all_commands() -> list[list[str]]:
     return [list(words) for words in dict.fromkeys(found)]
 
 
-def pytest_commands() -> list[list[str]]:
-    as_modules = [words[2:] for words in all_commands() if words[1:3] == ["-m", "pytest"]]
-    return as_modules + [words for words in all_commands() if words[0] == "pytest"]
-
-
-# Every run of the checks collects what they do.
-WHOLE_RUNS = [["pytest", "-rs"], ["pytest", "-m", "slow"], ["pytest", "-m", "long"]]
-
-
-@pytest.mark.slow
-def test_pytest_takes_its_command_lines_and_finds_tests():
-    command_lines = [words[1:] for words in pytest_commands() if words not in WHOLE_RUNS]
-    for done in run_sessions([[*words, "--collect-only", "-q", "-n", "0"] for words in command_lines]):
-        assert done.returncode == 0, (done.args, done.stdout[-3000:])
-
-
-# Programs that take a second or a few. The others of a reader's own machine are long tests.
+# Programs that take a second or a few, and need nothing. Tests of their own run the others, with less to do.
 QUICK = {"common.ladder", "benchmarks.predict", "benchmarks.report.readmes"}
-# Most take minutes, and tests of their own run them with less to do, or in a process that has imported torch. `.ci/run`
-# runs the comparison as it stands, and a few rounds of every suite.
-OWN_TESTS = {
-    ("benchmarks.record",),
-    ("benchmarks.larger_batches",),
-    ("benchmarks.your_network", "measure"),
-    ("common.ladder", "check"),
-    ("common.pitfalls",),
-    ("benchmarks.compare",),
-    ("pytest",),
-}
 # What a command leaves to its reader, or reads where another one has written it.
-OWN_FILES = re.compile(r"FOLDER|PATH|DATA|SCRIPT|(solution|my_\w+)\.py|\w+\.json|--full")
+OWN_FILES = re.compile(r"FOLDER|PATH|DATA|SCRIPT|(solution|my_\w+)\.py|\w+\.json")
 
 
-def module_commands() -> list:
-    """The commands that run a module of ours, and need nothing for it.
-
-    Of those that take long the shortest one of each program and subcommand. That the others are taken as they stand is
-    tested above.
-    """
+def quick_commands() -> list:
     cases = []
-    shortest = {}
     for words in all_commands():
-        has_own_test = {tuple(words[2:end]) for end in (3, 4, 5)} & OWN_TESTS
-        if words[:2] != ["python", "-m"] or has_own_test:
-            continue
-        if script_and_world(words) or words[2] == "torch.distributed.run":
-            continue
-        if not OWN_FILES.search(" ".join(words)):
-            trains = words[2:4] == ["common.ladder", "run"]
-            if words[2] in QUICK and not trains:
-                cases.append(pytest.param(words[1:], marks=pytest.mark.slow, id=" ".join(words)))
-            else:
-                subcommand = tuple(words[2:4])
-                shortest[subcommand] = min(shortest.get(subcommand, words), words, key=len)
-    cases += [pytest.param(words[1:], marks=pytest.mark.long, id=" ".join(words)) for words in shortest.values()]
+        has_own_test = words[2:4] in (["common.ladder", "run"], ["common.ladder", "check"])
+        is_quick = words[:2] == ["python", "-m"] and words[2] in QUICK
+        if is_quick and not has_own_test and not OWN_FILES.search(" ".join(words)):
+            cases.append(pytest.param(words[1:], id=" ".join(words)))
     return cases
 
 
@@ -207,8 +164,8 @@ def clone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("words", module_commands())
+@pytest.mark.slow
+@pytest.mark.parametrize("words", quick_commands())
 def test_a_module_runs_as_it_stands(words, clone):
     environment = os.environ | {"PYTHONPATH": str(clone)}
     done = subprocess.run(

@@ -94,25 +94,6 @@ def drifted() -> bool:
     return any(readmes.renewed(path.read_text()) != path.read_text() for path in readmes.readmes())
 
 
-ONE, *OTHERS = ladder.levels()
-
-
-@pytest.mark.parametrize("rung", [ONE, *(pytest.param(rung, marks=pytest.mark.slow) for rung in OTHERS)])
-def test_changing_a_line_of_a_script_is_noticed(copy, rung):
-    assert not drifted()
-    script = copy / ladder.file_name(rung)
-    lines = script.read_text().splitlines(keepends=True)
-    # Where a page leaves some changes to `python -m common.ladder diff`, only the others can be noticed.
-    pages = "\n".join(page.read_text() for page in readmes.readmes())
-    shown = re.findall(r"^[-+] (.*)$", pages, re.MULTILINE)
-    numbers = [i for i in range(ladder.docstring_end(rung), len(lines)) if lines[i].rstrip("\n") in shown]
-    i = numbers[len(numbers) // 2]
-    script.write_text("".join([*lines[:i], lines[i].replace("\n", "  # changed\n"), *lines[i + 1 :]]))
-    assert drifted(), lines[i]
-    script.write_text("".join(lines))
-    assert not drifted()
-
-
 def test_changing_a_sentence_is_not_noticed_and_survives(copy):
     """What is written by hand belongs to the hand."""
     page = copy / "02_ddp_raw" / "README.md"

@@ -40,13 +40,6 @@ def test_the_ten_samples_of_the_docstring_are_shared_as_it_says(accelerator):
         assert counted == [row[3][0] for row in rows] == ["4", "4", "2"]
 
 
-def test_a_set_that_is_smaller_than_a_batch_is_repeated(accelerator):
-    accelerator.process_index = 1
-    [loader] = accelerator.prepare(DataLoader(TensorDataset(torch.arange(3)), 8))
-    assert [batch.tolist() for (batch,) in loader] == [[1, 2, 0, 1]]
-    assert accelerator.samples_in_step == 3
-
-
 def test_each_epoch_has_its_order_and_both_ranks_share_it(accelerator):
     orders = []
     for epoch in (0, 1):

@@ -32,13 +32,6 @@ def test_outputs_and_gradients_equal_the_bare_modules(replicas, batch):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12, msg=name)
 
 
-def test_without_gradients_no_graph_is_built():
-    _, parallel = _pair(2)
-    with torch.no_grad():
-        assert parallel(torch.randn(4, 1, 28, 28, dtype=torch.float64)).grad_fn is None
-    assert parallel(torch.randn(4, 1, 28, 28, dtype=torch.float64)).grad_fn is not None
-
-
 def test_each_replica_is_a_network_of_its_own_on_the_first_ones_gradients():
     module = nn.Linear(3, 2)
     first, second = replicate(module, 2)
@@ -77,15 +70,6 @@ def test_replicas_draw_from_generators_of_their_own_and_repeat():
     assert torch.equal(first, draw(1)) and not torch.equal(first, draw(2))
     shards = first.view(5, 3, 100).transpose(0, 1).reshape(3, -1)
     assert not torch.equal(shards[0], shards[1]) and not torch.equal(shards[1], shards[2])
-
-
-def test_the_default_generator_is_used_for_the_seed_only():
-    torch.manual_seed(1)
-    model = EmulatedDataParallel(_Noise(), 2)
-    model(torch.ones(10))
-    after_first = torch.random.get_rng_state()
-    model(torch.ones(10))
-    assert torch.equal(after_first, torch.random.get_rng_state())
 
 
 def test_two_runs_with_dropout_and_one_seed_end_with_the_same_bits():

@@ -76,39 +76,6 @@ def test_ranks_that_differed_before_all_end_with_torchs_weights(world_size):
         assert farthest(first["weights"], second["weights"]) == 0.0, wrap
 
 
-def bucket_sizes() -> list[list[int]]:
-    with process_group():
-        counted = []
-        for mib in (0.0, 0.25, 25.0):
-            buckets = BucketedDDP(BasicNet(), bucket_mib=mib).buckets
-            counted.append([len(bucket.parameters) for bucket in buckets])
-        return counted
-
-
-def test_buckets_are_filled_from_the_last_layer_on():
-    """fc1's weight has 4.5 MiB, all the others less than a tenth of one."""
-    (per_parameter, small, one) = ranks(1).run(bucket_sizes)[0]
-    assert per_parameter == [1] * 8
-    assert small == [4, 4]  # fc2 and fc1, then the convolutions
-    assert one == [8]
-
-
-def refusals() -> list[type]:
-    """What torch's DDP and ours raise for a module without trainable parameters."""
-    raised = []
-    with process_group():
-        frozen = nn.Linear(2, 1).requires_grad_(False)
-        for wrap in (TorchDDP, OverlappedDDP, BucketedDDP):
-            with pytest.raises(Exception, match="require") as error:
-                wrap(frozen)
-            raised.append(error.type)
-    return raised
-
-
-def test_a_module_without_trainable_parameters_is_refused_as_by_torch():
-    assert ranks(1).run(refusals) == [[RuntimeError] * 3]
-
-
 class FailsInBackward(torch.autograd.Function):
     """Hands its input on; an error ends backward."""
 

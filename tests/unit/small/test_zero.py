@@ -187,19 +187,6 @@ def test_a_parameter_without_a_gradient_stays_as_it_is(kind):
     assert ranks(2).run(step_without_a_gradient, kind) == [(False, True)] * 2
 
 
-def bytes_after_an_error() -> list[int]:
-    with process_group():
-        network = nn.Linear(3, 2)
-        zero = ZeRO3(network, torch.optim.SGD, lr=0.1)
-        with pytest.raises(OSError), zero.gathered():
-            raise OSError("the disk is full")
-        return [parameter.untyped_storage().nbytes() for parameter in network.parameters()]
-
-
-def test_an_error_while_parameters_are_whole_leaves_their_parts_only():
-    assert ranks(2).run(bytes_after_an_error) == [[0, 0], [0, 0]]
-
-
 @pytest.mark.parametrize("kind", OURS)
 def test_shared_and_frozen_weights_and_several_micro_batches_are_trained_as_without_zero(kind):
     (_, expected), _ = ranks(2).run(trained, averaged)
