@@ -22,11 +22,6 @@ NAMES = (
     "loss_scaler",
     "prepare",
 )
-# What a solution is told that counts by LOCAL_RANK or LOCAL_WORLD_SIZE.
-ON_ONE_MACHINE = (
-    "LOCAL_RANK and LOCAL_WORLD_SIZE count the ranks of one machine. Here each rank is as on a machine of its own: they"
-    " are 0 and 1. dist.get_rank() and dist.get_world_size() count all ranks"
-)
 STARTERS = Path(__file__).with_name("starters")
 
 
@@ -39,10 +34,7 @@ def check(name: str, path: Path) -> list[str]:
     checker = module(name)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    found = checker.check(path)
-    if found and "LOCAL_" in path.read_text():
-        found[0] += f"\n    {ON_ONE_MACHINE}"
-    return found
+    return checker.check(path)
 
 
 def module(name: str) -> ModuleType:

@@ -47,11 +47,6 @@ def exactly(left: Any, right: Any) -> bool:
     return near(left, right, tolerance=1e-12)
 
 
-def roughly(left: Any, right: Any) -> bool:
-    """Equality of numbers of which one may have been rounded to 32 or 16 bits."""
-    return near(left, right, tolerance=1e-2)
-
-
 def scaled(value: Any, factor: float) -> Any:
     """The number times the factor, or lists of such numbers."""
     if isinstance(value, list):
@@ -62,12 +57,6 @@ def scaled(value: Any, factor: float) -> Any:
 def flat(lists: Iterable[list]) -> list:
     """The entries of all lists, in one."""
     return [entry for entries in lists for entry in entries]
-
-
-ROUNDED = (
-    "right to a few digits only, because it was rounded on the way: the gradients are in float64, so leave them in"
-    " their own dtype"
-)
 
 
 def agreed(**references: Any) -> Any:

@@ -38,8 +38,6 @@ class Message:
         self.last_step_waited = 0
         self.held_up_backward = False
         self.was_changed = False  # between its start and its arrival
-        under_way = [message for message in link.messages if not message.times_waited]
-        self.overlaps = any(overlap(tensor, message.tensor) for message in under_way)
 
     def wait(self) -> bool:
         if not self.times_waited:
@@ -74,13 +72,6 @@ def same_memory(tensor: Tensor, others: Sequence[Tensor | None]) -> list[int]:
     """The numbers of those that begin where `tensor` does."""
     begin = tensor.data_ptr()
     return [number for number, other in enumerate(others) if other is not None and other.data_ptr() == begin]
-
-
-def overlap(tensor: Tensor, other: Tensor) -> bool:
-    """True where two tensors, each in one piece, have a number in common."""
-    begin = tensor.data_ptr()
-    other_begin = other.data_ptr()
-    return begin < other_begin + other.nbytes and other_begin < begin + tensor.nbytes
 
 
 class SlowLink:

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from common.ladder.exercises.compare import agreed, flat, is_number, near, plain, shown, side_by_side
-from common.ladder.exercises.stage import SolutionFailed, hints_for, in_rounds, load_name, on_ranks
+from common.ladder.exercises.compare import agreed, flat, near, plain, shown, side_by_side
+from common.ladder.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
 from common.small.accelerator import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
 
 MINUTES = 25
@@ -28,18 +28,6 @@ BATCH_SIZE = 6  # of all ranks
 # Of the loader that shuffles: so many that a rank does not by chance have the same ones as without shuffling.
 SHUFFLED_SAMPLES = 24
 LEARNING_RATE = 0.1
-# What torch says of objects that are not as a beginner expects them, and the idea.
-HINTS = {
-    "device_ids": "this network is on the CPU, and device_ids are those of GPUs: leave them out",
-    "has no attribute 'shuffle'": "a DataLoader that shuffles has a RandomSampler as its `sampler`, and no `shuffle`",
-    "attribute should not be set after": "a DataLoader keeps what it was made of: make a new one, with its dataset,"
-    " collate_fn and a share of its batch_size",
-    "mutually exclusive with shuffle": "the sampler shuffles, DistributedSampler(dataset, shuffle=True): the loader of"
-    " such a sampler has no shuffle of its own",
-    "positive integer value": "batch_size // world size is a whole number, and with / it is none",
-    "slice": "a batch is what the loader's collate_fn makes of its samples, here a dict, so nobody knows how to cut it:"
-    " share out the numbers of the samples, by a sampler, before they become a batch",
-}
 FIRST_WEIGHTS = (1.0, 2.0, 3.0)  # by rank, where nobody makes them equal
 
 
@@ -100,16 +88,9 @@ def weights_of(model: nn.Module) -> list[float]:
 def samples_in(batch: Any) -> list[int]:
     if isinstance(batch, dict):
         return plain(batch["samples"])
-    what = plain(batch)
-    if isinstance(what, list) and all(map(is_number, what)):
-        raise SolutionFailed(
-            f"a batch is {what}, and not what the loader's own collate_fn makes of the samples: hand `collate_fn` on to"
-            " the new loader"
-        )
     raise SolutionFailed(
-        f"a batch is {what}, which was made of a batch of the loader. What its collate_fn makes, here a dict, can be of"
-        " any kind, so nobody can cut it into shares: share out the numbers of the samples, by a sampler, before they"
-        " become a batch"
+        f"a batch is {plain(batch)}, and not what the loader's own collate_fn makes of the samples: hand `collate_fn`"
+        " on to the new loader, and share out the numbers of the samples, by a sampler, before they become a batch"
     )
 
 
@@ -148,16 +129,11 @@ def run(path: str) -> dict:
     real = trained(*prepared_as_in_level_02()[:3])
     one_device = trained(*objects_of(rank=0)[:3])
     objects = objects_of(rank)
-    in_order = DataLoader(objects.shuffled.dataset, BATCH_SIZE, collate_fn=as_batch)
-    with hints_for(HINTS):
-        prepare = load_name(path, "prepare")
-        prepared = prepare(*objects)
-        refuse_other_kinds(prepared, objects)
-        alone = prepare(in_order)
-        refuse_other_kinds(alone, [in_order])
-        batches = list(prepared[0])
-        batches_of_shuffled = list(prepared[3])
-        batches_in_order = list(alone[0])
+    prepare = load_name(path, "prepare")
+    prepared = prepare(*objects)
+    refuse_other_kinds(prepared, objects)
+    batches = list(prepared[0])
+    batches_of_shuffled = list(prepared[3])
     samples = list(map(samples_in, batches))
     model, optimizer = prepared[1:3]
     first = weights_of(model)
@@ -172,7 +148,6 @@ def run(path: str) -> dict:
         "same_parameters": of_optimizer == {id(parameter) for parameter in model.parameters()},
         "samples": samples,
         "shuffled": list(map(samples_in, batches_of_shuffled)),
-        "in_order": list(map(samples_in, batches_in_order)),
         "read": sorted(set(objects.loader.dataset.read)),
     }
 
@@ -242,12 +217,6 @@ def wrong_optimizer(results: list[dict]) -> str | None:
         if near(rates, [LEARNING_RATE] * len(results)):
             return title
         return side_by_side(f"{title}; the learning rate:", rates, it_was=LEARNING_RATE)
-    if not near(rates, [LEARNING_RATE] * len(results)):
-        title = (
-            "the optimizer that came back has another learning rate. It needs no change: equal weights and equal"
-            " averaged gradients make equal steps on all ranks"
-        )
-        return side_by_side(f"{title}; the learning rate:", rates, it_should_be=LEARNING_RATE)
     return None
 
 
@@ -278,35 +247,17 @@ def wrong_shares(samples: list, batches: list) -> str:
             "every rank has all samples of a batch, so all compute the same, and two devices are no faster than one:"
             " a rank's share of a batch is batch_size // world size samples"
         )
-    if all(sorted(batch) in batches for batch in flat(samples)):
-        return (
-            "each rank has whole batches of the original loader, so that a step takes as many samples as several of"
-            " them: share out each batch, of which a rank's part is batch_size // world size samples"
-        )
     counts = list(map(len, samples))
     if len(set(counts)) > 1:
         return (
             "a rank had fewer batches than another one, which waits for it in backward for ever: share out each batch,"
             f" so that all ranks take part in every step; these ranks have {shown(counts)} batches"
         )
-    of_all = flat(steps)
     shares = [sorted(flat(of_rank)) for of_rank in samples]
     if shares == [list(range(SAMPLES))] * len(samples):
         return "every rank goes through all samples: a sampler has to deal them out (DistributedSampler does)"
-    each_sample_once = sorted(of_all) == list(range(SAMPLES))
-    if each_sample_once and len(steps[0]) < BATCH_SIZE:
-        return (
-            f"a step takes {len(steps[0])} samples, and a batch of the original loader has {BATCH_SIZE}: of them a rank"
-            " has batch_size // world size"
-        )
     if shares == shares[:1] * len(shares):
         return "all ranks have the same samples: the share of each begins with its own number, dist.get_rank()"
-    twice = sorted({sample for sample in of_all if of_all.count(sample) > 1})
-    missing = sorted(set(range(SAMPLES)) - set(of_all))
-    if twice:
-        return f"samples {twice} are on more than one rank"
-    if missing:
-        return f"samples {missing} are on no rank"
     if len(steps[0]) > BATCH_SIZE:
         return (
             f"a step takes {len(steps[0])} samples, and an epoch has fewer steps: the loader's batch_size,"
@@ -337,10 +288,7 @@ def wrong_shuffle(results: list[dict]) -> str | None:
     """A finding about the samples of the loader that shuffles."""
     samples = [result["shuffled"] for result in results]
     of_all = flat(joined(samples))
-    sizes = [[len(batch) for batch in of_rank] for of_rank in samples]
     numbers = range(SHUFFLED_SAMPLES)
-    shares = [sorted(flat(of_rank)) for of_rank in samples]
-    shares_in_order = [sorted(flat(result["in_order"])) for result in results]
     if sorted(of_all) != list(numbers):
         title = (
             "with a loader that shuffles some samples are on two ranks and others on none, because each rank has drawn"
@@ -348,13 +296,6 @@ def wrong_shuffle(results: list[dict]) -> str | None:
         )
     elif of_all == list(numbers):
         title = "the loader shuffles, and the prepared one does not: look at whether its sampler is a RandomSampler"
-    elif shares == shares_in_order:
-        title = (
-            "each rank has the same samples with a loader that shuffles as with one that does not, and never others:"
-            " shuffle all of them, alike on all ranks, and then share them out"
-        )
-    elif sizes != [[BATCH_SIZE // len(results)] * (SHUFFLED_SAMPLES // BATCH_SIZE)] * len(results):
-        title = "with a loader that shuffles the shares of the ranks are not equally large"
     else:
         return None
     return side_by_side(f"{title}; the samples of each step of", samples)

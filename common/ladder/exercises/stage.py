@@ -17,7 +17,7 @@ import textwrap
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -41,22 +41,6 @@ COLLECTIVE = re.compile("reduce|gather|scatter|broadcast|barrier|send|recv|all_t
 GLOO_LOG = re.compile(r"^\[rank\d+\]:\[[^\]]*\] ")
 # gloo's words for "another rank has left": the consequence of that rank's error, and no error of its own.
 CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
-# What Python and torch say of mistakes that are made in any exercise, and the idea.
-COMMON_HINTS = {
-    "'tuple' object has no attribute": "named_parameters() has pairs of a name and a parameter",
-    "'NoneType' object has no attribute 'wait'": "without async_op=True a collective returns no handle, and has ended"
-    " when it returns",
-    "'method' object": "without parentheses a method is not called",
-    "got builtin_function_or_method": "without parentheses a method is not called",
-    "before Module.__init__() call": "super().__init__() comes first in the __init__ of an nn.Module",
-    "'generator' object": "model.parameters() can be gone through once, and not indexed: make a list of it",
-    "Expected parameter `tensor`": "a collective takes a tensor; torch.tensor(number) makes one of a number",
-    "output tensor list": "all_gather needs a list with as many tensors as there are ranks",
-    "expected TensorOptions(dtype=": "the tensors of a collective have one dtype, here that of the parameters:"
-    " torch.empty_like(tensor) and tensor.new_empty(size) take it over",
-    "default process group twice": "there is a process group already, which the checker has made: leave this call out",
-    "a leaf Variable that requires grad": "change a parameter under torch.no_grad(), or as parameter.detach()",
-}
 
 
 class SolutionFailed(Exception):
@@ -87,7 +71,7 @@ class Failure(NamedTuple):
 
     error: str
     place: Place | None
-    hints: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     is_consequence: bool = False
     is_finding: bool = False  # the error is a sentence for the learner already
 
@@ -143,18 +127,6 @@ def in_rounds(world_sizes: Sequence[int], findings: Callable[[int], Sequence[str
 
 def number_of_ranks(number: int) -> str:
     return "1 rank" if number == 1 else f"{number} ranks"
-
-
-@contextlib.contextmanager
-def hints_for(hints: Mapping[str, str]) -> Iterator[None]:
-    """A block whose errors are followed by a hint, if their message has the text to which a hint belongs."""
-    try:
-        yield
-    except Exception as error:
-        for text, hint in hints.items():
-            if text in f"{type(error).__name__}: {error}":
-                error.add_note(hint)
-        raise
 
 
 def on_ranks(
@@ -231,7 +203,7 @@ def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> An
         watchdog = _watchdog(seconds, files / f"{rank}.stuck", path)
         watchdog.start()
         try:
-            with hints_for(COMMON_HINTS), group_that_stays():
+            with group_that_stays():
                 value = job(path)
         except BaseException as error:
             (files / f"{rank}.failure").write_bytes(pickle.dumps(_failure(error, path)))
@@ -297,23 +269,12 @@ def _failure(error: BaseException, path: str) -> Failure:
         sentence = f"{of_the_learner[-1]} is still a gap: {error}"
         return Failure(sentence, of_the_learner[-1], is_finding=True)
     message = GLOO_LOG.sub("", str(error).partition("\n")[0])
-    hints = list(getattr(error, "__notes__", []))
-    # An error inside of torch is about what was handed to it, and not about what it has returned.
-    if "NoneType" in message and places[-1].file == path and _keeps_a_result_of_all_reduce(path):
-        hints.append("all_reduce puts the sum into the tensor that it is given, and returns None")
     return Failure(
         error=f"{type(error).__name__}: {message}",
         place=of_the_learner[-1] if of_the_learner else None,
-        hints=tuple(hints),
+        notes=tuple(getattr(error, "__notes__", [])),
         is_consequence=any(sign in message for sign in CONSEQUENCES),
     )
-
-
-def _keeps_a_result_of_all_reduce(path: str) -> bool:
-    """True where a line of the learner's file does something with the None that a blocking all-reduce returns."""
-    lines = [line.strip() for line in Path(path).read_text().splitlines()]
-    calls = [line for line in lines if re.search(r"(?<!\w)all_reduce\(", line) and "async_op" not in line]
-    return any(not re.match(r"[\w.]*all_reduce\(", line) for line in calls)
 
 
 def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
@@ -323,10 +284,10 @@ def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
         return failure.error
     where = "on every rank" if len(failures) == world_size else f"on rank {rank}"
     if failure.place is None:
-        hints = failure.hints or ["Does it have the signature of the starter file?"]
-        return "\n    ".join([f"{where} the call of {file} raised {failure.error}", *hints])
+        notes = failure.notes or ["Does it have the signature of the starter file?"]
+        return "\n    ".join([f"{where} the call of {file} raised {failure.error}", *notes])
     sentence = f"{where} {failure.place} raised {failure.error}"
-    return "\n    ".join([sentence, failure.place.code, *failure.hints])
+    return "\n    ".join([sentence, failure.place.code, *failure.notes])
 
 
 def _ended(lost: str) -> str:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from common.ladder.exercises.compare import agreed, flat, near, plain, scaled, side_by_side
 from common.ladder.exercises.handles import all_waited_for
-from common.ladder.exercises.stage import Place, hints_for, in_rounds, load_name, on_ranks
+from common.ladder.exercises.stage import Place, in_rounds, load_name, on_ranks
 from common.small.zero import ZeRO1
 
 MINUTES = 30
@@ -149,13 +149,7 @@ def run(path: str) -> dict:
     own, mean = gradients_on_the_way(expected)
     module = network()
     first = weights_of(module)
-    ranks = dist.get_world_size()
-    hints = {
-        "outputShape": f"{LAYER_SIZE} numbers have no {ranks} equal parts: fill them up with zeros first",
-        "one of the params is": "AdamW takes a list of parameters, this rank's part of list(module.parameters())",
-        "instances of 'float' and 'dict'": "**settings hands the settings on by their names, such as lr=0.1",
-    }
-    with observed_steps() as steps, hints_for(hints), all_waited_for():
+    with observed_steps() as steps, all_waited_for():
         weights = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
     return {
         "first": first,
@@ -267,19 +261,11 @@ def wrong_gradients(results: list[dict], step: int) -> str | None:
         f"they are the sums over the ranks: divide by the world size. {HARD_TO_SEE}": [scaled(mean, world_size)]
         * world_size,
         "they are each rank's own: average them first, or the other ranks' samples teach this part nothing": own,
-        f"they are divided by the world size twice. {HARD_TO_SEE}": [scaled(mean, 1 / world_size)] * world_size,
-        "they are each rank's own, divided by the world size: add them up over the ranks too": [
-            scaled(numbers, 1 / world_size) for numbers in own
-        ],
     }
     if step:
         earlier = flat(results[0]["mean"][step - 1])
-        from_others = scaled(earlier, (world_size - 1) / world_size)
         candidates |= {
             "those of the step before are still in them: zero_grad() has to clear them": [added(mean, earlier)]
-            * world_size,
-            "those of the step before are still in them: zero_grad() has to clear the gradients of all parameters, on"
-            " every rank, because those of the other ranks' parts are added up too": [added(mean, from_others)]
             * world_size,
         }
     for sentence, numbers in candidates.items():
@@ -304,18 +290,10 @@ def wrong_weights(results: list[dict], step: int) -> str | None:
     old = [equal_places(of_rank, flat(before)) for of_rank in numbers]
     right_or_old = [is_right or is_old for is_right, is_old in zip(flat(right), flat(old), strict=True)]
     known = all(right_or_old)
-    # What comes out if the ranks' weights are averaged, of which one rank's is new.
-    new = 1 / len(results)
-    mixed = added(scaled(flat(expected), new), scaled(flat(before), 1 - new))
     on_some_rank = [any(of_ranks) for of_ranks in zip(*right, strict=True)]
     title = "the weights are not those of DDP with AdamW"
     if all(map(all, old)):
         title = "the weights have not moved: what a step writes into a part has to arrive in the parameters of `module`"
-    elif all(near(of_rank, mixed) for of_rank in numbers):
-        title = (
-            "each weight is the mean of its owner's new number and the old ones of the other ranks: do not average the"
-            " parts, but let each owner broadcast its own, or gather them"
-        )
     elif known and all(on_some_rank):
         title = (
             "each rank has new numbers in its own part and old ones in the others': after the step the ranks have to"
