@@ -19,7 +19,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from common.ladder import exercises, html_page, small
+from common import exercises
+from common.ladder import html_page, small
 from common.ladder.diffs import changed_lines, coloured, unified
 from common.ladder.scripts import named, script
 

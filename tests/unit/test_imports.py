@@ -43,7 +43,8 @@ ROOMS = {
     "common.data": set(),
     "common.instruments": {"common.allocator"},
     # The exercises compare a solution with the small abstraction and with the whole one.
-    "common.ladder": {"common.accelerator", "common.data", "common.processes", "common.small"},
+    "common.exercises": {"common.accelerator", "common.processes", "common.small"},
+    "common.ladder": {"common.data", "common.exercises", "common.processes", "common.small"},
     "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.

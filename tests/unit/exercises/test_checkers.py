@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from common.ladder import exercises
+from common import exercises
+from common.exercises import page, ring_all_reduce, stage
 from common.ladder.__main__ import main
-from common.ladder.exercises import page, ring_all_reduce, stage
 from tests.unit.exercises.wrong_solutions import BACKWARD_OF_EACH, SENT_BY_HAND, WRONG
 
 SOLUTIONS = Path(__file__).with_name("solutions")
@@ -205,7 +205,7 @@ def test_every_exercise_rejects_three_wrong_solutions_or_more():
 def test_a_starter_has_the_task_and_the_command_and_its_gap_is_no_error(name):
     exercise = exercises.module(name)
     assert f"python -m common.ladder check {name} my_{name}.py" in exercises.task(name)
-    assert (exercises.STARTERS.parents[3] / exercise.READ).is_file()
+    assert (exercises.STARTERS.parents[2] / exercise.READ).is_file()
     [finding] = exercises.check(name, exercises.starter(name))
     assert f"of {name}.py is still a gap: " in finding
 
@@ -321,4 +321,4 @@ def test_an_exercise_that_does_not_exist_is_an_error(path, capsys):
 
 
 def test_the_page_lists_the_exercises():
-    assert page.PAGE.read_text() == page.text(), "python -m common.ladder.exercises.page writes it anew"
+    assert page.PAGE.read_text() == page.text(), "python -m common.exercises.page writes it anew"

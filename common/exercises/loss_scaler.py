@@ -13,9 +13,9 @@ from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.ladder.exercises.compare import agreed, flat, mistake, near, numbers_in, plain, scaled, shown, side_by_side
-from common.ladder.exercises.handles import all_waited_for
-from common.ladder.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
+from common.exercises.compare import agreed, flat, mistake, near, numbers_in, plain, scaled, shown, side_by_side
+from common.exercises.handles import all_waited_for
+from common.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
 
 MINUTES = 25
 READ = "03_accelerate/MIXED_PRECISION.md"

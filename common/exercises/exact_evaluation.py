@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 from common.accelerator.sampler import DistributedEvalSampler
-from common.ladder.exercises.compare import is_number, near, plain, side_by_side
-from common.ladder.exercises.handles import all_waited_for
-from common.ladder.exercises.stage import Place, in_rounds, load_name, number_of_ranks, on_ranks
+from common.exercises.compare import is_number, near, plain, side_by_side
+from common.exercises.handles import all_waited_for
+from common.exercises.stage import Place, in_rounds, load_name, number_of_ranks, on_ranks
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"

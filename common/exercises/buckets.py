@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import (
+from common.exercises.compare import (
     agreed,
     divisors,
     exactly,
@@ -20,8 +20,8 @@ from common.ladder.exercises.compare import (
     shown,
     side_by_side,
 )
-from common.ladder.exercises.link import CHANGED_TOO_EARLY, slow_link
-from common.ladder.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
+from common.exercises.link import CHANGED_TOO_EARLY, slow_link
+from common.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
 from common.small.ddp.bucketed import Bucket, _fill_buckets
 
 MINUTES = 25

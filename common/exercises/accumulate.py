@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import agreed, flat, mistake, near, plain, side_by_side
-from common.ladder.exercises.link import slow_link
-from common.ladder.exercises.stage import in_rounds, load_name, on_ranks
+from common.exercises.compare import agreed, flat, mistake, near, plain, side_by_side
+from common.exercises.link import slow_link
+from common.exercises.stage import in_rounds, load_name, on_ranks
 from common.small.ddp.overlapped import OverlappedDDP
 
 MINUTES = 15

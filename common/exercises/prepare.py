@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from common.ladder.exercises.compare import agreed, flat, near, plain, shown, side_by_side
-from common.ladder.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
+from common.exercises.compare import agreed, flat, near, plain, shown, side_by_side
+from common.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
 from common.small.accelerator import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
 
 MINUTES = 25

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from common.accelerator.sampler import DistributedEvalSampler
-from common.ladder.exercises.compare import agreed, flat, plain, side_by_side
-from common.ladder.exercises.stage import SolutionFailed, load_name, number_of_ranks, on_ranks
+from common.exercises.compare import agreed, flat, plain, side_by_side
+from common.exercises.stage import SolutionFailed, load_name, number_of_ranks, on_ranks
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.ladder.exercises.compare import flat, near, plain, scaled, shown, side_by_side
-from common.ladder.exercises.handles import Handle, refuse_forgotten_handles
-from common.ladder.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
+from common.exercises.compare import flat, near, plain, scaled, shown, side_by_side
+from common.exercises.handles import Handle, refuse_forgotten_handles
+from common.exercises.stage import Place, SolutionFailed, in_rounds, load_name, on_ranks
 from common.process_group import COLLECTIVES
 
 MINUTES = 40

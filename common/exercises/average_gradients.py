@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import (
+from common.exercises.compare import (
     agreed,
     exactly,
     in_one_row,
@@ -17,8 +17,8 @@ from common.ladder.exercises.compare import (
     scaled,
     side_by_side,
 )
-from common.ladder.exercises.link import CHANGED_TOO_EARLY, slow_link
-from common.ladder.exercises.stage import in_rounds, load_name, on_ranks
+from common.exercises.link import CHANGED_TOO_EARLY, slow_link
+from common.exercises.stage import in_rounds, load_name, on_ranks
 from common.small.ddp.naive import NaiveDDP
 
 MINUTES = 10

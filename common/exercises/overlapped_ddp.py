@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.ladder.exercises.compare import (
+from common.exercises.compare import (
     agreed,
     divisors,
     exactly,
@@ -19,8 +19,8 @@ from common.ladder.exercises.compare import (
     shown,
     side_by_side,
 )
-from common.ladder.exercises.link import Message, SlowLink, slow_link
-from common.ladder.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
+from common.exercises.link import Message, SlowLink, slow_link
+from common.exercises.stage import SolutionFailed, in_rounds, load_name, on_ranks
 from common.small.ddp.overlapped import OverlappedDDP
 
 MINUTES = 25

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from common.ladder.exercises.compare import agreed, flat, near, plain, scaled, side_by_side
-from common.ladder.exercises.handles import all_waited_for
-from common.ladder.exercises.stage import Place, in_rounds, load_name, on_ranks
+from common.exercises.compare import agreed, flat, near, plain, scaled, side_by_side
+from common.exercises.handles import all_waited_for
+from common.exercises.stage import Place, in_rounds, load_name, on_ranks
 from common.small.zero import ZeRO1
 
 MINUTES = 30

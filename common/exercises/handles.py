@@ -7,8 +7,8 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from common.ladder.exercises.compare import shown
-from common.ladder.exercises.stage import SolutionFailed
+from common.exercises.compare import shown
+from common.exercises.stage import SolutionFailed
 from common.process_group import COLLECTIVES
 
 

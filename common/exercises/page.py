@@ -5,9 +5,9 @@ Running this module writes the page anew; a test compares the two.
 
 from pathlib import Path
 
-from common.ladder import exercises
+from common import exercises
 
-PAGE = Path(__file__).parents[1] / "EXERCISES.md"
+PAGE = Path(__file__).with_name("README.md")
 HEAD = """# Exercises: build it yourself
 
 Here you write the parts of parallel training. A checker runs your code on real
@@ -19,7 +19,7 @@ the ranks' numbers side by side.
 Run everything from the root of the repository. Each exercise has a file to
 begin with, which has the task and gaps. Copy it, fill the gaps and check it:
 
-    cp common/ladder/exercises/starters/average_gradients.py my_average_gradients.py
+    cp common/exercises/starters/average_gradients.py my_average_gradients.py
     python -m common.ladder check average_gradients my_average_gradients.py
 
 A check takes some ten seconds, most of them to start the processes. Code that
@@ -41,7 +41,7 @@ def text() -> str:
     for number, name in enumerate(exercises.NAMES, start=1):
         exercise = exercises.module(name)
         title = exercises.task(name).partition("\n")[0].removesuffix(".")
-        starter = f"[{name}](exercises/starters/{name}.py)"
+        starter = f"[{name}](starters/{name}.py)"
         rows.append(
             f"| {number} | {starter} | {title} | {exercise.MINUTES} | [{exercise.READ}](../../{exercise.READ}) |"
         )
