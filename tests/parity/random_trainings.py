@@ -46,6 +46,7 @@ class Script:
     skipped: int = 0
     evaluation: str = "none"
     stopped_after: int | None = None  # the first window that ends at this micro-batch of the script or later
+    passes_over: bool = False  # instead of calling `skip_first_batches`
 
 
 # What `draw` chooses from, in this order. A value stands as often as its weight.
@@ -71,6 +72,7 @@ CHOICES = {
     "skipped": [0, 0, 1, 2],
     "evaluation": ["none"] * 9 + ["nested"] * 9 + ["broken off"],
     "stopped_after": [None] * 4 + [1, 2, 4, 7],
+    "passes_over": [False, False, True],
 }
 
 
@@ -198,9 +200,12 @@ class Training:
             self.epochs.append(defaultdict(list))
             self.loader.set_epoch(self.epoch)
             loader = self.loader
-            if self.batches_done:
+            passed_over = self.batches_done if self.script.passes_over else 0
+            if self.batches_done > passed_over:
                 loader = self.accelerator.skip_first_batches(loader, self.batches_done)
             for number, (x, y) in enumerate(loader):
+                if number < passed_over:  # as the training scripts of diffusers go on
+                    continue
                 with self.window(number):
                     self.micro_batch(x, y, number)
                 self.evaluate()

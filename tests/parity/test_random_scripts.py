@@ -44,7 +44,7 @@ def test_loops_on_two_or_three_played_processes_do_too(number, tmp_path):
     assert_mostly_equal(PLAYED, number, 1, tmp_path)
 
 
-@pytest.mark.parametrize(("number", "processes"), cases((1, 30, 300), (2, 8, 150), (3, 0, 60)))
+@pytest.mark.parametrize(("number", "processes"), cases((1, 40, 300), (2, 10, 150), (3, 0, 60)))
 def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
     assert_mostly_equal(TRAININGS, number, processes, tmp_path)
 
