@@ -25,6 +25,7 @@ PATIENCE = 180
 # Processes are found and told apart by their environment, which Linux shows.
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
 
+SABOTEUR = str(Path(__file__).parent / "saboteur.py")
 _MARK = "LADDER_TEST_JOB"
 # Of the pytest that starts the job: a job must not take itself for part of another one.
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

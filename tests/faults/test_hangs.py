@@ -1,54 +1,57 @@
-"""What would hang, or train on with wrong numbers, is an error within --timeout that names rank and operation."""
+"""A job whose rank fails, dies or does something else than the others ends soon, and says which rank and why."""
 
 import re
 
 import pytest
 
-from tests.faults.jobs import ON_LINUX, run_all_to_end, selected_cases, torchrun
-from tests.faults.test_rank_killed import SABOTEUR
+from common import ladder
+from tests.faults.jobs import ON_LINUX, SABOTEUR, launcher, run_all_to_end, selected_cases, torchrun
 
 pytestmark = ON_LINUX
 
-SHORT = ["--dataset", "synthetic", "--train-samples", "640", "--eval-samples", "320", "--batch-size", "32"]
-FAULTS = ["hangs", "leaves_early", "has_fewer_batches", "bypasses_ddp", "reduces_alone"]
-# They end as a rank with fewer batches does, and as one that reduces alone.
-ALIKE = ["leaves_early", "bypasses_ddp"]
+TIMEOUT = 20  # seconds; the slowest rank may come that late to the first collective
+# 90 epochs take longer than `run_to_end` waits.
+TRAINING = ["--dataset", "synthetic", "--train-samples", "3200", "--eval-samples", "320", "--batch-size", "32"]
+TRAINING += ["--epochs", "90", "--timeout", str(TIMEOUT)]
+
+ITS_ERROR = r"\[rank1\]: ArithmeticError: the reason"
+KILLED = r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 \(pid: \d+\) +\(SIGKILL\)"
+KILLED_UNDER_OURS = r"launch: rank 1 failed: ended by SIGKILL \(local rank 1"
+# Rank 0 says in which operation it has waited in vain. gloo may also abort the other rank, which got what it did not
+# ask for; torchrun then names that rank and its signal.
+OPERATION = r"(?s)\[rank0\]: +(loss|accelerator|self\.accelerator)\.backward\(.*"
+VAIN = rf"{OPERATION}\[rank0\]: RuntimeError: .*(Timed out waiting|Connection closed|reset by peer)"
+VAIN_OR_ABORTED = rf"{VAIN}|rank +: 1 .*\n +exitcode +: -6 .*SIGABRT"
+TIMED_OUT = rf"{OPERATION}Timed out waiting {TIMEOUT}000ms"
+
 SLOW = pytest.mark.slow
 LONG = pytest.mark.long
-PLAIN = [
-    *(pytest.param("02_ddp_raw", fault, marks=LONG if fault in ALIKE else SLOW) for fault in FAULTS),
-    pytest.param("04_trainer", "hangs", marks=LONG),
+CASES = [
+    pytest.param("02_ddp_raw", torchrun, "raises", ITS_ERROR, marks=SLOW),
+    pytest.param(ladder.FULL, torchrun, "is_killed", KILLED, marks=SLOW),
+    pytest.param("04_trainer/train_full", launcher, "is_killed", KILLED_UNDER_OURS, marks=SLOW),
+    pytest.param("02_ddp_raw", torchrun, "hangs", TIMED_OUT, marks=SLOW),
+    pytest.param("04_trainer", torchrun, "hangs", TIMED_OUT, marks=LONG),
+    pytest.param("02_ddp_raw", torchrun, "has_fewer_batches", VAIN_OR_ABORTED, marks=SLOW),
+    pytest.param("02_ddp_raw", torchrun, "leaves_early", VAIN_OR_ABORTED, marks=LONG),  # as one with fewer batches
+    pytest.param("02_ddp_raw", torchrun, "reduces_alone", VAIN_OR_ABORTED, marks=SLOW),
+    pytest.param("02_ddp_raw", torchrun, "bypasses_ddp", VAIN_OR_ABORTED, marks=LONG),  # as one that reduces alone
 ]
-TIMEOUT = 20  # seconds; the slowest rank may come that late to the first collective
 
 
 @pytest.fixture(scope="module")
 def endings(request) -> dict:
-    """How each sabotaged job ended, by (start, level, fault). They mostly wait, so they run at the same time."""
+    """How each sabotaged job ended, by (level, start, fault). They mostly wait, so they run at the same time."""
     commands = {}
-    for level, fault in selected_cases(request, ("level", "fault")):
-        commands[level, fault] = torchrun(SABOTEUR, fault, "5", level, *SHORT, "--timeout", str(TIMEOUT))
+    for level, start, fault, _ in selected_cases(request, ("level", "start", "fault", "says")):
+        commands[level, start, fault] = start(SABOTEUR, fault, "5", level, *TRAINING)
     return run_all_to_end(commands)
 
 
-def error_of(endings: dict, level: str, fault: str) -> str:
-    """What the job said on stderr; it must have failed."""
-    done = endings[level, fault]
-    assert done.returncode != 0
-    assert f"{level}: synthetic accuracy" not in done.stdout
-    return done.stderr
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("level, fault", PLAIN)
-def test_ranks_that_wait_for_one_that_does_something_else_end_with_the_operation_and_their_rank(level, fault, endings):
-    """The other rank's operation may be another one at its own end: gloo aborts a process that gets what it did not ask
-    for, and torchrun names its rank and signal."""
-    said = error_of(endings, level, fault)
-    waiting = re.search(r"^\[rank0\]: RuntimeError: .*(Timed out waiting|Connection closed|reset by peer)", said, re.M)
-    operation = re.search(
-        r"^\[rank0\]: +(loss\.backward|accelerator\.backward|self\.accelerator\.backward)\(", said, re.M
-    )
-    assert (waiting and operation) or re.search(r"rank +: 1 .*\n +exitcode +: -6 .*SIGABRT", said), said
-    if fault == "hangs":
-        assert f"Timed out waiting {TIMEOUT}000ms" in said
+@pytest.mark.parametrize("level, start, fault, says", CASES)
+def test_the_job_ends_and_says_which_rank_and_why(level, start, fault, says, endings):
+    done = endings[level, start, fault]
+    assert done.returncode != 0
+    assert f"{level}: 2 × gloo" in done.stdout and "synthetic accuracy" not in done.stdout
+    assert re.search(says, done.stderr), done.stderr
