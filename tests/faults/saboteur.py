@@ -45,26 +45,7 @@ def reduces_alone(module, step: int) -> None:
 def has_fewer_batches(module, step: int) -> None:
     """Uneven inputs: this rank's loaders end before the others'."""
     honest = DataLoader.__iter__
-    DataLoader.__iter__ = lambda loader: _Short(honest(loader), step - 1)
-
-
-class _Short:
-    """An iterator's first items; in all else it is that iterator."""
-
-    def __init__(self, iterator, length: int) -> None:
-        self._iterator, self._left = iterator, length
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self._left == 0:
-            raise StopIteration
-        self._left -= 1
-        return next(self._iterator)
-
-    def __getattr__(self, name: str):
-        return getattr(self._iterator, name)
+    DataLoader.__iter__ = lambda loader: itertools.islice(honest(loader), step - 1)
 
 
 def bypasses_ddp(module, step: int) -> None:

@@ -17,6 +17,7 @@ from common.accelerator.checkpointing import CheckpointError
 from common.args import parse_args
 from common.errors import UserError
 from common.processes import ranks
+from tests.parity.random_scripts import differences
 
 SEEDED = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
@@ -176,16 +177,6 @@ def built(structure, indices: torch.Tensor, processes: int | None = None):
     }[structure]()
 
 
-def equal(one, other) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
-    return one == other
-
-
 def gather_all(structures: list, samples: int) -> list[str]:
     """For each structure "right", or the type of what was raised."""
     accelerator = Accelerator(cpu=True)
@@ -199,7 +190,7 @@ def gather_all(structures: list, samples: int) -> list[str]:
             else:
                 everyone = accelerator.gather_for_metrics(indices)
                 expected = built(structure, everyone, accelerator.num_processes)
-                ends.append("right" if equal(gathered, expected) else f"wrong: {gathered}")
+                ends.append(f"wrong: {gathered}" if list(differences(gathered, expected)) else "right")
     accelerator.end_training()
     return ends
 

@@ -4,19 +4,15 @@ Their network here has no batch norm, whose statistics are a rank's own, and com
 """
 
 import contextlib
-import gc
 import importlib.util
 import os
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from PIL import Image
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from common import ladder
 from common.processes import ranks
@@ -92,21 +88,6 @@ def run_template(level, argv, dropout=0.0, interrupt=False, library=None, path=N
         forget_states(library or OURS)
 
 
-def run_ddp_template(argv):
-    """Train with level 02's template. Returns the number of its DDPs that are left when its group is destroyed."""
-    destroy = dist.destroy_process_group
-    left = []
-
-    def count_and_destroy():
-        left.append(sum(isinstance(thing, DistributedDataParallel) for thing in gc.get_objects()))
-        destroy()
-
-    gc.collect()  # what earlier jobs of this process have left
-    with mock.patch.object(dist, "destroy_process_group", count_and_destroy):
-        run_template("02_ddp_raw", argv)
-    return left
-
-
 def refusal(level, argv):
     """The message with which a template ends; None if it trains."""
     try:
@@ -153,12 +134,6 @@ def expected(images):
 def test_two_processes_train_the_weights_of_one(level, images, expected):
     weights = train(level, images, 2)
     assert farthest(weights, expected) <= 1e-9
-
-
-def test_no_ddp_outlives_its_group(images):
-    """Freeing it would wait for the group's threads with the interpreter's lock, which torch 2.11's may want."""
-    argv = [str(images), *ONE_EPOCH]
-    assert ranks(1).run(run_ddp_template, argv) == [[0]]
 
 
 @pytest.mark.parametrize("level", PARALLEL)

@@ -1,4 +1,4 @@
-"""transformers' own Trainer over the core, by the alias: random trainings end with the bits that they have on accelerate.
+"""transformers' own Trainer over the core, by the alias: random trainings end with the bits that accelerate gives.
 
     torchrun [-m tests.alias] tests/parity/test_transformers_trainer.py FOLDER SEED…
 

@@ -54,13 +54,6 @@ def test_a_batch_used_without_a_move_is_taken_to_have_moved():
         del total
 
 
-def test_a_storage_that_grows_is_charged_for_its_new_size():
-    with accounting() as ledger:
-        tensor = torch.ones(128).to(DEVICE)
-        tensor.resize_(1280)
-        assert ledger.current() == 5120
-
-
 def test_storage_that_is_resized_without_an_operation_is_followed():
     with accounting() as ledger:
         kept = torch.ones(128).to(DEVICE)

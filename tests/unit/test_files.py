@@ -72,26 +72,6 @@ def test_only_drafts_of_dead_processes_of_this_machine_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([own, *others[1:]])
 
 
-@ON_POSIX
-def test_forged_names_of_drafts_harm_nobody(tmp_path):
-    outside, folder = tmp_path / "outside", tmp_path / "folder"
-    outside.mkdir()
-    (outside / "mine").write_text("mine")
-    folder.mkdir()
-    draft_of(10**20, folder).mkdir()  # os.kill would raise an OverflowError
-    draft_of(10**9, folder).symlink_to(outside)
-    draft_of(10**9 - 1, folder).mkdir()
-    (draft_of(10**9 - 1, folder) / "link").symlink_to(outside)
-    (draft_of(10**9 - 1, folder) / "mine").symlink_to(outside / "mine")
-    draft_of(0, folder).touch()
-    (folder / f".a\n@{10**9}@{socket.gethostname()}.tmp").touch()
-    files.remove_abandoned_drafts(folder)
-    assert (outside / "mine").read_text() == "mine" and names(outside) == ["mine"]
-    assert len(names(folder)) == 2  # a number no process can have, and that of a process group
-    files.remove_abandoned_drafts(folder / "nowhere")
-    assert not files.process_is_alive(10**20)
-
-
 def test_a_folder_takes_the_place_of_another_and_goes_as_a_whole(tmp_path, monkeypatch):
     place = tmp_path / "place"
     for content in ("first", "second"):
