@@ -38,7 +38,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag = parser.add_argument
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="what happens by default: under 3 minutes on two cores")
-    size.add_argument("--full", action="store_true", help="whole epochs, batch 256 too, and all networks' memory")
+    size.add_argument("--full", action="store_true", help="whole epochs, batch 256, all networks' memory, overhead")
     flag("--world-size", type=int, metavar="N", help="processes, or replicas (default: one for each GPU, else 2)")
     flag("--steps", type=int, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
     flag("--rounds", type=int, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
@@ -104,7 +104,8 @@ class Comparison:
             parts.append(Part(f"timing all levels in turn, batch {size}", None, 10, partial(self.time, size)))
         for devices in (2, 4, 8):
             parts.append(Part(f"memory on {devices} devices", None, 3, partial(self.account, devices)))
-        parts.append(Part("overhead of a step", None, 15, self.overhead))
+        if self.options.full:
+            parts.append(Part("overhead of a step", None, 15, self.overhead))
         return parts
 
     def run(self) -> None:
@@ -196,7 +197,7 @@ class Comparison:
     def overhead(self) -> None:
         """In a process of its own: the peers that it imports stay out of this one."""
         suite = ["benchmarks/suites/test_overhead.py", "--record", str(self.folder)]
-        rounds = ["--rounds", "20" if self.options.full else "8"]
+        rounds = ["--rounds", "20"]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite, *rounds]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, cwd=ladder.ROOT)
         if done.returncode:

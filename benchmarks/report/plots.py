@@ -101,6 +101,8 @@ def draw(report: dict, folder: Path) -> tuple[list[str], list[str]]:
     for plot in (throughput, memory, four_devices, overhead):
         path = folder / f"{plot.__name__}.png"
         path.unlink(missing_ok=True)
+        if plot is overhead and "overhead" not in report:  # only a full comparison measures it
+            continue
         try:
             with matplotlib.rc_context(STYLE):
                 plot(report, path)

@@ -68,7 +68,7 @@ def test_an_interruption_leaves_a_valid_partial_report_and_no_process(tmp_path, 
     results = _results(tmp_path)
     assert results["interrupted"] and not results["complete"] and results["levels"]["00_single_gpu"]["run"]
     assert "INTERRUPTED" in printed and "Traceback" not in printed + complained and "leaked" not in complained
-    assert "overhead.png was not drawn" in printed and not (tmp_path / "overhead.png").exists()
+    assert "memory.png was not drawn" in printed and not (tmp_path / "memory.png").exists()
 
 
 @pytest.mark.long
@@ -100,7 +100,7 @@ def test_a_level_that_fails_is_named_and_the_others_are_compared(tmp_path):
     assert results["levels"]["04_trainer"]["max_weight_difference"] <= 1e-9
     rows = {row["level"] for row in results["throughput"][0]["rows"].values()}
     assert rows == {*ladder.levels()} - {"03_accelerate"}
-    assert all((out / name).exists() for name in ("throughput.png", "memory.png", "overhead.png"))
+    assert all((out / name).exists() for name in ("throughput.png", "memory.png"))
 
 
 def test_every_part_knows_its_level_and_the_levels_come_in_order():

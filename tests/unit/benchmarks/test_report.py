@@ -56,9 +56,9 @@ def test_a_noisy_row_is_marked(report):
 
 
 def test_an_interrupted_run_says_what_it_lacks(report, tmp_path, coarse):
-    del report["overhead"], report["levels"]["04_trainer"]["run"]
+    del report["memory"], report["levels"]["04_trainer"]["run"]
     printed = publish(report | {"complete": False, "interrupted": True}, tmp_path)
-    assert "INTERRUPTED" in printed and "overhead.png was not drawn" in printed
+    assert "INTERRUPTED" in printed and "memory.png was not drawn" in printed
     assert "EXACT? no evaluation of 04_trainer" in printed
 
 

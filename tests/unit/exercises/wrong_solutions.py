@@ -593,7 +593,7 @@ WRONG = {
         "ring_all_reduce",
         old="arrived = torch.empty_like(mine)",
         new="arrived = torch.empty_like(chunks[(rank - step) % world_size])",
-        idea="Both have to mean the same chunk, and chunks need not be equally large",
+        idea="RuntimeError: The size of tensor a (2) must match the size of tensor b (3)",
     ),
     "ring_all_reduce: whole tensors": Wrong(
         "ring_all_reduce",
