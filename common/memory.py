@@ -23,7 +23,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_iter
 
 BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
@@ -85,6 +84,13 @@ class Ledger:
         """Per device the bytes in each of CATEGORIES at the moment when their sum was largest."""
         with self._lock:
             return {device: self._by_category(self._at_peak[device]) for device in sorted(self._peak)}
+
+    def reset_peaks(self) -> None:
+        """Take what is held now as the peak, as `torch.cuda.reset_peak_memory_stats` does."""
+        with self._lock:
+            for device, held in self._held.items():
+                self._peak[device] = self._total[device]
+                self._at_peak[device] = dict(held)
 
     def at_peak(self, device: int = 0) -> list[Held]:
         """The tensors that `device` held at its peak, the largest first; the sizes' sum is the peak."""
@@ -217,12 +223,18 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.ledger = ledger
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: to keep torch's compiler out of each call would take longer than the call."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             # DTensor and its like do their work by operations on the plain tensors that they hold; those come here.
             return NotImplemented
         ledger = self.ledger
-        ledger.look_at_sizes()
+        if not func.is_view:
+            ledger.look_at_sizes()
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
         if func is _SPLIT and not ledger.knows(inputs[0]):
@@ -286,7 +298,17 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _tensors(nested) -> list[Tensor]:
-    return [leaf for leaf in tree_iter(nested) if isinstance(leaf, Tensor)]
+    """The tensors in the arguments or results of an operation. torch's own `tree_iter` takes five times as long."""
+    if isinstance(nested, Tensor):
+        return [nested]
+    if isinstance(nested, dict):
+        nested = nested.values()
+    elif not isinstance(nested, list | tuple):
+        return []
+    found = []
+    for value in nested:
+        found += _tensors(value)
+    return found
 
 
 def _is_on_a_gpu(tensor: Tensor) -> bool:
