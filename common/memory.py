@@ -233,8 +233,7 @@ class _Operations(TorchDispatchMode):
             # DTensor and its like do their work by operations on the plain tensors that they hold; those come here.
             return NotImplemented
         ledger = self.ledger
-        if not func.is_view:
-            ledger.look_at_sizes()
+        ledger.look_at_sizes()
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
         if func is _SPLIT and not ledger.knows(inputs[0]):

@@ -13,6 +13,7 @@ and an operation that takes it for indices, such as EmbeddingBag's backward, wou
 whose shapes depend on the numbers of large tensors cannot run this way.
 """
 
+import functools
 import logging
 import mmap
 import sys
@@ -26,15 +27,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils._pytree import tree_map, tree_map_only
 
 SMALL = 2**14  # bytes of a storage up to which tensors are computed
 REFUSED = "can't allocate memory"  # is in what torch raises where the system gives no memory
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
-# What these do to a tensor is not its numbers: they send it, or say where it begins in a profile.
-_NOT_ARITHMETIC = ("c10d", "profiler")
 _READ_ONE_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+_HALF = (torch.bfloat16, torch.float16)
 _WHOLE = (torch.int32, torch.int64)  # numbers that are mostly read for a shape
 # These leave their results as they are, which a small tensor's must not be: what fills it may not be computed.
 _UNFILLED = (
@@ -61,8 +60,7 @@ def hollow() -> Iterator[None]:
     was_disabled = log.disabled
     log.disabled = True
     try:
-        mode = _Hollow()
-        with mode, _Sizes(mode):
+        with _Hollow(), _Sizes():
             yield
     finally:
         log.disabled = was_disabled
@@ -81,7 +79,7 @@ class Layout(NamedTuple):
     """All of a tensor but its numbers.
 
     Attributes:
-        argument: of a result that lies in the memory of an argument, that argument's position among the leaves.
+        argument: of a result that lies in the memory of an argument, that argument's position among the tensors.
         offset: of its first element there, counted from the argument's first one.
     """
 
@@ -92,74 +90,84 @@ class Layout(NamedTuple):
     offset: int = 0
 
 
+_known: dict[tuple, Any] = {}  # layouts of results, by operation and arguments
+
+
 class _Hollow(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.shapes = FakeTensorMode()
-        self.known: dict[tuple, Any] = {}  # layouts of results, by operation and layouts of arguments
-        self.made_up = WeakTensorKeyDictionary()  # small tensors with random numbers, or that follow from large ones
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: to keep torch's compiler out of each call would take longer than the call."""
+        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves = flat((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if _changes_metadata_only(func):
             results = func(*args, **kwargs)
-            if any(tensor in self.made_up for tensor in tensors):
-                self._mark(results)
+            if any(map(_is_made_up, tensors)):
+                _mark(results)
             return results
-        if func in _READ_ONE_NUMBER or func.namespace in _NOT_ARITHMETIC:
+        if func in _READ_ONE_NUMBER or func.namespace == "profiler":
             return func(*args, **kwargs)
-        if tensors and func not in _UNFILLED and all(map(_is_small, tensors)):
+        if func.namespace == "c10d":  # a group that is not there still copies what it is given
+            args, kwargs = tree_map_only(Tensor, _unless_large, (args, kwargs))
+            return func(*args, **kwargs)
+        if tensors and func not in _UNFILLED and all(map(_can_be_computed, tensors)):
             return self._computed(func, args, kwargs, tensors)
         if _writes_to_arguments(func):
             written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
-            self._mark(written)
+            _mark(written)
             return _as_returned(written)
-        leaves, structure = tree_flatten((args, kwargs))
-        layouts = self._layouts_of_results(func, leaves, structure)
-        results = tree_map(partial(_allocated, leaves), layouts, is_leaf=_is_layout)
+        layouts = self._layouts_of_results(func, args, kwargs, leaves)
+        results = tree_map(partial(_allocated, tensors), layouts, is_leaf=_is_layout)
         if tensors or torch.Tag.nondeterministic_seeded in func.tags:
-            self._mark(results)
+            _mark(results)
         return results
 
     def _computed(self, func, args, kwargs, tensors: list[Tensor]) -> Any:
-        is_made_up = any(tensor in self.made_up for tensor in tensors)
+        is_made_up = any(map(_is_made_up, tensors))
         if is_made_up and _shape_depends_on_numbers(func, tensors):
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
         results = func(*args, **kwargs)
         if is_made_up:
-            self._mark(results)
+            _mark(results)
         return results
 
-    def _mark(self, results: Any) -> None:
-        for leaf in tree_iter(results):
-            if isinstance(leaf, Tensor) and _is_small(leaf):
-                self.made_up[leaf] = None
-
-    def _layouts_of_results(self, func, leaves, structure) -> Any:
-        layouts = tuple(map(_layout, leaves))
-        key = (func, structure, layouts)
+    def _layouts_of_results(self, func, args, kwargs, leaves) -> Any:
+        key = (func, *map(_key, leaves))
         try:
-            if key in self.known:
-                return self.known[key]
+            if key in _known:
+                return _known[key]
         except TypeError:  # an argument that cannot be a part of a key
-            return self._inferred(func, layouts, structure)
-        result = self.known[key] = self._inferred(func, layouts, structure)
-        return result
+            return self._inferred(func, args, kwargs, leaves)
+        layouts = _known[key] = self._inferred(func, args, kwargs, leaves)
+        return layouts
 
-    def _inferred(self, func, layouts, structure) -> Any:
+    def _inferred(self, func, args, kwargs, leaves) -> Any:
+        if not any(isinstance(leaf, Tensor) for leaf in leaves):  # it makes a tensor, which needs no fake ones
+            return tree_map_only(Tensor, partial(_layout, {}), func(*args, **{**kwargs, "device": "meta"}))
+        fakes: list[Tensor] = []
+
+        def fake(tensor: Tensor) -> Tensor:
+            fakes.append(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
+            return fakes[-1]
+
         try:
             with self.shapes:
-                fakes = [_without_numbers(layout) for layout in layouts]
-                args, kwargs = tree_unflatten(fakes, structure)
+                args, kwargs = tree_map_only(Tensor, fake, (args, kwargs))
                 results = func(*args, **kwargs)
         except DynamicOutputShapeException as error:
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers") from error
         except DataDependentOutputException as error:
             raise DependsOnNumbers(f"{func} reads numbers") from error
         # Not every operation says in its schema that it returns an argument.
-        storages = {_storage(fake): position for position, fake in enumerate(fakes) if isinstance(fake, Tensor)}
-        return tree_map(partial(_layout, storages=storages), results)
+        storages = {_storage(argument): position for position, argument in enumerate(fakes)}
+        return tree_map_only(Tensor, partial(_layout, storages), results)
 
 
 class _Sizes(TorchFunctionMode):
@@ -168,19 +176,54 @@ class _Sizes(TorchFunctionMode):
     A dispatch mode sees no list being made, and does not know who reads a number: DDP reads some too.
     """
 
-    def __init__(self, mode: _Hollow) -> None:
-        super().__init__()
-        self.mode = mode
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         reads = func is Tensor.tolist or (func is Tensor.item and args[0].dtype in _WHOLE)
-        if reads and (args[0] in self.mode.made_up or not _is_small(args[0])):
+        if reads and (_is_made_up(args[0]) or not _is_small(args[0])):
             raise DependsOnNumbers(f"{func.__name__} reads numbers")
         return func(*args, **(kwargs or {}))
 
 
+def flat(nested: Any) -> list:
+    """The leaves of an operation's arguments or results; each list comes after its length."""
+    if isinstance(nested, dict):
+        nested = [*nested, *nested.values()]
+    if not isinstance(nested, list | tuple):
+        return [nested]
+    leaves = [len(nested)]
+    for value in nested:
+        leaves += flat(value)
+    return leaves
+
+
+def _key(leaf: Any) -> tuple:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype
+    return type(leaf), leaf  # 1, 1.0 and True are equal, and make other results
+
+
+def _mark(results: Any) -> None:
+    """Mark small tensors whose numbers are random, or follow from large ones."""
+    for leaf in flat(results):
+        if isinstance(leaf, Tensor) and _is_small(leaf):
+            leaf.is_made_up = True
+
+
+def _is_made_up(tensor: Tensor) -> bool:
+    return getattr(tensor, "is_made_up", False)
+
+
 def _is_small(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() <= SMALL
+
+
+def _unless_large(tensor: Tensor) -> Tensor:
+    """The tensor, or, of a large one, a part without elements."""
+    return tensor if _is_small(tensor) else tensor[:0]
+
+
+def _can_be_computed(tensor: Tensor) -> bool:
+    """True for a small tensor of a precision that every CPU computes with. No size or step is kept in another one."""
+    return tensor.dtype not in _HALF and _is_small(tensor)
 
 
 def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
@@ -193,20 +236,19 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _layout(leaf: Any, storages: dict[int, int] | None = None) -> Any:
-    """The Layout of `leaf`, if that is a tensor. `storages`: positions of the arguments, by their storages."""
-    if not isinstance(leaf, Tensor):
-        return leaf
-    layout = Layout(leaf.shape, leaf.stride(), leaf.dtype)
-    if storages is None or _storage(leaf) not in storages:
+def _layout(storages: dict[int, int], tensor: Tensor) -> Layout:
+    """The Layout of `tensor`. `storages`: positions of the arguments, by their storages."""
+    layout = Layout(tensor.shape, tensor.stride(), tensor.dtype)
+    if _storage(tensor) not in storages:
         return layout
-    return layout._replace(argument=storages[_storage(leaf)], offset=leaf.storage_offset())
+    return layout._replace(argument=storages[_storage(tensor)], offset=tensor.storage_offset())
 
 
 def _is_layout(leaf: Any) -> bool:
     return isinstance(leaf, Layout)
 
 
+@functools.cache
 def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     """True where the results are views of the arguments, or the arguments with another shape or storage."""
     if torch.Tag.inplace_view in func.tags:
@@ -219,6 +261,7 @@ def _is_view(alias: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
+@functools.cache
 def _writes_to_arguments(func: torch._ops.OpOverload) -> bool:
     """True where all that the operation returns, perhaps nothing, are arguments that it has written to."""
     return all(result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns)
@@ -238,19 +281,12 @@ def _as_returned(results: list) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _without_numbers(leaf: Any) -> Any:
-    """A fake tensor with the layout `leaf`, if that is one. To be called within a FakeTensorMode."""
-    if not isinstance(leaf, Layout):
-        return leaf
-    return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
-
-
-def _allocated(leaves: list, leaf: Any) -> Any:
-    """A tensor with the layout `leaf`: of an argument among `leaves`, or new. Small ones are 0: they may be read."""
+def _allocated(arguments: list[Tensor], leaf: Any) -> Any:
+    """A tensor with the layout `leaf`: in an argument's memory, or new. Small ones are 0: they may be read."""
     if not isinstance(leaf, Layout):
         return leaf
     if leaf.argument is not None:
-        argument = leaves[leaf.argument]
+        argument = arguments[leaf.argument]
         return argument.as_strided(leaf.shape, leaf.stride, argument.storage_offset() + leaf.offset)
     try:
         tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)

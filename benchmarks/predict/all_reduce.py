@@ -10,17 +10,16 @@ Communication Operations in MPICH, IJHPCA 2005.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 RING = "ring"
 TREE = "tree"
 TWO_RINGS = "two rings"
 RING_AND_TREE = "ring and tree"
 FASTEST = "fastest"
-ALGORITHMS = (RING, TREE, TWO_RINGS, RING_AND_TREE, FASTEST)
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A way for messages.
 
     Attributes:
@@ -58,28 +57,15 @@ def all_reduce(size: float, gpus: int, cluster: Cluster) -> float:
     """Seconds to sum `size` bytes over `gpus` GPUs, which fill whole nodes or a part of one.
 
     Raises:
-        ValueError: if the GPUs fill neither whole nodes nor a part of one, or there is no such algorithm.
+        ValueError: if the GPUs fill neither whole nodes nor a part of one.
     """
     if gpus == 1:
         return 0.0
     if gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
         raise ValueError(f"{gpus} GPUs do not fill nodes of {cluster.gpus_per_node}")
     if cluster.algorithm == FASTEST:
-        costs = [cost(size, gpus, cluster) for cost in COSTS.values()]
-        moved = min(costs)
-    elif cluster.algorithm in COSTS:
-        moved = COSTS[cluster.algorithm](size, gpus, cluster)
-    else:
-        raise ValueError(f"no algorithm {cluster.algorithm!r}: one of {', '.join(ALGORITHMS)}")
-    return cluster.start + moved
-
-
-def bus_bandwidth(size: float, seconds: float, gpus: int) -> float:
-    """Bytes per second that nccl-tests calls "busbw" of an all-reduce.
-
-    Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
-    """
-    return size / seconds * 2 * (gpus - 1) / gpus
+        return cluster.start + min(cost(size, gpus, cluster) for cost in COSTS.values())
+    return cluster.start + COSTS[cluster.algorithm](size, gpus, cluster)
 
 
 def _nodes(gpus: int, cluster: Cluster) -> int:

@@ -58,10 +58,7 @@ class Setup:
 
 
 def assuming(setup: Setup, name: str, value: float) -> Setup:
-    """The same setup with another value for one assumption; times and bandwidths are multiplied by theirs.
-
-    ValueError is raised for a name that is no assumption.
-    """
+    """The same setup with another value for one assumption; times and bandwidths are multiplied by theirs."""
     training = setup.training
     cluster = setup.cluster
     match name:
@@ -74,11 +71,11 @@ def assuming(setup: Setup, name: str, value: float) -> Setup:
         case "batch":
             return replace(setup, batch=value)
         case "latency":
-            inner = replace(cluster.inner, latency=cluster.inner.latency * value)
-            network = replace(cluster.network, latency=cluster.network.latency * value)
+            inner = cluster.inner._replace(latency=cluster.inner.latency * value)
+            network = cluster.network._replace(latency=cluster.network.latency * value)
             return replace(setup, cluster=replace(cluster, inner=inner, network=network))
         case "bandwidth":
-            network = replace(cluster.network, bandwidth=cluster.network.bandwidth * value)
+            network = cluster.network._replace(bandwidth=cluster.network.bandwidth * value)
             return replace(setup, cluster=replace(cluster, network=network))
     raise ValueError(f"no assumption {name!r}")
 

@@ -1,65 +1,30 @@
-"""Counts the networks that predictions are made for, layer by layer, from their modules.
+"""Counts a network of somebody else's: layer by layer, its multiply-adds, operators and bytes.
 
-    python -m benchmarks.predict.count
-
-writes networks.json anew. Nothing is computed (see `hollow`). This needs torchvision.
+Nothing is computed (see `hollow`). An RNN, GRU or LSTM of torch is counted step by step in time: each time step has
+operators of its own. On a GPU it is one operator of torch, for which cuDNN fuses the operations of a time step and
+batches those of several (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). How
+many kernels that makes is not published.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision import models
 
 from benchmarks.harness.fused_attention import FusedAttention
-from benchmarks.harness.hollow import hollow
-from benchmarks.predict.networks import PATH
+from benchmarks.harness.hollow import flat, hollow_if_possible
 from benchmarks.predict.step import Layer, Network
-from common.model import BasicNet
+from benchmarks.your_network import training
+from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.spec import UserNetwork
 
-BERT_LAYERS = 24
-BERT_TOKENS = 128  # of a sequence
 EXAMPLES = 2  # a batch normalisation needs more than one
-# Operators of torch that multiply as much as products of matrices do, and for which FlopCounterMode has no formula.
-WITHOUT_FORMULA = {
-    "aten._cdist_forward",
-    "aten._fft_c2c",
-    "aten._fft_c2r",
-    "aten._fft_r2c",
-    "aten._grouped_mm",
-    "aten._int_mm",
-    "aten._linalg_eigh",
-    "aten._linalg_slogdet",
-    "aten._linalg_solve_ex",
-    "aten._linalg_svd",
-    "aten._sparse_addmm",
-    "aten._trilinear",
-    "aten.addmv",
-    "aten.addr",
-    "aten.conv_tbc",
-    "aten.dot",
-    "aten.linalg_cholesky_ex",
-    "aten.linalg_eig",
-    "aten.linalg_inv_ex",
-    "aten.linalg_lu_factor_ex",
-    "aten.linalg_matrix_exp",
-    "aten.linalg_qr",
-    "aten.linalg_solve_triangular",
-    "aten.mkldnn_rnn_layer",
-    "aten.mv",
-    "aten.triangular_solve",
-    "aten.vdot",
-}
 # Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as
 # the step that AdamW counts for each parameter), or say where they begin in a profile.
 NO_KERNEL = {
@@ -73,129 +38,59 @@ NO_KERNEL = {
     "profiler._record_function_enter_new",
     "profiler._record_function_exit",
 }
-# The namespaces of operators that torch itself calls. The formulas of others' operators are not known.
-OF_TORCH = {"_c10d_functional", "aten", "c10d", "inductor", "prim", "prims", "profiler"}
 
 
-class Block(nn.Module):
-    """A transformer's layer of BERT-large's width: attention, then two linear layers."""
+class Counted(NamedTuple):
+    """A network, and what its counts leave out.
 
-    def __init__(self, width: int = 1024, heads: int = 16) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-        self.attention_norm = nn.LayerNorm(width)
-        self.widen = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        split = self.attention(hidden).unflatten(2, (3, self.heads, -1))
-        queries, keys, values = split.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2)
-        hidden = self.attention_norm(hidden + self.output(attended))
-        wide = F.gelu(self.widen(hidden))
-        return self.norm(hidden + self.narrow(wide))
-
-
-class BertLarge(nn.Module):
-    """As many parameters as BERT-large has without the heads for its tasks. Source: Devlin et al., NAACL 2019."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        words, positions, segments = 30_522, 512, 2
-        self.embedding = nn.Embedding(words + positions + segments, 1024)
-        self.norm = nn.LayerNorm(1024)
-        blocks = [Block() for _ in range(BERT_LAYERS)]
-        self.blocks = nn.Sequential(*blocks)
-        self.pooler = nn.Linear(1024, 1024)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.blocks(self.norm(self.embedding(tokens)))
-        return self.pooler(hidden[:, 0])
-
-
-def images(channels: int, side: int, count: int) -> tuple[Tensor, Tensor]:
-    """A batch of square images, and their classes."""
-    return torch.zeros(count, channels, side, side), torch.zeros(count, dtype=torch.long)
-
-
-def sequences(count: int) -> tuple[Tensor, None]:
-    """A batch of tokens."""
-    return torch.zeros(count, BERT_TOKENS, dtype=torch.long), None
-
-
-def mean_output(outputs: Tensor, _: None) -> Tensor:
-    """A number that depends on all that BERT has without the heads for its tasks."""
-    return outputs.mean()
-
-
-def inception() -> nn.Module:
-    """Inception V3 without the auxiliary classifier, as tf_cnn_benchmarks trains it, which published figures use."""
-    return models.inception_v3(aux_logits=False, init_weights=False)
-
-
-class Source(NamedTuple):
-    """The functions that make a network and the inputs and targets of so many samples, and that compute the loss."""
-
-    build: Callable[[], nn.Module]
-    batch: Callable[[int], tuple[Tensor, Tensor | None]]
-    loss: Callable[..., Tensor] = F.cross_entropy
-
-
-SOURCES = {
-    "BasicNet": Source(BasicNet, partial(images, 1, 28), F.nll_loss),
-    "ResNet-50": Source(models.resnet50, partial(images, 3, 224)),
-    "ResNet-101": Source(models.resnet101, partial(images, 3, 224)),
-    "Inception V3": Source(inception, partial(images, 3, 299)),
-    "VGG-16": Source(models.vgg16, partial(images, 3, 224)),
-    "BERT-large": Source(BertLarge, sequences, mean_output),
-}
-
-
-def count_all() -> dict[str, Network]:
-    """All networks, counted from their modules: this takes a minute or two."""
-    return {name: count(name) for name in SOURCES}
-
-
-def count(name: str) -> Network:
-    """A network by its layers and operators. KeyError is raised if SOURCES does not have it."""
-    source = SOURCES[name]
-    with hollow():
-        module = source.build()
-        optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
-
-        def loss(batch: tuple[Tensor, Tensor | None]) -> Tensor:
-            inputs, targets = batch
-            return source.loss(module(inputs), targets)
-
-        return count_network(name, module, optimizer, source.batch, loss)
-
-
-def count_network(
-    name: str,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Callable[[int], Any],
-    loss: Callable[[Any], Tensor],
-    samples: int = EXAMPLES,
-) -> Network:
-    """Any network by its layers, its operators and the bytes that these move.
-
-    Args:
-        batch: makes a batch of so many samples.
-        loss: of such a batch.
-        samples: the batch that is counted, and divided among its samples. A small one will do, unless a sample
-            multiplies more in a large batch, as where each is compared with each.
+    Attributes:
+        samples: the batch in which the multiply-adds of a sample were counted.
+        recurrent: whether it has an RNN, GRU or LSTM of torch.
     """
-    layers = count_layers(module, partial(loss, batch(samples)), samples)
-    step_of_few = count_step(optimizer, partial(loss, batch(EXAMPLES)))
-    more = max(samples, 2 * EXAMPLES)
-    step_of_more = count_step(optimizer, partial(loss, batch(more)))
-    # What does not depend on the batch, such as the optimizer's bytes, cancels.
-    bytes_of_a_sample = (step_of_more.bytes - step_of_few.bytes) // (more - EXAMPLES)
-    return Network(name, layers, step_of_few.operators, bytes_of_a_sample)
+
+    network: Network
+    samples: int
+    recurrent: bool
+
+    @property
+    def grows(self) -> bool:
+        """True where a sample multiplies more in a larger batch, as where each is compared with each."""
+        return self.samples > EXAMPLES
+
+
+def count(network: UserNetwork, batch: int) -> Counted:
+    """The network as the prediction takes it, for a `batch` on each GPU.
+
+    Raises:
+        StepFailed: if the network, its batch or its loss does not work, or it multiplies nothing.
+    """
+    return hollow_if_possible(partial(_count, network, batch))
+
+
+def _count(network: UserNetwork, batch: int) -> Counted:
+    model = training.build(network)
+    optimizer = training.make_optimizer(network, model)
+
+    def loss_of(samples: int) -> Callable[[], Tensor]:
+        return partial(training.loss_of, network, model, training.make_batch(network, samples))
+
+    with training.explained(f"a step of {network.title} failed"):
+        samples = EXAMPLES
+        layers = count_layers(model, loss_of(EXAMPLES), EXAMPLES)
+        of_twice = count_layers(model, loss_of(2 * EXAMPLES), 2 * EXAMPLES)
+        if of_twice != layers and batch > EXAMPLES:
+            samples = batch
+            layers = count_layers(model, loss_of(batch), batch)
+        training_step(optimizer, loss_of(EXAMPLES))  # the first step also makes the optimizer's state
+        few = count_step(optimizer, loss_of(EXAMPLES))
+        more = max(samples, 2 * EXAMPLES)
+        # What does not depend on the batch, such as the optimizer's bytes, cancels.
+        bytes_of_a_sample = (count_step(optimizer, loss_of(more)).bytes - few.bytes) // (more - EXAMPLES)
+    counts = Network(network.title, layers, few.operators, bytes_of_a_sample)
+    if not counts.multiply_adds:
+        raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return Counted(counts, samples, recurrent)
 
 
 def count_layers(network: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[Layer, ...]:
@@ -261,26 +156,6 @@ def time_steps_apart() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(was_enabled)
 
 
-class _WithoutFormula(TorchDispatchMode):
-    """Keeps the names of the operators that multiply and cannot be counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        if function.namespace not in OF_TORCH or _name(function) in WITHOUT_FORMULA:
-            self.names.add(_name(function))
-        return function(*arguments, **(keywords or {}))
-
-
-def operators_without_formula(loss: Callable[[], Tensor]) -> list[str]:
-    """The names of the forward's operators whose multiply-adds `count_layers` leaves out."""
-    with time_steps_apart(), _WithoutFormula() as found:
-        loss()
-    return sorted(found.names)
-
-
 def _parameters(network: nn.Module, reached: Container[nn.Module]) -> dict[nn.Module, int]:
     """The number of parameters of each module, with those of its children whose forward is not called.
 
@@ -320,7 +195,7 @@ class _Count(TorchDispatchMode):
         result = function(*arguments, **(keywords or {}))
         if not function.is_view and _name(function) not in NO_KERNEL:
             self.operators += 1
-            for leaf in tree_iter((arguments, keywords, result)):
+            for leaf in flat((arguments, keywords or {}, result)):
                 if isinstance(leaf, Tensor):
                     self.bytes += leaf.nbytes
         return result
@@ -333,37 +208,15 @@ def _name(function: torch._ops.OpOverload) -> str:
 def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> StepCount:
     """What forward, backward and a step of the optimizer run: each operator starts about one kernel on a GPU.
 
-    Attention is one operator, as on a GPU, except on the meta device, for which torch has none that is fused.
+    Attention is one operator, as on a GPU.
     """
-    # The first step also makes the optimizer's state.
-    _training_step(optimizer, loss)
     with _Count() as count:
-        _training_step(optimizer, loss)
+        training_step(optimizer, loss)
     return StepCount(count.operators, count.bytes)
 
 
-def _training_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
+def training_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
     optimizer.zero_grad()
     with FusedAttention(), time_steps_apart():
         loss().backward()
-    # Older releases of torch make AdamW's count of steps on the default device, and read it. On "meta" it has no value.
-    with torch.device("cpu"):
-        optimizer.step()
-
-
-def main() -> None:
-    argparse.ArgumentParser(prog="python -m benchmarks.predict.count", description=__doc__.splitlines()[0]).parse_args()
-    lines = []
-    for name, network in count_all().items():
-        content = {
-            "operators": network.operators,
-            "bytes_of_a_sample": network.bytes_of_a_sample,
-            "layers": network.layers,
-        }
-        lines.append(f"{json.dumps(name)}: {json.dumps(content)}")
-    joined = ",\n".join(lines)
-    PATH.write_text(f"{{\n{joined}\n}}\n")
-
-
-if __name__ == "__main__":
-    main()
+    optimizer.step()

@@ -45,12 +45,9 @@ const Prediction = (() => {
   const twoRings = (size, gpus, cluster) => twoTiers(2 * (nodesOf(gpus, cluster) - 1), size, gpus, cluster);
   const ringAndTree = (size, gpus, cluster) => twoTiers(2 * levels(nodesOf(gpus, cluster)), size, gpus, cluster);
 
-  const COSTS = { ring: ring, tree: tree, "two rings": twoRings, "ring and tree": ringAndTree };
-
   function allReduce(size, gpus, cluster) {
     if (gpus === 1) return 0;
-    if (cluster.algorithm !== "fastest") return cluster.start + COSTS[cluster.algorithm](size, gpus, cluster);
-    const costs = Object.values(COSTS).map((cost) => cost(size, gpus, cluster));
+    const costs = [ring, tree, twoRings, ringAndTree].map((cost) => cost(size, gpus, cluster));
     return cluster.start + Math.min(...costs);
   }
 
@@ -82,30 +79,9 @@ const Prediction = (() => {
     }
   }
 
-  function* whenFree(gradients, buckets, backward, gpus, cluster) {
-    let end = 0;
-    let sent = 0;
-    while (sent < gradients.length) {
-      const start = Math.max(gradients[sent].share * backward, end);
-      let size = gradients[sent].size;
-      sent += 1;
-      while (
-        sent < gradients.length &&
-        gradients[sent].share * backward <= start &&
-        size + gradients[sent].size <= buckets.size
-      ) {
-        size += gradients[sent].size;
-        sent += 1;
-      }
-      end = start + allReduce(size, gpus, cluster);
-      yield { start, end };
-    }
-  }
-
-  function transfers(training, backward, gpus, cluster) {
-    const rule = training.buckets.waitsUntilFull ? whenFull : whenFree;
-    return [...rule(gradientsOf(training.network), training.buckets, backward, gpus, cluster)];
-  }
+  const transfers = (training, backward, gpus, cluster) => [
+    ...whenFull(gradientsOf(training.network), training.buckets, backward, gpus, cluster),
+  ];
 
   const kernelsOf = (training, batch) => batch * training.sampleSeconds;
   const launchesOf = (training) => training.network.operators * training.launchSeconds;

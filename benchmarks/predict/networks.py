@@ -1,4 +1,4 @@
-"""The networks that predictions are made for, layer by layer: what `count` has counted and networks.json keeps."""
+"""Networks that are counted already, layer by layer. A test counts those of networks.json anew."""
 
 import functools
 import json

@@ -43,7 +43,6 @@
       gpusPerNode: Number(field("node").value),
       inner: data.inner[field("inner").value],
       network: { latency: Number(field("latency").value) * 1e-6, bandwidth: gigabits() * data.bytesPerGigabit },
-      algorithm: field("algorithm").value,
       start: data.start,
     };
   }
@@ -134,7 +133,7 @@
     fillTable(training, cluster);
   }
 
-  document.getElementById("prediction").addEventListener("input", update);
+  document.querySelector("form").addEventListener("input", update);
   window.addEventListener("resize", update);
   update();
 })();

@@ -61,20 +61,6 @@ class Gpu(NamedTuple):
     fastest: float = 1.0
 
 
-class Datasheet(NamedTuple):
-    """The peaks of a GPU: dense teraflops in TF32 and in BF16, and gigabytes per second of its memory."""
-
-    tf32: float
-    bf16: float
-    memory: float
-
-
-A100 = Datasheet(156, 312, 2039)
-H100 = Datasheet(494.7, 989.4, 3350)
-H200 = Datasheet(494.7, 989.4, 4800)
-B200 = Datasheet(1100, 2250, 8000)
-
-
 class Memory(NamedTuple):
     """The memory of a GPU: gibibytes, and gigabytes per second at its peak."""
 
@@ -82,42 +68,33 @@ class Memory(NamedTuple):
     bandwidth: float
 
 
+class Peaks(NamedTuple):
+    """The dense peaks of a GPU, in teraflops."""
+
+    tf32: float
+    bf16: float
+
+
 MEMORY = {
     "p100": Memory(16, 732),
     "v100": Memory(32, 900),
-    "a100": Memory(80, A100.memory),
-    "h100": Memory(80, H100.memory),
-    "h200": Memory(141, H200.memory),
-    "b200": Memory(180, B200.memory),
+    "a100": Memory(80, 2039),
+    "h100": Memory(80, 3350),
+    "h200": Memory(141, 4800),
+    "b200": Memory(180, 8000),
 }
-A100_TF32 = 938
-A100_MIXED = 2470
-
-
-def _derived(name: str, rate_of_a100: float, peak_ratio: float, memory_ratio: float) -> Gpu:
-    return Gpu(name, rate_of_a100 * memory_ratio, fastest=peak_ratio / memory_ratio)
-
-
-def _in_tf32(name: str, sheet: Datasheet) -> Gpu:
-    return _derived(f"{name}, TF32", A100_TF32, sheet.tf32 / A100.tf32, sheet.memory / A100.memory)
-
-
-def _in_mixed_precision(name: str, sheet: Datasheet) -> Gpu:
-    return _derived(f"{name}, mixed precision", A100_MIXED, sheet.bf16 / A100.bf16, sheet.memory / A100.memory)
-
-
+A100 = Peaks(156, 312)
+NEWER = {"h100": Peaks(494.7, 989.4), "h200": Peaks(494.7, 989.4), "b200": Peaks(1100, 2250)}
 GPUS = {
     "p100": Gpu("P100, float32", 219),
     "v100": Gpu("V100, float32", 367),
-    "a100": Gpu("A100, TF32", A100_TF32),
-    "a100-amp": Gpu("A100, mixed precision", A100_MIXED),
-    "h100": _in_tf32("H100", H100),
-    "h100-amp": _in_mixed_precision("H100", H100),
-    "h200": _in_tf32("H200", H200),
-    "h200-amp": _in_mixed_precision("H200", H200),
-    "b200": _in_tf32("B200", B200),
-    "b200-amp": _in_mixed_precision("B200", B200),
+    "a100": Gpu("A100, TF32", 938),
+    "a100-amp": Gpu("A100, mixed precision", 2470),
 }
+for key, peaks in NEWER.items():
+    faster = MEMORY[key].bandwidth / MEMORY["a100"].bandwidth
+    GPUS[key] = Gpu(f"{key.upper()}, TF32", 938 * faster, peaks.tf32 / A100.tf32 / faster)
+    GPUS[f"{key}-amp"] = Gpu(f"{key.upper()}, mixed precision", 2470 * faster, peaks.bf16 / A100.bf16 / faster)
 # NCCL: links of a GPU times the bandwidth of each; for the A100 the most that tuning.cc expects of an all-reduce.
 INNER = {
     "nvlink-p100": Link(NVLINK_LATENCY, 4 * 18 * GIGABYTE),

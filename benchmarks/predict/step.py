@@ -14,7 +14,7 @@ The second and the third make kernels slower. A launch-bound step hides them as 
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.predict.all_reduce import Cluster, all_reduce
@@ -71,8 +71,7 @@ class Network:
         return gradients
 
 
-@dataclass(frozen=True)
-class Buckets:
+class Buckets(NamedTuple):
     """The rule by which gradients are sent.
 
     Attributes:
@@ -157,11 +156,6 @@ def step(training: Workload, batch: float, gpus: int, cluster: Cluster) -> float
     return compute - backward + max(slowed, last.end)
 
 
-def weak_efficiency(training: Workload, batch: float, gpus: int, cluster: Cluster) -> float:
-    """Throughput of `gpus` GPUs with `batch` samples each, as a share of as many times that of one."""
-    return training.compute(batch) / step(training, batch, gpus, cluster)
-
-
 def speed_up(training: Workload, global_batch: float, gpus: int, cluster: Cluster) -> float:
     """Strong scaling: how many times faster `gpus` GPUs take a step of `global_batch` samples than one does."""
     return training.compute(global_batch) / step(training, global_batch / gpus, gpus, cluster)
@@ -234,8 +228,3 @@ def expected_maximum(count: int) -> float:
     numerator = 2.515517 + t * (0.802853 + t * 0.010328)
     denominator = 1 + t * (1.432788 + t * (0.189269 + t * 0.001308))
     return t - numerator / denominator
-
-
-def without_effects(training: Workload) -> Workload:
-    """The same where all GPUs are equally fast and an all-reduce slows nothing down: the network's part alone."""
-    return replace(training, speed_spread=0.0, contention=0.0)

@@ -1,59 +1,131 @@
-"""Questions about a network of your own, and about a training script.
+"""Questions about a network of your own.
 
     python -m benchmarks.your_network memory torchvision:resnet50 --batch 64 --devices 1 2 4 8
     python -m benchmarks.your_network memory my_file.py:build --precision bf16 --checkpointing
     python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --inner nvlink-h100 --network 8x400g
     python -m benchmarks.your_network measure torchvision:resnet18 --input 3x64x64 --batch 32 --devices 1 2
-    python -m benchmarks.your_network doctor --processes 2 my_train.py --epochs 2
 
-What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.py.
+What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.py. Nothing here imports torch before
+the flags are known to be right: it takes seconds, and `--help` answers at once.
 """
 
 import argparse
+import importlib
+import re
+import sys
+from pathlib import Path
 
-from benchmarks.your_network import flags
+from benchmarks.harness.paired import FEWEST_ROUNDS
+from benchmarks.predict import presets
+from benchmarks.your_network.errors import StepFailed
 from common.errors import fail
+
+QUESTIONS = {
+    "memory": "benchmarks.your_network.memory",
+    "predict": "benchmarks.predict.answer",
+    "measure": "benchmarks.your_network.measure",
+}
+OPTIMIZERS = ("adamw", "sgd")
+PRECISIONS = ("no", "bf16", "fp16")
+SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
+LEVELS = ("00", "01", "02", "03", "04")
+GLOBAL_BATCH = "global batch: samples of a step on ALL devices together (64)"
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.your_network", description=__doc__.splitlines()[0])
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
-    flags.add_memory(questions)
-    flags.add_predict(questions)
-    flags.add_measure(questions)
-    flags.add_doctor(questions)
+
+    flag = add_question(questions, "memory", "what each strategy needs on each device, and which batch fits")
+    flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
+    flag("--devices", type=positive, nargs="+", default=[1, 2, 4, 8], metavar="N", help="how many (1 2 4 8)")
+    flag("--precision", choices=PRECISIONS, default="no", help="of mixed precision (no)")
+    flag("--checkpointing", action="store_true", help="activation checkpointing of each block")
+    flag("--gib", type=positive, nargs="+", default=SIZES, metavar="N", help="memory of a device (8 16 24 40 80)")
+
+    flag = add_question(questions, "predict", "how fast a step would be on 1 to 512 GPUs")
+    usual = presets.Hardware()
+    of_one_gpu = "samples of a step on EACH GPU, so N times as many in all on N GPUs (64)"
+    flag("--batch", type=positive, default=64, metavar="N", help=of_one_gpu)
+    flag("--gpu", choices=presets.GPUS, default=usual.gpu, help="kind of GPU (%(default)s)")
+    flag("--inner", choices=presets.INNER, default=usual.inner, help="links between a node's GPUs (%(default)s)")
+    flag("--network", choices=presets.NETWORK, default=usual.network, help="network cards of a node (%(default)s)")
+    sizes = {"choices": presets.NODE_SIZES, "default": usual.gpus_per_node}
+    flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
+    of_a_step = "milliseconds of a step of --batch samples on one GPU, if you measured it"
+    flag("--measured-ms", type=above_zero, metavar="T", help=of_a_step)
+    flag("--page", type=Path, metavar="PATH", help="write a page with sliders too, which starts with these flags")
+
+    flag = add_question(questions, "measure", "how long a step takes at each level on this machine")
+    flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
+    flag("--devices", type=positive, nargs="+", default=[1, 2], metavar="N", help="how many (1 2)")
+    flag("--level", choices=LEVELS, nargs="+", default=list(LEVELS), metavar="LEVEL", help="00 01 02 03 04 (all)")
+    flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
+    flag("--minutes", type=positive, default=10, metavar="M", help="that it may take (%(default)s)")
+    flag("--cores-per-device", type=positive, metavar="N", help="without GPUs (an equal part of the cores)")
+
+    doctor = questions.add_parser("doctor", help="which mistakes of common/pitfalls a training script makes")
+    flag = doctor.add_argument
+    flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
+    flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
+    flag("--time-out", type=positive, default=120, metavar="S", help="seconds in which a rank must get on (120)")
+    flag("--json", type=Path, metavar="PATH", help="also write the answer there")
+    flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
+    flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
     return parser.parse_args(argv)
 
 
-def answer(options: argparse.Namespace) -> None:
-    """Answer the question. What each needs imports torch, so it is imported where its flags are known to be right."""
-    match options.question:
-        case "memory":
-            from benchmarks.your_network import memory
+def several(text: str) -> int:
+    if positive(text) < 2:
+        raise argparse.ArgumentTypeError("must be at least 2: the doctor compares ranks")
+    return int(text)
 
-            memory.answer(options)
-        case "predict":
-            from benchmarks.your_network import predict
 
-            predict.answer(options)
-        case "measure":
-            from benchmarks.your_network import measure
+def add_question(questions: argparse._SubParsersAction, name: str, about: str):
+    """The `add_argument` of a question's parser, which has the flags of all questions."""
+    parser = questions.add_parser(name, help=about)
+    flag = parser.add_argument
+    flag("spec", metavar="SPEC", help="torchvision:NAME or FILE.py:FUNCTION")
+    flag("--input", type=shape, metavar="CxHxW", help="shape of a sample (3x224x224); not where the file has batch")
+    flag("--optimizer", choices=OPTIMIZERS, default="adamw", help="unless the file has its own (adamw)")
+    flag("--json", type=Path, metavar="PATH", help="also write the answer there")
+    return flag
 
-            measure.answer(options)
-        case "doctor":
-            from benchmarks.your_network.doctor import command
 
-            command.answer_doctor(options)
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return value
+
+
+def shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", text):
+        raise argparse.ArgumentTypeError(f"must be whole numbers with x between them, as in 3x224x224, not {text!r}")
+    return tuple(int(number) for number in text.split("x"))
 
 
 def main(argv: list[str] | None = None) -> None:
     options = parse_options(argv)
-    from benchmarks.your_network.training import StepFailed, TooLarge
+    if options.question == "doctor":
+        from benchmarks.your_network.doctor import command
 
+        command.answer_doctor(options)
+        return
     try:
-        answer(options)
-    except TooLarge as error:
-        fail(f"{error}; give a smaller --batch")
+        question = importlib.import_module(QUESTIONS[options.question])
+        question.answer(options)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
     except StepFailed as error:
         fail(str(error))
 

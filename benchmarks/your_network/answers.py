@@ -9,29 +9,39 @@ from common.errors import fail
 from common.files import write_atomically
 
 
-def network(options: argparse.Namespace) -> UserNetwork:
+def load(options: argparse.Namespace) -> UserNetwork:
     """The network that the flags name.
 
     Raises:
         UserError: where there is no such network.
         StepFailed: where its batches have not as many samples as they are asked for.
     """
-    return training.with_shared_inputs(spec.load(options.spec, options.input, options.optimizer))
-
-
-def print_assumption(network: UserNetwork) -> None:
+    network = training.with_shared_inputs(spec.load(options.spec, options.input, options.optimizer))
     if network.assumed:
         print(f"{network.assumed}.")
+    return network
 
 
-def conclude(options: argparse.Namespace, verdict: list[str], record: dict) -> None:
-    """Print the verdict, and write the whole answer as JSON if that was asked for."""
+def conclude(options: argparse.Namespace, facts: list[str], record: dict) -> None:
+    """Print three lines of facts, and write the whole answer as JSON if that was asked for."""
     print()
-    print(*verdict, sep="\n")
+    print(*facts, sep="\n")
     if options.json:
         asked = {"spec": options.spec, "question": options.question}
-        text = json.dumps({**asked, **record, "verdict": verdict}, indent=1)
-        try:
-            write_atomically(options.json, text + "\n")
-        except OSError as error:
-            fail(f"--json: {error}")
+        write(options.json, "--json", json.dumps({**asked, **record, "facts": facts}, indent=1) + "\n")
+
+
+def milliseconds(seconds: float) -> str:
+    """The number of milliseconds, with three digits or more."""
+    value = 1000 * seconds
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def write(path, flag: str, text: str) -> None:
+    """Write a file that a flag asks for. Raises UserError if that cannot be done."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        fail(f"{flag}: {error}")

@@ -13,22 +13,22 @@ import argparse
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, bootstrap, measure, ratios, summarise
-from benchmarks.predict.table import milliseconds
-from benchmarks.your_network import answers, memory, predict, step_rank, strategies
+from benchmarks.harness.paired import Samples, bootstrap, measure, ratios, summarise
+from benchmarks.your_network import memory, step_rank, strategies
+from benchmarks.your_network.answers import conclude, load, milliseconds
+from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.step_rank import DDP, RAW, REPLICATED, Measured, Work
-from benchmarks.your_network.training import StepFailed
 from common.cores import available_cores
 from common.errors import fail
 from common.processes import RankFailed, ranks
@@ -39,17 +39,33 @@ SECONDS = 1.0  # that one sample takes, about
 MOST_STEPS = 50  # of one sample
 MEMORY = Path("/proc/meminfo")
 TIMEOUT = 900  # seconds, for any one sample
-FASTER = 1.05  # the speed-up from which on devices are worth their while
-WORTH_SAYING = 0.005  # of a step: the part of the all-reduces from which on it is said
-STEP_IS_FORWARDS = 3  # backward multiplies twice as much as forward
 
 
-@dataclass(frozen=True)
+class Shares(NamedTuple):
+    """What the ranks of DDP do in a step, as shares of it that add up to 1."""
+
+    computing: float
+    waiting: float
+    all_reduce: float
+
+
+@dataclass
 class Row:
-    """A level on so many devices."""
+    """A level on so many devices.
+
+    Attributes:
+        simulated: the bytes of each device at its peak, by the accounting of memory.
+        cuda_peaks: the same as CUDA has counted them, if there are GPUs.
+        shares: of a step of DDP on several devices, one for each sample.
+        problem: why it cannot be measured, or "".
+    """
 
     level: str
     devices: int
+    simulated: list[int] = field(default_factory=list)
+    cuda_peaks: list[int] = field(default_factory=list)
+    shares: list[Shares] = field(default_factory=list)
+    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -66,32 +82,24 @@ class Row:
             return Setting(strategies.ONE_DEVICE, 1)
         return Setting(strategies.DATA_PARALLEL if self.level == REPLICATED else strategies.DDP, self.devices)
 
-    def run(self, work: Work, warm_up: int, steps: int) -> list[Measured]:
-        """What every process has measured.
+    def sample(self, work: Work, steps: int, warm_up: int = WARM_UP_STEPS) -> float:
+        """Seconds of a step of the slowest process.
 
         Raises:
             StepFailed: if a process fails.
         """
         pool = ranks(self.processes, on_cpu=work.cores_per_device is not None)
         try:
-            return pool.run(step_rank.time_steps, work, self.level, self.devices, warm_up, steps, timeout=TIMEOUT)
+            results = pool.run(step_rank.time_steps, work, self.level, self.devices, warm_up, steps, timeout=TIMEOUT)
         except RankFailed as error:
-            raise StepFailed(self.name, _first_line(error)) from error
-
-
-def _first_line(error: RankFailed) -> str:
-    """What the first rank that raised says, without its traceback."""
-    lines = [line for line in str(error).splitlines() if line.startswith("rank ")]
-    raised = [line for line in lines if "no answer" not in line]
-    return (raised or lines)[0]
-
-
-class Shares(NamedTuple):
-    """Of a step of DDP: what its ranks do, as shares that add up to 1."""
-
-    computing: float
-    waiting: float
-    all_reduce: float
+            lines = [line for line in str(error).splitlines() if line.startswith("rank ")]
+            raised = [line for line in lines if "no answer" not in line]
+            raise StepFailed((raised or lines)[0]) from error
+        seconds = max(result.seconds for result in results)
+        self.cuda_peaks = [peak for result in results for peak in result.peaks]
+        if self.level == DDP and self.devices > 1:
+            self.shares.append(shares(seconds, results))
+        return seconds
 
 
 def answer(options: argparse.Namespace) -> None:
@@ -101,28 +109,25 @@ def answer(options: argparse.Namespace) -> None:
         if options.batch % row.devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {row.devices} devices")
     cores = cores_per_device(devices, options.cores_per_device)
-    network = answers.network(options)
+    device = torch.cuda.get_device_name() if cores is None else f"{cores} of this machine's {available_cores()} cores"
+    network = load(options)
+    simulate(network, rows, options.batch)
+    check_memory([row for row in rows if not row.problem], cores is None)
+    print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
-    simulated, cannot = simulate(network, rows, options.batch)
-    check_memory(simulated, cores is None)
-    check_time(network, work, list(simulated), options.rounds, 60 * options.minutes)
-    print(heading(network, work, devices, options.rounds))
-    answers.print_assumption(network)
-    timing = Timing(work, list(simulated), options.rounds, 60 * options.minutes)
-    cannot |= timing.cannot
+    steps = steps_of_a_sample(rows, work, options.rounds, 60 * options.minutes)
+    measured = [row for row in rows if not row.problem]
     with tqdm(range(options.rounds), leave=False, disable=None) as turns:
-        samples = measure({row.name: partial(timing.sample, row) for row in timing.rows}, turns)
-    found = [record(row, samples, timing.rows[0], simulated[row], timing) for row in timing.rows]
+        samples = measure({row.name: partial(row.sample, work, steps) for row in measured}, turns)
+    found = [record(row, samples, measured[0]) for row in measured]
     print()
-    print(table(found, options.batch))
-    for row, reason in cannot.items():
-        print(fill(f"{row.name} cannot: {reason}", 80))
-    for row in timing.rows:
-        if row.name in timing.shares:
-            print(shares_line(row, timing.shares[row.name]))
-    about: dict[str, Any] = {"batch": options.batch, "rounds": options.rounds, "cores_per_device": cores}
-    about |= {"steps": timing.steps, "cannot": {row.name: reason for row, reason in cannot.items()}}
-    answers.conclude(options, verdict(found, options.batch), {**about, "measure": found})
+    print_table(found, options.batch)
+    for row in rows:
+        if row.problem:
+            print(fill(f"{row.name} cannot: {row.problem}", 80))
+    about = {"batch": options.batch, "rounds": options.rounds, "cores_per_device": cores, "steps": steps}
+    problems = {row.name: row.problem for row in rows if row.problem}
+    conclude(options, facts(found, options.batch), {**about, "cannot": problems, "measure": found})
 
 
 def contestants(levels: Sequence[str], devices: Sequence[int]) -> list[Row]:
@@ -157,263 +162,143 @@ def cores_per_device(devices: int, wanted: int | None) -> int | None:
     return share
 
 
-def simulate(network: UserNetwork, rows: Sequence[Row], batch: int) -> tuple[dict[Row, list[int]], dict[Row, str]]:
-    """The simulated bytes of each device at its peak, by row; and the rows that cannot train this network, and why.
+def simulate(network: UserNetwork, rows: Sequence[Row], batch: int) -> None:
+    """Simulate each row's bytes of each device at its peak, or say why it cannot train this network.
 
     Raises:
         StepFailed: if one device cannot train it either.
     """
-    simulated: dict[Row, list[int]] = {}
-    cannot: dict[Row, str] = {}
     for row in rows:
-        try:
-            simulated[row] = needs(network, row, batch)
-        except StepFailed as error:
-            memory.check_alone(network, row.setting, batch)
-            cannot[row] = str(error)
-    if not simulated:
-        fail(f"{rows[0].name} cannot: {cannot[rows[0]]}")
-    return simulated, cannot
+        found = memory.find(network, row.setting, batch)
+        row.problem = found.problem
+        if found.need:
+            peaks = found.need.peaks
+            row.simulated = peaks if len(peaks) == row.devices else peaks * row.devices
+    if all(row.problem for row in rows):
+        fail(f"{rows[0].name} cannot: {rows[0].problem}")
 
 
-def needs(network: UserNetwork, row: Row, batch: int) -> list[int]:
-    """The simulated bytes of each device at its peak.
-
-    Raises:
-        StepFailed: if the row cannot train the network.
-    """
-    found = memory.need(network, row.setting, batch)
-    return found.peaks if len(found.peaks) == row.devices else found.peaks * row.devices
-
-
-def check_memory(simulated: dict[Row, list[int]], on_gpus: bool) -> None:
+def check_memory(rows: Sequence[Row], on_gpus: bool) -> None:
     """Raises UserError if the rows do not fit."""
     if on_gpus:
-        for row, peaks in simulated.items():
-            free = min(torch.cuda.mem_get_info(device)[0] for device in range(row.devices))
-            _check_fits(f"{row.name} would need {_gib(max(peaks))} on a GPU", max(peaks), free)
-        return
-    # All processes share the machine's memory. Those of one number of processes keep their blocks from row to row.
-    of_pools: dict[int, int] = {}
-    for row, peaks in simulated.items():
-        of_pools[row.processes] = max(sum(peaks), of_pools.get(row.processes, 0))
-    needed = sum(of_pools.values())
-    _check_fits(f"the processes would need {_gib(needed)}", needed, _free_memory())
-
-
-def _check_fits(what: str, needed: float, free: float) -> None:
+        needed = max(max(row.simulated) for row in rows)
+        free = min(torch.cuda.mem_get_info(device)[0] for device in range(max(row.devices for row in rows)))
+    else:
+        # All processes share the machine's memory. Those of one number of processes keep their blocks from row to row.
+        of_pools: dict[int, int] = {}
+        for row in rows:
+            of_pools[row.processes] = max(sum(row.simulated), of_pools.get(row.processes, 0))
+        needed = sum(of_pools.values())
+        free = free_memory()
     if needed > free:
-        fail(f"{what}, where {_gib(free)} are free: give a smaller --batch")
+        gib = f"{needed / 2**30:.1f} GiB, where {free / 2**30:.1f} GiB are free"
+        fail(f"this would need {gib}: give a smaller --batch")
 
 
-def _free_memory() -> float:
+def free_memory() -> float:
     """Bytes that the system can give away; infinite where it does not say."""
     if not MEMORY.exists():
-        return float("inf")
+        return math.inf
     lines = MEMORY.read_text().splitlines()
     kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
     return int(kibibytes) * 1024
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def steps_of_a_sample(rows: Sequence[Row], work: Work, rounds: int, limit: float) -> int:
+    """The steps that take about SECONDS. Each row runs once for it, uncounted; one that fails has a problem then.
 
-
-def check_time(network: UserNetwork, work: Work, rows: list[Row], rounds: int, limit: float) -> None:
-    """Raises UserError if even the speed of a bare product of matrices would not do."""
-    pool = ranks(1, on_cpu=work.cores_per_device is not None)
-    (rate,) = pool.run(step_rank.operations_per_second, work, timeout=60)
-    step = STEP_IS_FORWARDS * predict.counted(network).multiply_adds * work.batch / rate
-    steps = (1 + rounds) * (WARM_UP_STEPS + 1)
-    seconds = sum(step * steps / row.devices for row in rows)
-    _check_limit(f"a step of {work.batch} samples takes at least {step:.1f} s on a device here", seconds, limit)
-
-
-def _check_limit(why: str, seconds: float, limit: float) -> None:
-    if seconds > limit:
-        minutes = math.ceil(seconds / 60)
-        fail(f"{why}: all would take some {minutes} minutes. Give a smaller --batch, or --minutes {minutes}")
-
-
-class Timing:
-    """The contestants' samples, and what else they have measured.
-
-    Making one runs each contestant once, uncounted, which tells how many steps take about SECONDS.
-
-    Attributes:
-        rows: the contestants that can train this network.
-        cannot: why the others cannot.
-        steps: of one sample, the same for all.
-        shares: of DDP's step, by row; those of the last sample.
-        peaks: bytes that CUDA counted on each device, by row.
+    Raises:
+        UserError: if no row can be measured, or all rounds would take more than `limit` seconds.
     """
+    seconds: list[float] = []
+    can = [row for row in rows if not row.problem]
+    for row in can:
+        try:
+            if not seconds:  # the first row says already whether the others would take hours
+                alone = row.sample(work, steps=1, warm_up=1)
+                check_time(alone * sum(row.devices / other.devices for other in can), rounds, 1, limit)
+            seconds.append(row.sample(work, steps=1))
+        except StepFailed as error:
+            row.problem = str(error)
+        row.shares.clear()
+    if not seconds:
+        fail(f"{can[0].name} cannot: {can[0].problem}")
+    steps = max(1, min(round(SECONDS / statistics.median(seconds)), MOST_STEPS))
+    check_time(sum(seconds), rounds, steps, limit)
+    return steps
 
-    def __init__(self, work: Work, rows: list[Row], rounds: int, limit: float) -> None:
-        self.work = work
-        self.rows: list[Row] = []
-        self.cannot: dict[Row, str] = {}
-        self.peaks: dict[str, list[int]] = {}
-        self.of_ddp: dict[str, list[Shares]] = {}
-        self.steps = 1
-        seconds: dict[str, float] = {}
-        for row in rows:
-            try:
-                seconds[row.name] = self.sample(row)
-                self.rows.append(row)
-            except StepFailed as error:
-                self.cannot[row] = error.reason
-        if not self.rows:
-            fail(f"{rows[0].name} cannot: {self.cannot[rows[0]]}")
-        self.of_ddp.clear()
-        wanted = round(SECONDS / statistics.median(seconds.values()))
-        self.steps = max(1, min(wanted, MOST_STEPS))
-        steps = WARM_UP_STEPS + self.steps
-        _check_limit(
-            f"a step takes up to {max(seconds.values()):.1f} s here", rounds * steps * sum(seconds.values()), limit
-        )
 
-    def sample(self, row: Row) -> float:
-        """Seconds of a step of the slowest process."""
-        results = row.run(self.work, WARM_UP_STEPS, self.steps)
-        seconds = max(result.seconds for result in results)
-        if results[0].peaks is not None:
-            self.peaks[row.name] = [peak for result in results for peak in result.peaks or ()]
-        if row.level == DDP and row.devices > 1:
-            self.of_ddp.setdefault(row.name, []).append(shares(seconds, results))
-        return seconds
-
-    @property
-    def shares(self) -> dict[str, Shares]:
-        """The medians over the rounds."""
-        found = {}
-        for name, of_rounds in self.of_ddp.items():
-            columns = [statistics.median(column) for column in zip(*of_rounds, strict=True)]
-            found[name] = Shares(*columns)
-        return found
+def check_time(step_of_all: float, rounds: int, steps: int, limit: float) -> None:
+    """Raises UserError if the rounds take longer than `limit` seconds. `step_of_all`: seconds of a step of each row."""
+    needed = rounds * (WARM_UP_STEPS + steps) * step_of_all
+    if needed > limit:
+        minutes = math.ceil(needed / 60)
+        fail(f"all would take some {minutes} minutes here. Give a smaller --batch, or --minutes {minutes}")
 
 
 def shares(step: float, results: list[Measured]) -> Shares:
     """The shares of a step of DDP whose ranks have also trained without averaging."""
-    alone = [result.alone or 0.0 for result in results]
+    alone = [result.alone for result in results]
     slowest = min(max(alone), step)  # a lone step that was disturbed may be longer
     computing = min(statistics.mean(alone), slowest)
     return Shares(computing / step, (slowest - computing) / step, (step - slowest) / step)
 
 
-def heading(network: UserNetwork, work: Work, devices: int, rounds: int) -> str:
-    if work.cores_per_device is None:
-        device = torch.cuda.get_device_name()
-    else:
-        device = f"{work.cores_per_device} of this machine's {available_cores()} cores"
-    return f"{network.title}, global batch {work.batch}, {rounds} rounds; a device is {device}."
-
-
-def record(row: Row, samples: Samples, first: Row, simulated: list[int], timing: Timing) -> dict:
+def record(row: Row, samples: Samples, first: Row) -> dict:
     """A row as the table shows it and as JSON keeps it."""
     times = summarise(samples[row.name])
     speed_ups = ratios(samples[first.name], samples[row.name])
     interval = bootstrap(speed_ups)
-    shares_of_row = timing.shares.get(row.name)
-    return {
+    medians = [statistics.median(column) for column in zip(*row.shares, strict=True)]
+    return asdict(row) | {
         "name": row.name,
-        "level": row.level,
-        "devices": row.devices,
         "samples": samples[row.name],
         "seconds": times.median,
         "low": times.low,
         "high": times.high,
         "noisy": times.noisy,
-        "compared_with": first.name,
         "speed_up": statistics.median(speed_ups),
         "interval": [interval.low, interval.high],
-        "shares": shares_of_row._asdict() if shares_of_row else None,
-        "simulated_peaks": simulated,
-        "cuda_peaks": timing.peaks.get(row.name),
+        "shares": Shares(*medians)._asdict() if medians else None,
     }
 
 
-def table(found: list[dict], batch: int) -> str:
-    """The rows in 80 columns."""
-    lines = [
-        f"{'level, devices':<17}{'ms a step':>11}{'middle half':>15}{'samples/s':>11}{'faster':>8}{'interval':>13}"
-        f"{'MiB':>7}"
-    ]
+def print_table(found: Sequence[dict], batch: int) -> None:
+    """Print the rows in 83 columns."""
+    heads = f"{'level, devices':<17}{'ms a step':>11}{'middle half':>15}{'samples/s':>11}{'faster':>8}{'interval':>13}"
+    print(f"{heads}{'MiB':>7}")
     for row in found:
         times = f"{milliseconds(row['low'])}–{milliseconds(row['high'])}"
         interval = "{:.2f}–{:.2f}".format(*row["interval"])
         rate = batch / row["seconds"]
         line = f"{row['name']:<17}{milliseconds(row['seconds']):>11}{times:>15}{rate:>11,.1f}{row['speed_up']:>7.2f}×"
-        lines.append(f"{line}{interval:>13}{_mib(row):>6}{'!' if row['noisy'] else ' '}")
-    lines += [
-        "",
-        f"faster: than {found[0]['name']}, round by round, and the interval of the median.",
-        "MiB: the fullest device's peak, simulated. !: noisy, the middle half is wide.",
-    ]
+        peak = max(row["simulated"]) / 2**20
+        print(f"{line}{interval:>13}{peak:>6,.0f}{'!' if row['noisy'] else ' '}")
+    print()
+    print(f"faster: than {found[0]['name']}, round by round, and the interval of the median.")
+    print("MiB: the fullest device's peak, simulated. !: noisy, the middle half is wide.")
     for row in found:
         if row["cuda_peaks"]:
-            pairs = zip(row["cuda_peaks"], row["simulated_peaks"], strict=True)
-            shown = ", ".join(f"{cuda / 2**20:,.0f} ({peak / 2**20:,.0f})" for cuda, peak in pairs)
-            lines.append(f"CUDA's own peak of {row['name']}: {shown} MiB (in brackets: simulated)")
-    return "\n".join(lines)
+            peaks = ", ".join(f"{peak / 2**20:,.0f}" for peak in row["cuda_peaks"])
+            print(f"CUDA's own peak of {row['name']}: {peaks} MiB")
 
 
-def shares_line(row: Row, found: Shares) -> str:
-    return (
-        f"A step of {row.name} devices: {found.computing:.0%} computing, {found.waiting:.0%} waiting for the slowest "
-        f"rank, {found.all_reduce:.0%} all-reduce that backward does not hide."
-    )
-
-
-def verdict(found: list[dict], batch: int) -> list[str]:
-    """The level and number of devices to take, why, and what would change it, a line each."""
+def facts(found: Sequence[dict], batch: int) -> list[str]:
+    """The fastest row, what the ranks of DDP do in a step, and how sure that is."""
     first = found[0]
     # Only more devices save time. A row that seems faster on as many as the first row has is noise.
     larger = [row for row in found if row["devices"] > first["devices"]]
     best = max(larger, key=lambda row: row["speed_up"], default=first)
-    reliable = best["interval"][0] > FASTER and len(best["samples"]) >= FEWEST_ROUNDS
-    speed = f"{best['speed_up']:.2f} times as fast as {first['name']}"
-    if best is first or best["speed_up"] < 1 or best["interval"][1] < FASTER:
-        take = f"Stay with {first['name']} device{'s' * (first['devices'] > 1)}: nothing that was measured is faster."
-    elif reliable:
-        take = f"Take level {best['name']} devices: {speed} at a global batch of {batch}."
-    else:
-        doubt = "the interval does not settle it"
-        if len(best["samples"]) < FEWEST_ROUNDS:
-            doubt = f"{len(best['samples'])} rounds settle nothing: {FEWEST_ROUNDS} are the fewest"
-        take = f"Perhaps level {best['name']} devices: {speed}, but {doubt}; more --rounds would."
-    return [take, f"Why: {_why(found, first)}", f"What would change it: {_change(found)}"]
-
-
-def _why(found: list[dict], first: dict) -> str:
-    divided = [row for row in found if row["shares"]]
-    if not divided:
-        times = ", ".join(f"{row['name']} {milliseconds(row['seconds'])} ms" for row in found)
-        return f"a step takes {times}."
-    row = max(divided, key=lambda row: row["devices"])
-    parts = row["shares"]
-    return (
-        f"{row['name']} devices compute for {parts['computing']:.0%} of a step, wait for the slowest rank for "
-        f"{parts['waiting']:.0%}, and all-reduce unhidden for {parts['all_reduce']:.0%}. Each needs "
-        f"{_mib(row)} MiB; {first['name']} device needs {_mib(first)}."
-    )
-
-
-def _mib(row: dict) -> str:
-    return f"{max(row['simulated_peaks']) / 2**20:,.0f}"
-
-
-def _change(found: list[dict]) -> str:
-    divided = [row for row in found if row["shares"]]
-    if not divided:
-        return "a larger batch, which levels with several devices share; give --level 00 02 and more --devices."
-    row = max(divided, key=lambda row: row["devices"])
-    unhidden = row["shares"]["all_reduce"] * row["seconds"]
-    of_memory = "For what lowers a device's memory, ask memory."
-    if row["shares"]["all_reduce"] < WORTH_SAYING:
-        return f"not a larger batch: backward hides all of the all-reduces already. {of_memory}"
-    share = unhidden / (2 * row["seconds"] - unhidden)
-    return (
-        f"a larger batch. Backward leaves {milliseconds(unhidden)} ms of the all-reduces unhidden. With twice the "
-        f"batch it is twice as long and hides no less of them, so they would add at most some {share:.0%} of a step. "
-        f"{of_memory}"
-    )
+    interval = "{:.2f} to {:.2f}".format(*best["interval"])
+    lines = [f"Fastest on more devices: {best['name']}, {best['speed_up']:.2f}× {first['name']} ({interval})."]
+    if best is first or best["speed_up"] < 1:
+        lines = [f"Fastest: {first['name']}, {batch / first['seconds']:,.1f} samples/s."]
+    for row in found:
+        if row["shares"]:
+            lines.append(
+                "Of a step of {name}: {computing:.0%} computing, {waiting:.0%} waiting for the slowest rank, "
+                "{all_reduce:.0%} all-reduce that backward does not hide.".format(name=row["name"], **row["shares"])
+            )
+    noisy = [row["name"] for row in found if row["noisy"]]
+    lines.append(f"Noisy rows, which more --rounds would settle: {'; '.join(noisy) or 'none'}.")
+    return lines

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import Dataset
 
 from benchmarks.your_network import spec, training
 from benchmarks.your_network.spec import UserNetwork
@@ -30,7 +29,6 @@ REPLICATED = "01"
 DDP = "02"
 CORE = "03"
 TRAINER = "04"
-PEAK_SIZE = 1024  # of the square matrices whose product tells the speed of a device
 
 
 @dataclass(frozen=True)
@@ -57,13 +55,13 @@ class Measured(NamedTuple):
     """Seconds of a step.
 
     Attributes:
-        alone: the same without averaging gradients; of DDP on several devices only.
-        peaks: the most bytes that CUDA has had allocated on each device of this process.
+        alone: the same without averaging gradients; 0 but for DDP on several devices.
+        peaks: the most bytes that CUDA has had allocated on each GPU of this process.
     """
 
     seconds: float
-    alone: float | None
-    peaks: list[int] | None
+    alone: float = 0.0
+    peaks: tuple[int, ...] = ()
 
 
 class Clock:
@@ -96,7 +94,9 @@ def synchronize(device: torch.device) -> None:
 def time_steps(work: Work, level: str, devices: int, warm_up: int, steps: int) -> Measured:
     """The time of so many steps after a warm-up, with this rank's share of the batch."""
     device = _take_device(work)
-    gpus = _gpus(device, level, devices)
+    gpus = []
+    if device.type == "cuda":
+        gpus = [torch.device("cuda", index) for index in range(devices)] if level == REPLICATED else [device]
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
     model = copy.deepcopy(_model(work))
@@ -104,32 +104,19 @@ def time_steps(work: Work, level: str, devices: int, warm_up: int, steps: int) -
     clock = Clock(device, warm_up, steps)
     share = work.batch if level in (RAW, REPLICATED) else work.batch // devices
     batch = training.make_batch(network, share)
-    alone = None
-    if level in (RAW, REPLICATED):
-        _loop(network, _on_devices(model, level, device, devices), device, batch, clock)
-    elif level == DDP:
-        with process_group("gloo" if device.type == "cpu" else "nccl"):
-            alone = _ddp(network, model.to(device), device, batch, clock)
-    elif level == CORE:
-        _core(network, model, device, batch, clock)
-    else:
-        _trainer(network, model, device, batch, clock)
-    peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in gpus] or None
-    return Measured(clock.seconds, alone, peaks)
-
-
-def operations_per_second(work: Work) -> float:
-    """Multiply-adds per second of a product of matrices on one device: more than any network reaches."""
-    device = _take_device(work)
-    matrix = torch.randn(PEAK_SIZE, PEAK_SIZE, device=device)
-    rates = []
-    for _ in range(5):
-        synchronize(device)
-        began = time.perf_counter()
-        matrix @ matrix
-        synchronize(device)
-        rates.append(PEAK_SIZE**3 / (time.perf_counter() - began))
-    return max(rates)
+    alone = 0.0
+    match level:
+        case "00" | "01":
+            model = model.to(device) if level == RAW else _replicated(model, device, devices)
+            _loop(network, model, device, batch, clock)
+        case "02":
+            with process_group("gloo" if device.type == "cpu" else "nccl"):
+                alone = _ddp(network, model.to(device), device, batch, clock)
+        case "03":
+            _core(network, model, device, batch, clock)
+        case "04":
+            _trainer(network, model, device, batch, clock)
+    return Measured(clock.seconds, alone, tuple(torch.cuda.max_memory_allocated(gpu) for gpu in gpus))
 
 
 def _take_device(work: Work) -> torch.device:
@@ -142,42 +129,25 @@ def _take_device(work: Work) -> torch.device:
     return torch.device("cpu")
 
 
-def _gpus(device: torch.device, level: str, devices: int) -> list[torch.device]:
-    """The GPUs of this process."""
-    if device.type != "cuda":
-        return []
-    if level == REPLICATED:
-        return [torch.device("cuda", index) for index in range(devices)]
-    return [device]
-
-
 @functools.lru_cache(maxsize=1)
 def _model(work: Work) -> nn.Module:
     """The network, from which every contestant gets a copy: to draw weights takes longer than to copy them."""
     return training.build(work.network())
 
 
-def _on_devices(model: nn.Module, level: str, device: torch.device, devices: int) -> nn.Module:
-    if level == RAW:
-        return model.to(device)
+def _replicated(model: nn.Module, device: torch.device, devices: int) -> nn.Module:
+    """DataParallel: torch's, or, without GPUs, replicas on threads, each on the cores of its device."""
     if device.type == "cuda":
         return nn.DataParallel(model.to(device), device_ids=list(range(devices)))
-    return Replicated(model, devices, [_thread(number, devices) for number in range(devices)])
 
-
-def _thread(device: int, devices: int) -> ThreadPoolExecutor:
-    """A replica's thread, on the cores of its device."""
-
-    def take_cores() -> None:
-        confine_thread_to_device(device)
+    def take_cores(number: int) -> None:
+        confine_thread_to_device(number)
         torch.set_num_threads(threads_per_worker(devices))
 
-    return ThreadPoolExecutor(1, "replica", initializer=take_cores)
-
-
-def _optimizer(network: UserNetwork, model: nn.Module) -> torch.optim.Optimizer:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return training.make_optimizer(network, trained)
+    threads = []
+    for number in range(devices):
+        threads.append(ThreadPoolExecutor(1, "replica", initializer=take_cores, initargs=(number,)))
+    return Replicated(model, devices, threads)
 
 
 def _loop(
@@ -190,8 +160,7 @@ def _loop(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     """The raw loop, which all levels but the Trainer's have."""
-    if optimizer is None:
-        optimizer = _optimizer(network, model)
+    optimizer = optimizer or training.make_optimizer(network, model)
     while clock.done < clock.all_steps:
         samples = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
         backward(training.loss_of(network, model, samples))
@@ -200,12 +169,12 @@ def _loop(
         clock.count()
 
 
-def _ddp(network: UserNetwork, model: nn.Module, device: torch.device, batch: Any, clock: Clock) -> float | None:
-    """The steps of DDP. Of several ranks also the seconds of a step that keeps its gradients to itself."""
+def _ddp(network: UserNetwork, model: nn.Module, device: torch.device, batch: Any, clock: Clock) -> float:
+    """The steps of DDP. Returns, of several ranks, the seconds of a step that keeps its gradients to itself."""
     wrapped = DistributedDataParallel(model)
     _loop(network, wrapped, device, batch, clock)
     if dist.get_world_size() == 1:
-        return None
+        return 0.0
     lone = Clock(device, warm_up=1, steps=clock.all_steps - clock.warm_up)
     with wrapped.no_sync():
         dist.barrier()  # the ranks compute side by side here too
@@ -218,22 +187,9 @@ def _core(network: UserNetwork, model: nn.Module, device: torch.device, batch: A
     from common.accelerator import Accelerator
 
     accelerator = Accelerator(cpu=device.type == "cpu")
-    prepared, optimizer = accelerator.prepare(model, _optimizer(network, model))
+    prepared, optimizer = accelerator.prepare(model, training.make_optimizer(network, model))
     _loop(network, prepared, device, batch, clock, accelerator.backward, optimizer)
     accelerator.end_training()
-
-
-class _Numbers(Dataset):
-    """As many samples as the steps need. What they are does not matter: the collator has the batch."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def _trainer(network: UserNetwork, model: nn.Module, device: torch.device, batch: Any, clock: Clock) -> None:
@@ -268,8 +224,9 @@ def _trainer(network: UserNetwork, model: nn.Module, device: torch.device, batch
             ddp_find_unused_parameters=False,
             use_cpu=device.type == "cpu",
         )
-        samples = _Numbers(clock.all_steps * int(os.environ["WORLD_SIZE"]))
-        optimizers = (_optimizer(network, model), None)
+        # As many samples as the steps need. What they are does not matter: the collator has the batch.
+        samples = range(clock.all_steps * int(os.environ["WORLD_SIZE"]))
+        optimizers = (training.make_optimizer(network, model), None)
         more = {"callbacks": [Counting()], "optimizers": optimizers}
         trainer = OwnTrainer(model, arguments, collate, samples, **more)
         trainer.train()

@@ -40,6 +40,8 @@ class Strategy:
         shard_optimizer: ZeRO-1: each rank has the optimizer's state of its parameters only.
         one_process: whether it is one process for all devices, instead of one for each.
         cuts_inputs: whether it cuts each input for its devices, those too that all samples share.
+        warm_up: the steps before one that is as all later ones: the first makes the optimizer's state, and DDP has its
+            final buckets only in the third.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Strategy:
     shard_optimizer: bool = False
     one_process: bool = False
     cuts_inputs: bool = False
+    warm_up: int = 1
 
     def batch_of_process(self, global_batch: int, devices: int) -> int:
         """Samples of a step that one process has."""
@@ -188,9 +191,9 @@ def _unchanged(model: nn.Module, _: DeviceMesh) -> nn.Module:
 
 ONE_DEVICE = Strategy("one device", _unchanged, one_process=True)
 DATA_PARALLEL = Strategy("DataParallel", _data_parallel, one_process=True, cuts_inputs=True)
-DDP = Strategy("DDP", _ddp)
-BUCKET_VIEWS = Strategy("DDP, bucket views", partial(_ddp, gradient_as_bucket_view=True))
-ZERO_1 = Strategy("ZeRO-1", _ddp, shard_optimizer=True)
+DDP = Strategy("DDP", _ddp, warm_up=2)
+BUCKET_VIEWS = Strategy("DDP, bucket views", partial(_ddp, gradient_as_bucket_view=True), warm_up=2)
+ZERO_1 = Strategy("ZeRO-1", _ddp, shard_optimizer=True, warm_up=2)
 ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False))
 ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True))
 ON_SEVERAL = (DATA_PARALLEL, DDP, BUCKET_VIEWS, ZERO_1, ZERO_2, ZERO_3)
@@ -213,9 +216,9 @@ def lone_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
 
 def make_optimizer(network: UserNetwork, model: nn.Module, sharded: bool) -> torch.optim.Optimizer:
     """The network's optimizer, or ZeRO-1's around it."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not sharded:
-        return training.make_optimizer(network, parameters)
+        return training.make_optimizer(network, model)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with training.explained(f"the optimizer of {network.title} cannot be sharded"):
         optimizer = ZeroRedundancyOptimizer(parameters, network.optimizer)
     training.for_all_at_once(optimizer.optim)

@@ -10,37 +10,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from benchmarks.harness.hollow import REFUSED, DependsOnNumbers, hollow_if_possible
+from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.spec import UserNetwork, call
 from common.errors import UserError
 
-MUST_RETURN = "batch({}) must return two things, inputs and targets"
-OVERFLOWED = "Storage size calculation overflowed"  # is in what torch raises for a tensor of 2**63 bytes or more
-SPARSE_TENSOR = "SparseTensorImpl"  # is in what torch raises where a sparse tensor is asked for its storage
-SPARSE = (
-    "is sparse: its bytes depend on the numbers, for it has a row for each index. Ask with sparse=False, and Adam in "
-    "place of SparseAdam"
-)
-
-
-class StepFailed(Exception):
-    """A step of somebody's network that failed, in one line.
-
-    Attributes:
-        what: what failed.
-        reason: why.
-    """
-
-    def __init__(self, what: str, reason: str) -> None:
-        super().__init__(f"{what}: {reason}")
-        self.what = what
-        self.reason = reason
-
-
-class TooLarge(StepFailed):
-    """The system does not even give address space for a tensor."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what, "a tensor is larger than this machine's address space")
+# What is in the message of torch, and the reason that is given in its place.
+REASONS = {
+    REFUSED: "a tensor is larger than this machine's address space",
+    "Storage size calculation overflowed": "a tensor is larger than this machine's address space",
+    "SparseTensorImpl": (
+        "a gradient is sparse: its bytes depend on the numbers, for it has a row for each index. Ask with "
+        "sparse=False, and Adam in place of SparseAdam"
+    ),
+}
 
 
 @contextlib.contextmanager
@@ -51,34 +33,27 @@ def explained(what: str) -> Iterator[None]:
     except (UserError, DependsOnNumbers, StepFailed):
         raise
     except Exception as error:
-        if isinstance(error, MemoryError) or REFUSED in str(error) or OVERFLOWED in str(error):
-            raise TooLarge(what) from error
-        if SPARSE_TENSOR in str(error):
-            raise StepFailed(what, f"a gradient {SPARSE}") from error
-        reason = str(error).strip().partition("\n")[0]
-        raise StepFailed(what, f"{type(error).__name__}: {reason}") from error
+        message = str(error).strip().partition("\n")[0]
+        reason = f"{type(error).__name__}: {message}"
+        for known, better in REASONS.items():
+            if known in str(error):
+                reason = better
+        raise StepFailed(f"{what}: {reason}") from error
 
 
 def build(network: UserNetwork, device: str | torch.device = "cpu") -> nn.Module:
     """The module, in training mode.
 
     Raises:
-        StepFailed: if it cannot be built, has no parameter to train, or makes sparse gradients.
+        StepFailed: if it cannot be built, or has no parameter to train.
     """
-    what = f"{network.title} cannot be built"
-    with explained(what):
+    with explained(f"{network.title} cannot be built"):
         model = network.build()
         if not isinstance(model, nn.Module):
-            raise StepFailed(what, f"it returns a {type(model).__name__}, not a module")
-        model.train().to(device)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise StepFailed(f"{network.title} cannot be trained", "it has no parameter to train")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            dense = f"which has {module.weight.nbytes / 2**20:,.1f} MiB of gradients then"
-            reason = f"the gradient of {name or 'the module'} {SPARSE}, {dense}"
-            raise StepFailed(f"{network.title} cannot be asked about", reason)
-    return model
+            raise TypeError(f"it returns a {type(model).__name__}, not a module")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError("it has no parameter to train")
+        return model.train().to(device)
 
 
 def make_batch(network: UserNetwork, size: int, device: str | torch.device = "cpu") -> tuple[Any, Any]:
@@ -87,39 +62,29 @@ def make_batch(network: UserNetwork, size: int, device: str | torch.device = "cp
     Raises:
         StepFailed: if they cannot be made, or are not of so many samples.
     """
-    what = f"a batch of {size} cannot be made"
-    if network.assumed:
-        what = f"{what} ({network.assumed})"
-    with explained(what):
+    assumed = f" ({network.assumed})" if network.assumed else ""
+    with explained(f"a batch of {size} cannot be made{assumed}"):
         made = network.batch(size)
-        _check_made(what, made, size)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise TypeError(f"batch({size}) must return two things, inputs and targets, not {_short(made)}")
         inputs, targets = made
-        _check_samples(what, network, _shapes(inputs), size)
+        shapes = _shapes(inputs)
+        if not shapes:
+            raise TypeError(f"the inputs of batch({size}) must be tensors")
+        for position, shape in enumerate(shapes):
+            if shape and shape[0] % size and position not in network.shared:
+                raise ValueError(
+                    f"batch({size}) made an input of shape {tuple(shape)}, whose first dimension should be the sample"
+                )
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), (inputs, targets))
 
 
-def _check_made(what: str, made: Any, size: int) -> None:
-    """Raises StepFailed unless `made` are inputs, with a tensor among them, and targets."""
-    if not isinstance(made, tuple | list):
-        raise StepFailed(what, f"{MUST_RETURN.format(size)}, not a {type(made).__name__}")
-    if len(made) != 2:
-        raise StepFailed(what, f"{MUST_RETURN.format(size)}, not {len(made)}")
-    inputs, _ = made
-    if not _shapes(inputs):
-        kinds = {type(leaf).__name__ for leaf in tree_iter(inputs)}
-        raise StepFailed(what, f"the inputs of batch({size}) must be tensors, not {', '.join(sorted(kinds))}")
+def _short(made: Any) -> str:
+    return str(len(made)) if isinstance(made, tuple | list) else f"a {type(made).__name__}"
 
 
 def _shapes(inputs: Any) -> list[torch.Size]:
     return [leaf.shape for leaf in tree_iter(inputs) if isinstance(leaf, Tensor)]
-
-
-def _check_samples(what: str, network: UserNetwork, shapes: list[torch.Size], size: int) -> None:
-    """Raises StepFailed unless the first dimension of each input is the sample, but for those that samples share."""
-    for position, shape in enumerate(shapes):
-        if shape and shape[0] % size and position not in network.shared:
-            came = f"batch({size}) made an input of shape {tuple(shape)}"
-            raise StepFailed(what, f"{came}, whose first dimension should be the sample, so {size}")
 
 
 def with_shared_inputs(network: UserNetwork) -> UserNetwork:
@@ -131,34 +96,22 @@ def with_shared_inputs(network: UserNetwork) -> UserNetwork:
     """
     if not network.has_own_batch:
         return network
-    of_two = _shapes_of(network, 2)
-    of_four = _shapes_of(network, 4)  # samples may come in pairs
-    pairs = list(zip(of_two, of_four, strict=False))
-    if any(two != four for two, four in pairs):
-        kept = [position for position, (two, four) in enumerate(pairs) if two == four]
-        network = replace(network, shared=frozenset(kept))
-    _check_samples("a batch of 2 cannot be made", network, of_two, 2)
-    _check_samples("a batch of 4 cannot be made", network, of_four, 4)
-    for position, (two, four) in enumerate(pairs):
-        if position not in network.shared and two and four and 2 * two[0] != four[0]:
-            came = f"batch(2) made inputs of shape {tuple(two)}, and batch(4) of {tuple(four)}"
-            reason = f"{came}: the first dimension should be the sample, so 2 and 4"
-            raise StepFailed(f"{network.title} cannot be asked about", reason)
+    everything = replace(network, shared=frozenset(range(1000)))  # not checked yet
+
+    def shapes() -> list[list[torch.Size]]:
+        return [_shapes(make_batch(everything, size)[0]) for size in (2, 4)]  # samples may come in pairs
+
+    of_two, of_four = hollow_if_possible(shapes)
+    shared = [position for position, pair in enumerate(zip(of_two, of_four, strict=False)) if pair[0] == pair[1]]
+    if len(shared) < len(of_two):
+        network = replace(network, shared=frozenset(shared))
+    for position, (two, four) in enumerate(zip(of_two, of_four, strict=False)):
+        if position not in network.shared and two and (two[0] % 2 or four[0] != 2 * two[0]):
+            raise StepFailed(
+                f"{network.title} cannot be asked about: batch(2) made an input of shape {tuple(two)} and batch(4) one "
+                f"of shape {tuple(four)}; the first dimension should be the sample"
+            )
     return network
-
-
-def _shapes_of(network: UserNetwork, size: int) -> list[torch.Size]:
-    """The shapes of the inputs of `size` samples."""
-    what = f"a batch of {size} cannot be made"
-
-    def shapes() -> list[torch.Size]:
-        with explained(what):
-            made = network.batch(size)
-            _check_made(what, made, size)
-        inputs, _ = made
-        return _shapes(inputs)
-
-    return hollow_if_possible(shapes)
 
 
 def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtype: torch.dtype | None = None) -> Tensor:
@@ -174,49 +127,39 @@ def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtyp
             outputs = call(model, inputs)
         with explained(f"the loss of {network.title} failed"):
             loss = network.loss(outputs, targets)
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise StepFailed(f"the loss of {network.title} failed", f"the loss must be a scalar tensor, not {found}")
-    if not loss.requires_grad:
-        raise StepFailed(f"the loss of {network.title} failed", "it depends on no parameter that is trained")
+            if not isinstance(loss, Tensor):
+                raise TypeError(f"the loss must be a scalar tensor, not a {type(loss).__name__}")
+            if loss.dim() != 0:
+                raise TypeError(f"the loss must be a scalar tensor, not a tensor of shape {tuple(loss.shape)}")
+            if not loss.requires_grad:
+                raise ValueError("it depends on no parameter that is trained")
     return loss
 
 
 def backward(network: UserNetwork, loss: Tensor) -> None:
-    """The gradients.
-
-    Raises:
-        StepFailed: if they cannot be computed.
-    """
+    """The gradients. StepFailed is raised if they cannot be computed."""
     with explained(f"the backward of {network.title} failed"):
         loss.backward()
 
 
 def update(network: UserNetwork, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer's step.
-
-    Raises:
-        StepFailed: if it fails.
-    """
+    """The optimizer's step. StepFailed is raised if it fails."""
     with explained(f"the optimizer of {network.title} failed"):
         optimizer.step()
 
 
-def make_optimizer(network: UserNetwork, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(network: UserNetwork, model: nn.Module) -> torch.optim.Optimizer:
     """The network's optimizer, which takes all parameters at once, as torch's do on a GPU unless they are told.
 
     Raises:
         StepFailed: if it cannot be made.
     """
-    what = f"the optimizer of {network.title} cannot be made"
-    with explained(what):
-        optimizer = network.optimizer(parameters)
+    with explained(f"the optimizer of {network.title} cannot be made"):
+        optimizer = network.optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
         if not isinstance(optimizer, torch.optim.Optimizer):
-            reason = (
-                f"optimizer(parameters) must return one optimizer of torch, not a {type(optimizer).__name__}; several "
-                "need as much as one with a group of parameters for each"
+            raise TypeError(
+                f"optimizer(parameters) must return one optimizer of torch, not a {type(optimizer).__name__}"
             )
-            raise StepFailed(what, reason)
     return for_all_at_once(optimizer)
 
 

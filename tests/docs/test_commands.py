@@ -138,7 +138,7 @@ def all_commands() -> list[list[str]]:
 
 
 # Programs that take a second or a few, and need nothing. Tests of their own run the others, with less to do.
-QUICK = {"common.ladder", "benchmarks.predict", "benchmarks.report.readmes"}
+QUICK = {"common.ladder", "benchmarks.report.readmes"}
 # What a command leaves to its reader, or reads where another one has written it.
 OWN_FILES = re.compile(r"FOLDER|PATH|DATA|SCRIPT|(solution|my_\w+)\.py|\w+\.json")
 
@@ -243,6 +243,6 @@ def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
     page.write_text("    python 00_single_gpu/train.py --replicas 4\n")
     with pytest.raises(SystemExit):
         test_each_program_takes_its_command_line_as_it_stands(page, monkeypatch)
-    page.write_text("    python -m benchmarks.predict --gpu abacus\n")
+    page.write_text("    python -m benchmarks.your_network predict torchvision:resnet18 --gpu abacus\n")
     with pytest.raises(SystemExit):
         test_each_program_takes_its_command_line_as_it_stands(page, monkeypatch)

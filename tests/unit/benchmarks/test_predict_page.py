@@ -6,19 +6,18 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks.predict import __main__ as command
 from benchmarks.predict import page, presets
-from benchmarks.predict.all_reduce import ALGORITHMS, Cluster, Link, all_reduce
+from benchmarks.predict.all_reduce import Cluster, Link, all_reduce
 from benchmarks.predict.networks import networks
-from benchmarks.predict.published import cases
-from benchmarks.predict.step import DDP, HOROVOD, Workload, pays_from, speed_up, step
-from benchmarks.predict.table import COUNTS, batch_text, rows
+from benchmarks.predict.presets import Hardware
+from benchmarks.predict.step import DDP, Workload, pays_from, speed_up, step
+from benchmarks.your_network import __main__ as program
 
+SHOWN = (2, 8, 64, 512)
 NODE = shutil.which("node")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MODEL = page.FOLDER / "model.js"
@@ -55,31 +54,27 @@ def training_data(training: Workload) -> dict:
         "sampleSeconds": training.sample_seconds,
         "launchSeconds": training.launch_seconds,
         "backwardShare": training.backward_share,
-        "buckets": page.buckets_data(training.buckets),
+        "buckets": DDP._asdict(),
         "speedSpread": training.speed_spread,
         "contention": training.contention,
     }
 
 
 def cluster_data(cluster: Cluster) -> dict:
-    values = asdict(cluster)
-    return values | {"gpusPerNode": values.pop("gpus_per_node")}
+    inner, network = cluster.inner._asdict(), cluster.network._asdict()
+    return {"gpusPerNode": cluster.gpus_per_node, "inner": inner, "network": network, "start": cluster.start}
 
 
 def grid() -> list[tuple[Workload, float, int, Cluster]]:
-    """Networks, effects, rules for buckets, batches, GPUs, links and algorithms."""
+    """Networks, effects, batches, GPUs and links."""
     trainings = []
-    for network, buckets, effects in itertools.product(networks().values(), (DDP, HOROVOD), (0.0, 0.05)):
+    for network, effects, launch in itertools.product(networks().values(), (0.0, 0.05), (0.0, 1e-5)):
         seconds = presets.sample_seconds(network, presets.GPUS["v100"])
-        trainings.append(Workload(network, seconds, 1e-5, 0.6, buckets, effects, 4 * effects))
-    clusters = []
-    for cluster, algorithm in itertools.product((NARROW, WIDE, ONE_EACH), ALGORITHMS):
-        clusters.append(Cluster(cluster.gpus_per_node, cluster.inner, cluster.network, algorithm, cluster.start))
-    points = []
-    for number, (training, cluster) in enumerate(itertools.product(trainings, clusters)):
-        gpus = (1, 2, 8, 64, 512)[number % 5]
-        points.append((training, (1, 32, 100)[number % 3], gpus, cluster))
-    return points
+        training = Workload(network, seconds, launch, 0.6, speed_spread=effects, contention=4 * effects)
+        trainings.append(training)
+    counts = (1, 2, 8, 64, 512)
+    combined = itertools.product(trainings, (1, 100), counts, (NARROW, WIDE, ONE_EACH))
+    return [(training, batch, gpus, cluster) for training, batch, gpus, cluster in combined]
 
 
 @pytest.mark.skipif(not (NODE or CHROMIUM), reason="neither node nor chromium is installed: the scripts are not run")
@@ -113,27 +108,22 @@ def test_the_pages_script_computes_what_python_computes(tmp_path):
         assert batch_of_page == batch
 
 
-def test_the_page_starts_where_the_flags_say(tmp_path, monkeypatch):
+def test_the_page_starts_where_the_flags_say_and_loads_nothing(texts_file, tmp_path, capsys):
     path = tmp_path / "page.html"
-    flags = ["--gpu", "v100", "--inner", "pcie3", "--network", "25g", "--gpus-per-node", "4"]
-    monkeypatch.setattr("sys.argv", ["predict", *flags, "--page", str(path)])
-    command.main()
+    flags = ["--gpu", "v100", "--inner", "pcie3", "--network", "25g", "--gpus-per-node", "4", "--batch", "48"]
+    program.main(["predict", texts_file, *flags, "--page", str(path)])
     text = path.read_text()
-    assert set(re.findall(r'value="([^"]*)" selected', text)) >= {"v100", "pcie3", "4"}
-    (shown,) = re.findall(r'id="prediction-network" [^>]*value="([\d.]+)"', text)
-    assert 2 ** float(shown) == pytest.approx(25)
-    monkeypatch.setattr("sys.argv", ["predict", "--page", "/proc/x.html"])
-    with pytest.raises(SystemExit, match="error: --page: "):
-        command.main()
-
-
-def test_the_page_says_that_it_is_a_prediction_and_loads_nothing():
-    shown = page.page()
-    assert "This is a prediction, not a measurement." in shown
-    assert not re.search(r'(?:src|href)="|@import|url\(|fetch\(|XMLHttpRequest', shown)
-    for case in cases():
-        assert html.escape(case.name) in shown
-        assert html.escape(case.source) in shown
+    assert "This is a prediction, not a measurement." in text
+    assert not re.search(r'(?:src|href)="|@import|url\(|fetch\(|XMLHttpRequest', text)
+    assert set(re.findall(r'value="([^"]*)" selected', text)) == {"texts:build", "v100", "pcie3", "4"}
+    for name, shown in {"network": 25, "batch": 48}.items():
+        (value,) = re.findall(rf'id="prediction-{name}" [^>]*value="([\d.]+)"', text)
+        assert 2 ** float(value) == pytest.approx(shown)
+    program.main(["predict", texts_file, "--measured-ms", "5", "--page", str(path)])
+    assert '<option value="own" selected>your GPU, measured: 5 ms for 64</option>' in path.read_text()
+    with pytest.raises(SystemExit):
+        program.main(["predict", texts_file, "--page", "/proc/x.html"])
+    assert "error: --page: " in capsys.readouterr().err
 
 
 # The page in a frame of the wanted width: a headless window is never narrower than 500 pixels.
@@ -176,10 +166,11 @@ PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="800" srcd
 
 def shown_batches(network: str, cluster: Cluster) -> list[list[str]]:
     """The cells that the page's table has to show of a network."""
+    training = presets.training(networks()[network], presets.GPUS["a100"])
     lines = []
-    for row in rows(presets.GPUS["a100"], cluster):
-        if row.network == network:
-            lines.append([str(row.gpus), batch_text(row.faster), batch_text(row.half), batch_text(row.most)])
+    for gpus in SHOWN:
+        batches = [pays_from(training, gpus, cluster, share) for share in (1 / gpus, 0.5, 0.9)]
+        lines.append([str(gpus), *(f"{batch:,}" for batch in batches)])
     return lines
 
 
@@ -189,17 +180,17 @@ def shown_batches(network: str, cluster: Cluster) -> list[list[str]]:
 def test_the_page_answers_its_sliders_and_fits_a_phone_and_a_desktop(tmp_path, width):
     probe = tmp_path / "probe.html"
     gigabits_25 = 4.643856
-    probe.write_text(PROBE.format(width=width, page=html.escape(page.page()), slider=gigabits_25))
+    shown = page.page(Hardware(), networks()["BasicNet"], None, 64, presets.LAUNCH)
+    probe.write_text(PROBE.format(width=width, page=html.escape(shown), slider=gigabits_25))
     dumped = chromium(probe, tmp_path)
     seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dumped, re.DOTALL)[1]))
-    assert len(seen["before"]) == len(COUNTS)
     assert seen["before"] == shown_batches("BasicNet", presets.cluster("nvlink-a100", "8x200g", 8))
     assert seen["after"] == shown_batches("VGG-16", presets.cluster("nvlink-a100", "25g", 8))
     assert width - 20 <= seen["inner"] <= width
     assert seen["scroll"] <= seen["inner"] and seen["right"] <= seen["inner"]
     assert seen["beside"] == (width > 760)
     assert seen["picture"] >= 0.6 * seen["inner"]
-    assert len(seen["bars"]) == 1 + len(COUNTS)
+    assert len(seen["bars"]) == 1 + len(SHOWN)
     assert len(seen["sliders"]) == 7
     for slider in seen["sliders"]:
         assert slider["name"], "a screen reader says nothing of it"
