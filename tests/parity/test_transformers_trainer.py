@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +21,6 @@ def train_as_a_script(folder: Path, seeds: list[int]) -> None:
     from tests.parity import random_trainers
     from tests.states import THEIRS, reset_states
 
-    torch.set_num_threads(1)  # the core shares the cores out over the processes
     world_size = int(os.environ["WORLD_SIZE"])
     outcomes = []
     for seed in seeds:
@@ -45,9 +43,10 @@ def outcomes_of(folder: Path, world_size: int, seeds: range, *alias: str) -> lis
     """What each rank has seen, on the core where `alias` starts the script."""
     folder.mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    environment |= {"OMP_NUM_THREADS": "1", "ACCELERATE_CPU_THREADS": "1"}  # else the core shares out all cores
     command = [*torchrun, *alias, __file__, str(folder), *map(str, seeds)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-6000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
 
