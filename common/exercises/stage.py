@@ -228,7 +228,9 @@ def _watchdog(seconds: int, report: Path, path: str) -> threading.Timer:
 
     def leave() -> None:
         stack = traceback.extract_stack(sys._current_frames()[watched])
-        report.write_bytes(pickle.dumps(_place_in(stack, path)))
+        draft = report.with_suffix(".draft")
+        draft.write_bytes(pickle.dumps(_place_in(stack, path)))
+        draft.rename(report)  # so that nobody reads a half of it, who ends this process at the same moment
         os._exit(1)  # which closes the connections, as above
 
     watchdog = threading.Timer(seconds, leave)

@@ -75,7 +75,7 @@ def test_the_flight_recorder_names_the_missing_rank(tmp_path):
     page = (ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md").read_text()
     (expected,) = re.findall(r"flight_records\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    hanging = [*launch, str(ladder.ROOT / SCRIPT), "leaves-out", "--timeout", "6"]
+    hanging = [*launch, str(ladder.ROOT / SCRIPT), "leaves-out", "--timeout", "12"]
     environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}
     subprocess.run(hanging, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     comparing = [sys.executable, str(ladder.ROOT / "02_ddp_raw" / "flight_recorder.py"), "flight_records"]
