@@ -8,7 +8,6 @@ Where a comment in this package says "the original", it means Hugging Face Accel
 from .accelerator import Accelerator
 from .data_loader import skip_first_batches
 from .launchers import debug_launcher, notebook_launcher
-from .out_of_scope import refuse_names_out_of_scope
 from .sampler import DistributedEvalSampler
 from .state import DistributedType, PartialState
 from .utils import (
@@ -20,12 +19,9 @@ from .utils import (
     InitProcessGroupKwargs,
     ProfileKwargs,
     find_executable_batch_size,
-    is_rich_available,
     load_checkpoint_in_model,
     synchronize_rng_states,
 )
 
 # Of the Accelerate whose documented interface this is; scripts compare it.
 __version__ = "1.15.0"
-
-__getattr__ = refuse_names_out_of_scope(__name__)

@@ -28,7 +28,7 @@ from .optimizer import AcceleratedOptimizer, LossScaler
 from .sampler import BatchSamplerShard, shard_among
 from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
-from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env, refuse_plugins
+from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers  # noqa: F401
 from .utils import other
 from .utils.dataclasses import (
@@ -126,17 +126,9 @@ class Accelerator:
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
-        refuse_plugins(
-            deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
-            deepspeed_plugins=deepspeed_plugins,
-            parallelism_config=parallelism_config,
-        )
-        for flag in _OUT_OF_SCOPE_FLAGS:
-            if parse_flag_from_env(flag):
-                raise NotImplementedError(f"{flag} is out of scope: this core trains with data parallelism")
+        plugins = (deepspeed_plugin, deepspeed_plugins, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin)
+        if any(plugins) or parallelism_config or any(map(parse_flag_from_env, _OUT_OF_SCOPE_FLAGS)):
+            raise NotImplementedError("DeepSpeed, FSDP, Megatron and model parallelism are out of scope")
         if gradient_accumulation_plugin is None:
             # What the launcher says wins over what the script says.
             num_steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", gradient_accumulation_steps)
@@ -982,49 +974,6 @@ class Accelerator:
     @save_iteration.setter
     def save_iteration(self, iteration: int) -> None:
         self.project_configuration.iteration = iteration
-
-    # What scripts ask before they use a part that is not here
-
-    @property
-    def deepspeed_plugin(self) -> None:
-        """None: DeepSpeed is out of scope."""
-        return None
-
-    @property
-    def parallelism_config(self) -> None:
-        """None: only data parallelism is in scope."""
-        return None
-
-    @property
-    def torch_device_mesh(self) -> None:
-        """None: only data parallelism is in scope."""
-        return None
-
-    @property
-    def is_fsdp2(self) -> bool:
-        """False: FSDP is out of scope."""
-        return False
-
-    @property
-    def is_composable_parallelism_enabled(self) -> bool:
-        """False: FSDP is out of scope."""
-        return False
-
-    @property
-    def should_save_model(self) -> bool:
-        """True on local rank 0."""
-        return self.is_local_main_process
-
-    @contextlib.contextmanager
-    def maybe_context_parallel(
-        self,
-        buffers: list[torch.Tensor] | None = None,
-        buffer_seq_dims: list[int] | None = None,
-        no_restore_buffers: set[torch.Tensor] | None = None,
-    ) -> Iterator[None]:
-        """Do nothing, and say so: context parallelism is out of scope. As in the original without it."""
-        logger.warning_once("Context parallel training is not enabled. This context manager will have no effect.")
-        yield
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
         """The Accelerator itself: there is one run."""

@@ -471,8 +471,7 @@ def default_timeout(backend: str) -> timedelta:
 class AcceleratorState(PartialState):
     """The state of PartialState, and the settings of the Accelerator: the mixed precision of the run.
 
-    The first one is made by an Accelerator, the others share it. The plugins of DeepSpeed, FSDP, tensor parallelism and
-    Megatron are out of scope; an empty one passes.
+    The first one is made by an Accelerator, the others share it.
 
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
@@ -482,15 +481,12 @@ class AcceleratorState(PartialState):
     Raises:
         ValueError: if no Accelerator has been made yet, for an unknown precision, and for a precision or `cpu=True`
             that the process cannot be given any more.
-        NotImplementedError: for fp8 and the plugins.
+        NotImplementedError: for fp8.
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
     _known_attrs: ClassVar[list[str]] = [
         *PartialState._known_attrs,
-        "deepspeed_plugin",
-        "fsdp_plugin",
-        "megatron_lm_plugin",
         "dynamo_plugin",
     ]
     _CANNOT_CHANGE: ClassVar[str] = (
@@ -503,22 +499,10 @@ class AcceleratorState(PartialState):
         mixed_precision: str | None = None,
         cpu: bool = False,
         dynamo_plugin: Any = None,
-        deepspeed_plugin: Any = None,
-        fsdp_plugin: Any = None,
-        torch_tp_plugin: Any = None,
-        megatron_lm_plugin: Any = None,
-        parallelism_config: Any = None,
         _from_accelerator: bool = False,
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._shared_state
-        refuse_plugins(
-            deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
-            parallelism_config=parallelism_config,
-        )
         cpu = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
         if PartialState._shared_state == {}:
             if _from_accelerator:
@@ -538,10 +522,6 @@ class AcceleratorState(PartialState):
         if cpu and PartialState().device.type != "cpu":
             raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
         self.__dict__.update(PartialState._shared_state)
-        self.deepspeed_plugins = None
-        self.torch_tp_plugin = None
-        self.parallelism_config = None
-        self.device_mesh = None
         self.dynamo_plugin = dynamo_plugin
         self._mixed_precision = precision
 
@@ -584,25 +564,9 @@ class AcceleratorState(PartialState):
     def ended(self, value: bool) -> None:
         PartialState._shared_state["ended"] = value
 
-    @property
-    def deepspeed_plugin(self) -> None:
-        """None: DeepSpeed is out of scope."""
-
-    @property
-    def is_fsdp2(self) -> bool:
-        """False: FSDP is out of scope."""
-        return False
-
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
         """Leave `group`; by default the process group of the run."""
         PartialState().destroy_process_group(group)
-
-
-def refuse_plugins(**plugins: Any) -> None:
-    """Raise NotImplementedError for the first of `plugins` that is not empty."""
-    for name, plugin in plugins.items():
-        if plugin:
-            raise NotImplementedError(f"{name} is out of scope: this core trains with data parallelism")
 
 
 def _choose_precision(mixed_precision: str | None) -> str:

@@ -1,11 +1,10 @@
-"""Experiment trackers behind one interface: TensorBoard, Weights & Biases, SwanLab, JSON lines, or one of your own.
+"""Experiment trackers behind one interface: TensorBoard, Weights & Biases, JSON lines, or one of your own.
 
 The Accelerator starts, feeds and finishes them on the main process only. A tracker's package is imported when its run
 starts, never before. A value that a tracker cannot take is skipped with a warning: it does not end a training.
 """
 
 import functools
-import importlib
 import json
 import math
 import os
@@ -15,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .out_of_scope import refusal, refuse_names_out_of_scope
 from .state import PartialState
-from .utils.dataclasses import LoggerType
-from .utils.imports import is_swanlab_available, is_tensorboard_available, is_wandb_available
+from .utils.imports import is_tensorboard_available, is_wandb_available
 
 
 def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,13 +175,18 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.close()
 
 
-class _RunTracker(GeneralTracker):
-    """The common part of trackers whose package keeps one run: `init`, `config`, and the run's `log`, `finish`."""
+class WandBTracker(GeneralTracker):
+    """A Weights & Biases run in the project `run_name`.
 
+    Args:
+        kwargs: of `wandb.init`.
+    """
+
+    name = "wandb"
     requires_logging_directory = False
-    # Their packages can take values from several processes at once.
+    # wandb can take values from several processes at once.
     main_process_only = False
-    tracker: Any = None  # the package's run
+    tracker: Any = None  # the wandb.Run
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
@@ -193,13 +195,16 @@ class _RunTracker(GeneralTracker):
         self._skipped: set[str] = set()
 
     def start(self) -> None:
-        """Import the package, which bears the tracker's name, and open the run."""
-        self.package = importlib.import_module(self.name)
-        self.tracker = self.run = self.package.init(project=self.run_name, **self.init_kwargs)
+        """Open the run."""
+        import wandb
+
+        self.tracker = self.run = wandb.init(project=self.run_name, **self.init_kwargs)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep `values` with the run; what is no number as text."""
-        self.package.config.update(plain(values, _number_or_text), allow_val_change=True)
+        import wandb
+
+        wandb.config.update(plain(values, _number_or_text), allow_val_change=True)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log `values` at `step`; `kwargs` are of the run's `log`."""
@@ -214,57 +219,39 @@ class _RunTracker(GeneralTracker):
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log lists of images."""
+        import wandb
+
         for name, images in values.items():
-            self.log({name: [self.package.Image(image) for image in images]}, step=step, **kwargs)
-
-    def finish(self) -> None:
-        """Close the run."""
-        self.run.finish()
-
-
-class WandBTracker(_RunTracker):
-    """A Weights & Biases run in the project `run_name`.
-
-    Args:
-        kwargs: of `wandb.init`.
-    """
-
-    name = "wandb"
+            self.log({name: [wandb.Image(image) for image in images]}, step=step, **kwargs)
 
     def log_table(
         self,
         table_name: str,
-        columns: list[str] | None = None,
+        columns: list[str | int] | None = None,
         data: list[list[Any]] | None = None,
         dataframe: Any = None,
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Log a table of `columns` and rows of `data`, or a `dataframe`."""
-        table = self.package.Table(columns=columns, data=data, dataframe=dataframe)
+        import wandb
+
+        table = wandb.Table(columns=columns, data=data, dataframe=dataframe)
         self.log({table_name: table}, step=step, **kwargs)
 
-
-class SwanLabTracker(_RunTracker):
-    """A SwanLab run in the project `run_name`.
-
-    Args:
-        kwargs: of `swanlab.init`.
-    """
-
-    name = "swanlab"
+    def finish(self) -> None:
+        """Close the run."""
+        self.run.finish()
 
 
 LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandBTracker,
-    "swanlab": SwanLabTracker,
     "jsonl": JSONLinesTracker,
 }
 _IS_AVAILABLE = {
     "tensorboard": is_tensorboard_available,
     "wandb": is_wandb_available,
-    "swanlab": is_swanlab_available,
 }
 
 
@@ -307,7 +294,6 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
     Raises:
         ValueError: for an unknown name or a missing `logging_dir`.
         ImportError: for a package that is not installed.
-        NotImplementedError: for a tracker of Accelerate's that is out of scope.
     """
     if log_with is None:
         return []
@@ -327,8 +313,6 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
 
 
 def _tracker_class(name: str, logging_dir: str | os.PathLike | None) -> type[GeneralTracker]:
-    if name not in LOGGER_TYPE_TO_CLASS and name in LoggerType:
-        raise NotImplementedError(refusal(f"log_with={name!r}", "a tracker that is not built in"))
     if name not in LOGGER_TYPE_TO_CLASS:
         known = ["all", *LOGGER_TYPE_TO_CLASS]
         raise ValueError(
@@ -337,7 +321,7 @@ def _tracker_class(name: str, logging_dir: str | os.PathLike | None) -> type[Gen
         )
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
     # A class that was registered in place of a built-in one may not need its package.
-    needs_package = tracker_class in (TensorBoardTracker, WandBTracker, SwanLabTracker)
+    needs_package = tracker_class in (TensorBoardTracker, WandBTracker)
     if needs_package and name not in get_available_trackers():
         raise ImportError(f"log_with={name!r} needs a package that is not installed: pip install {name}")
     if tracker_class.requires_logging_directory and logging_dir is None:
@@ -391,6 +375,3 @@ def _pass_over(tracker: Any, name: str, value: Any) -> None:
             f"{tracker.name} cannot log {name!r} as {type(value).__name__}: it is skipped, this time and later",
             stacklevel=4,
         )
-
-
-__getattr__ = refuse_names_out_of_scope(__name__)

@@ -48,7 +48,7 @@ ROOMS = {
     "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.
-AT_FIRST_USE = {"numpy", "peft", "safetensors", "swanlab", "tensorboardX", "tqdm", "wandb", "yaml"}
+AT_FIRST_USE = {"numpy", "peft", "safetensors", "tensorboardX", "tqdm", "wandb", "yaml"}
 
 
 @dataclass(frozen=True)

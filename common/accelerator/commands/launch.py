@@ -18,8 +18,7 @@ from typing import Any
 from ..utils.environment import patch_environment
 from ..utils.launch import _filter_args, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from .config.config_args import (
-    DYNAMO_READERS,
-    READERS,
+    SETTINGS,
     ClusterConfig,
     ConfigError,
     load_config_from_file,
@@ -34,7 +33,7 @@ def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) 
     parser = command_parser("launch", subparsers, __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config_file", help="YAML that `config` wrote")
-    parser.add_argument("-q", "--quiet", action="store_true", help="only the script's own words about a failure")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no summary of the ranks that failed")
     _add_hardware_arguments(parser)
     _add_machine_arguments(parser)
     _add_torchrun_arguments(parser)
@@ -54,10 +53,6 @@ def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--num_cpu_threads_per_process", type=int, help="by default the cores shared out")
     parser.add_argument("--mixed_precision", help="no, fp16 or bf16")
     parser.add_argument("--gradient_accumulation_steps", type=int)
-    parser.add_argument("--dynamo_backend", help="compile prepared models with it, as inductor")
-    parser.add_argument("--dynamo_mode", help="default, reduce-overhead or max-autotune")
-    parser.add_argument("--dynamo_use_fullgraph", action="store_true", help="an error where a model is no one graph")
-    parser.add_argument("--dynamo_use_dynamic", action="store_true", help="trace with dynamic shapes")
     parser.add_argument("--debug", action="store_true", help="compare collectives of the ranks (ACCELERATE_DEBUG_MODE)")
 
 
@@ -80,7 +75,7 @@ def _add_torchrun_arguments(parser: CustomArgumentParser) -> None:
 
 
 def launch_and_explain(args: argparse.Namespace) -> int:
-    """Launch, and say in one line which process failed.
+    """Launch, and show torchrun's summary of the ranks that failed.
 
     Returns:
         0; 1 after a failed process; 128 + n after signal n to the launcher. One process on one machine without
@@ -94,16 +89,13 @@ def launch_and_explain(args: argparse.Namespace) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    from .failed_rank import describe, find_cause
-
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_in_one_line
             launch_command(args)
     except ChildFailedError as job:
-        cause = find_cause(job.failures)
         if not args.quiet:
-            print(f"launch: {describe(cause, job.failures[cause])}", file=sys.stderr)
+            print(job, file=sys.stderr)
         return 1
     except SignalException as error:
         print(f"launch: stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
@@ -144,14 +136,9 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
     given = {}
     for name, value in vars(args).items():
         absent = value is None or value is False
-        if name in READERS and not absent:
+        if name in SETTINGS and not absent:
             given[name] = read_setting(name, value, name=f"--{name}")
-    dynamo = dict(given.pop("dynamo_config", config.dynamo_config))
-    for name, read in DYNAMO_READERS.items():
-        value = getattr(args, name)
-        if value:
-            dynamo[name] = read(f"--{name}", value)
-    config = dataclasses.replace(config, **given, dynamo_config=dynamo)
+    config = dataclasses.replace(config, **given)
     if args.cpu:
         config.distributed_type = None
         config.use_cpu = True

@@ -3,7 +3,6 @@
 # ruff: noqa: F401
 
 from ..commands.config.default import write_basic_config
-from ..out_of_scope import refuse_names_out_of_scope
 from .constants import (
     MODEL_NAME,
     OPTIMIZER_NAME,
@@ -40,47 +39,20 @@ from .dataclasses import (
 )
 from .environment import (
     CPUInformation,
-    clear_environment,
-    convert_dict_to_env_variables,
     get_cpu_distributed_information,
     get_int_from_env,
     parse_choice_from_env,
     parse_flag_from_env,
     patch_environment,
-    purge_accelerate_environment,
     str_to_bool,
 )
 from .imports import (
-    is_aim_available,
     is_bf16_available,
-    is_clearml_available,
-    is_comet_ml_available,
     is_cuda_available,
-    is_datasets_available,
-    is_dvclive_available,
     is_fp16_available,
-    is_import_timer_available,
-    is_matplotlib_available,
-    is_mlflow_available,
-    is_mps_available,
-    is_pandas_available,
     is_peft_available,
-    is_pynvml_available,
-    is_pytest_available,
-    is_rich_available,
-    is_rocm_available,
-    is_schedulefree_available,
-    is_swanlab_available,
     is_tensorboard_available,
-    is_timm_available,
-    is_torchdata_available,
-    is_torchdata_stateful_dataloader_available,
-    is_torchvision_available,
-    is_trackio_available,
-    is_transformers_available,
-    is_triton_available,
     is_wandb_available,
-    is_weights_only_available,
 )
 from .launch import (
     prepare_multi_gpu_env,
@@ -123,7 +95,6 @@ from .operations import (
     slice_tensors,
 )
 from .other import (
-    check_os_kernel,
     clean_state_dict_for_safetensors,
     extract_model_from_parallel,
     is_compiled_module,
@@ -135,5 +106,3 @@ from .other import (
 from .random import set_seed, synchronize_rng_state, synchronize_rng_states
 from .tqdm import tqdm
 from .versions import compare_versions, is_torch_version
-
-__getattr__ = refuse_names_out_of_scope(__name__)

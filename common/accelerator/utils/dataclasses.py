@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ..out_of_scope import refuse_names_out_of_scope
 from ..state import DistributedType  # noqa: F401
 from .environment import clear_environment, parse_flag_from_env
 
@@ -52,14 +51,7 @@ class RNGType(str, BaseEnum):
 
     TORCH = "torch"
     CUDA = "cuda"
-    MLU = "mlu"
-    SDAA = "sdaa"
-    MUSA = "musa"
-    NPU = "npu"
     XLA = "xla"
-    XPU = "xpu"
-    HPU = "hpu"
-    NEURON = "neuron"
     GENERATOR = "generator"
 
 
@@ -67,15 +59,8 @@ class LoggerType(str, BaseEnum):
     """Trackers known by name. JSON lines is built in and is not in the original; the others need their package."""
 
     ALL = "all"
-    AIM = "aim"
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
-    TRACKIO = "trackio"
-    COMETML = "comet_ml"
-    MLFLOW = "mlflow"
-    CLEARML = "clearml"
-    DVCLIVE = "dvclive"
-    SWANLAB = "swanlab"
     JSONL = "jsonl"
 
 
@@ -96,18 +81,10 @@ class DynamoBackend(str, BaseEnum):
     EAGER = "EAGER"
     AOT_EAGER = "AOT_EAGER"
     INDUCTOR = "INDUCTOR"
-    AOT_TS_NVFUSER = "AOT_TS_NVFUSER"
-    NVPRIMS_NVFUSER = "NVPRIMS_NVFUSER"
     CUDAGRAPHS = "CUDAGRAPHS"
-    OFI = "OFI"
-    FX2TRT = "FX2TRT"
     ONNXRT = "ONNXRT"
     TENSORRT = "TENSORRT"
-    AOT_TORCHXLA_TRACE_ONCE = "AOT_TORCHXLA_TRACE_ONCE"
-    TORCHXLA_TRACE_ONCE = "TORCHXLA_TRACE_ONCE"
     TVM = "TVM"
-    HPU_BACKEND = "HPU_BACKEND"
-    NEURON = "NEURON"
 
 
 class KwargsHandler:
@@ -418,6 +395,3 @@ class TorchDynamoPlugin(KwargsHandler):
         kwargs = super().to_kwargs()
         kwargs.pop("use_regional_compilation", None)
         return kwargs
-
-
-__getattr__ = refuse_names_out_of_scope(__name__)

@@ -36,8 +36,6 @@ def launch_environment(args: argparse.Namespace) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "ACCELERATE_CPU_THREADS": threads,  # torchrun sets the other one too, to 1
     }
-    for name, value in getattr(args, "dynamo_config", {}).items():
-        asked_for[f"ACCELERATE_{name.upper()}"] = value
     return {name: str(value) for name, value in asked_for.items() if value is not None}
 
 

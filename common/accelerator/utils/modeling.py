@@ -14,7 +14,6 @@ import torch
 
 from common.files import atomic_write, sync_to_disk
 
-from ..out_of_scope import refuse_names_out_of_scope
 from .constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from .imports import is_peft_available
 from .other import extract_model_from_parallel
@@ -322,6 +321,3 @@ def is_peft_model(model: Any) -> bool:
     from peft import PeftModel
 
     return isinstance(extract_model_from_parallel(model), PeftModel)
-
-
-__getattr__ = refuse_names_out_of_scope(__name__)

@@ -1,5 +1,7 @@
 """The operations of the core at the path where Accelerate has them."""
 
+# ruff: noqa: F401
+
 from ...nested import honor_type, is_namedtuple
 from ..operations import (
     CannotPadNestedTensorWarning,
@@ -31,36 +33,3 @@ from ..operations import (
     slice_tensors,
     verify_operation,
 )
-
-__all__ = [
-    "CannotPadNestedTensorWarning",
-    "ConvertOutputsToFp32",
-    "DistributedOperationException",
-    "TensorInformation",
-    "broadcast",
-    "broadcast_object_list",
-    "concatenate",
-    "convert_outputs_to_fp32",
-    "convert_to_fp32",
-    "copy_tensor_to_devices",
-    "find_batch_size",
-    "find_device",
-    "gather",
-    "gather_for_metrics",
-    "gather_object",
-    "get_data_structure",
-    "get_shape",
-    "honor_type",
-    "ignorant_find_batch_size",
-    "initialize_tensors",
-    "is_namedtuple",
-    "is_tensor_information",
-    "is_torch_tensor",
-    "listify",
-    "pad_across_processes",
-    "recursively_apply",
-    "reduce",
-    "send_to_device",
-    "slice_tensors",
-    "verify_operation",
-]

@@ -1,8 +1,5 @@
 """Small helpers for scripts: one object in a file, ports, and what is inside a wrapped model."""
 
-import logging
-import platform
-import re
 import socket
 import sys
 from typing import Any
@@ -16,10 +13,6 @@ from ..commands.config.default import write_basic_config  # noqa: F401
 from ..state import PartialState
 from .serialization import types_of_numpy
 from .weights import clean_state_dict_for_safetensors, write_file
-
-logger = logging.getLogger(__name__)
-
-FIRST_GOOD_KERNEL = (5, 5)
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
@@ -135,17 +128,3 @@ def _unwrap_with_submodules(module: Any) -> torch.nn.Module:
 def wait_for_everyone() -> None:
     """Return when every process has called this."""
     PartialState().wait_for_everyone()
-
-
-def check_os_kernel() -> None:
-    """Warn if this is Linux older than 5.5, on which processes may hang (huggingface/accelerate#1929)."""
-    if platform.system() != "Linux":
-        return
-    release = re.match(r"(\d+)\.(\d+)", platform.release())
-    if release is None:
-        return
-    version = (int(release[1]), int(release[2]))
-    if version < FIRST_GOOD_KERNEL:
-        minimum = "5.5.0"
-        message = f"Detected kernel version {platform.release()}, which is below the recommended minimum of {minimum}"
-        logger.warning(f"{message}; this can cause the process to hang")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,13 @@ from common.accelerator.commands.config import (
     default_config_path,
     load_config_from_file,
 )
-from common.accelerator.commands.config.config_args import FIXED, OUT_OF_SCOPE, READERS, MissingConfig, config_from_dict
+from common.accelerator.commands.config.config_args import (
+    FIXED,
+    OUT_OF_SCOPE,
+    SETTINGS,
+    MissingConfig,
+    config_from_dict,
+)
 
 LEVEL = Path(__file__).parents[3] / "03_accelerate"
 
@@ -57,7 +62,7 @@ def test_multi_gpu_file_is_what_accelerate_config_writes():
 def test_every_key_of_accelerate_is_known():
     theirs = pytest.importorskip("accelerate.commands.config.config_args")
     names = {field.name for field in dataclasses.fields(theirs.ClusterConfig)}
-    assert names == {*READERS, *FIXED, *OUT_OF_SCOPE}
+    assert names == {*SETTINGS, *FIXED, *OUT_OF_SCOPE}
 
 
 @pytest.mark.parametrize("mixed_precision", ["no", "fp16", "bf16"])
@@ -72,22 +77,9 @@ def test_a_file_of_accelerates_means_the_same_here(tmp_path, mixed_precision):
     path.write_text(ours.to_yaml())
     again = theirs.load_config_from_file(str(path))
     for field in dataclasses.fields(ours):
-        if field.name not in ("gpu_ids", "dynamo_config"):  # there None means "all", or nothing
+        if field.name != "gpu_ids":  # there None means "all"
             value = getattr(config, field.name)
             assert getattr(ours, field.name) == getattr(again, field.name) == value, field.name
-
-
-def test_the_compiler_of_a_file_of_accelerates_is_read(tmp_path):
-    theirs = pytest.importorskip("accelerate.commands.config.config_args")
-    dynamo = {"dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune", "dynamo_use_dynamic": True}
-    config = theirs.ClusterConfig("LOCAL_MACHINE", "NO", "no", True, False, num_processes=1, dynamo_config=dynamo)
-    path = tmp_path / "default_config.yaml"
-    config.to_yaml_file(str(path))
-    ours = load_config_from_file(path)
-    assert ours.dynamo_config == dynamo
-    assert config_from_dict(yaml.safe_load(ours.to_yaml())) == ours
-    without_prefix = {"backend": "eager", "use_regional_compilation": False}
-    assert config_from_dict({"dynamo_config": without_prefix}).dynamo_config == {"dynamo_backend": "EAGER"}
 
 
 @pytest.mark.parametrize("key", OUT_OF_SCOPE)
@@ -117,14 +109,6 @@ def test_out_of_scope_is_refused_by_name_and_passes_when_empty(key):
         ({"distributed_type": "NO", "num_processes": 2}, "NO is one process, but num_processes is 2"),
         ({"distributed_type": "MULTI_GPU", "use_cpu": True}, "use_cpu contradicts distributed_type MULTI_GPU"),
         ({"use_cpu": True, "gpu_ids": "0"}, "are about GPUs, this is for the CPU"),
-        ({"dynamo_config": {"backend": "fast"}}, "dynamo_backend 'fast' is not known; it can be NO, EAGER, "),
-        ({"dynamo_config": {"dynamo_mode": "fast"}}, "dynamo_mode 'fast' is not supported; it can be default, "),
-        (
-            {"dynamo_config": {"dynamo_use_regional_compilation": True}},
-            "dynamo_use_regional_compilation is out of scope",
-        ),
-        ({"dynamo_config": {"dynamo_speed": 2}}, "dynamo_config: unknown key 'dynamo_speed'"),
-        ({"dynamo_config": ["inductor"]}, "dynamo_config must be a mapping, not ['inductor']"),
         ({"use_cpu": "yes"}, "use_cpu must be true or false, not 'yes'"),
         ({"gpu_ids": "0,0"}, "gpu_ids must be 'all' or distinct device numbers"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment 'AMAZON_SAGEMAKER' is not supported"),
@@ -197,7 +181,7 @@ def test_aliases_that_multiply_do_not_fill_the_memory(tmp_path):
             load_config_from_file(written(tmp_path, f"{key}: [{', '.join(items)}]"))
 
 
-names = st.sampled_from([*READERS, *FIXED, *OUT_OF_SCOPE])
+names = st.sampled_from([*SETTINGS, *FIXED, *OUT_OF_SCOPE])
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates() | st.binary(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -242,40 +226,6 @@ def test_config_default_writes_once(tmp_path, capsys, monkeypatch):
     assert main(["config", "default"]) == 1
     assert "left as it is" in capsys.readouterr().err
     assert load_config_from_file().mixed_precision == "bf16"
-
-
-@pytest.mark.parametrize("name, read", [("file.yaml", yaml.safe_load), ("file.json", json.loads)])
-def test_config_update_spells_out_the_defaults_and_keeps_the_settings(tmp_path, capsys, name, read):
-    path = tmp_path / name
-    path.write_text('{"num_processes": 2, "use_cpu": true, "fsdp_config": {}}')
-    before = load_config_from_file(path)
-    assert main(["config", "update", "--config_file", str(path)]) == 0
-    assert str(path) in capsys.readouterr().out
-    assert load_config_from_file(path) == before
-    written = read(path.read_text())
-    assert written["num_processes"] == 2 and written["rdzv_backend"] == "static" and "fsdp_config" not in written
-    assert [entry.name for entry in tmp_path.iterdir()] == [name]
-    theirs = pytest.importorskip("accelerate.commands.config.config_args")
-    written["distributed_type"] = "MULTI_CPU"  # which the original must have
-    path.write_text(json.dumps(written))
-    assert theirs.load_config_from_file(str(path)).num_processes == 2
-
-
-def test_config_update_of_the_default_file(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert main(["config", "update"]) == 2
-    assert "no such file; `python -m common.accelerator config` writes one" in capsys.readouterr().err
-    assert main(["config", "default"]) == 0
-    before = default_config_path().read_text()
-    assert main(["config", "update"]) == 0
-    assert default_config_path().read_text() == before
-
-
-def test_config_update_leaves_a_file_alone_that_the_launcher_refuses(tmp_path, capsys):
-    path = written(tmp_path, "num_processes: 2\nnum_processors: 2\n")
-    assert main(["config", "update", "--config_file", str(path)]) == 2
-    assert "num_processors" in capsys.readouterr().err
-    assert path.read_text() == "num_processes: 2\nnum_processors: 2\n"
 
 
 def test_config_asks_until_the_answers_fit(tmp_path, capsys, monkeypatch):

@@ -3,23 +3,21 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from common.accelerator.commands import launch
 from common.accelerator.commands.accelerate_cli import main
 from common.accelerator.commands.config import ClusterConfig, ConfigError
-from common.accelerator.commands.failed_rank import find_cause
 from common.processes import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +102,7 @@ def test_two_processes_from_the_shipped_file(tmp_path):
 @pytest.mark.slow
 def test_flags_win_over_the_file_and_reach_the_script(tmp_path):
     flags = ["--num_processes", "3", "--mixed-precision", "bf16", "--gradient_accumulation_steps", "4", "--debug"]
-    flags += ["--num_cpu_threads_per_process", "2", "--dynamo_backend", "eager", "--dynamo_use_dynamic"]
+    flags += ["--num_cpu_threads_per_process", "2"]
     result = run("--config_file", LEVEL / "two_processes.yaml", *flags, script(tmp_path), tmp_path)
     assert result.returncode == 0, result.stderr
     ranks = seen(tmp_path)
@@ -114,22 +112,6 @@ def test_flags_win_over_the_file_and_reach_the_script(tmp_path):
         assert rank["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
         assert rank["ACCELERATE_DEBUG_MODE"] == "1"
         assert rank["OMP_NUM_THREADS"] == "2"
-        assert rank["ACCELERATE_DYNAMO_BACKEND"] == "EAGER"
-        assert rank["ACCELERATE_DYNAMO_USE_DYNAMIC"] == "True" and "ACCELERATE_DYNAMO_MODE" not in rank
-
-
-@pytest.mark.slow
-def test_a_script_that_is_launched_with_a_compiler_is_compiled(tmp_path):
-    text = """
-    import sys, torch
-    from common.accelerator import Accelerator
-    from common.accelerator.utils.other import is_compiled_module
-    print(is_compiled_module(Accelerator().prepare(torch.nn.Linear(1, 1))))
-    """
-    config = tmp_path / "c.yaml"
-    config.write_text("use_cpu: true\nnum_processes: 1\ndynamo_config: {dynamo_backend: EAGER}\n")
-    result = run("--config_file", config, script(tmp_path, text), env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
 
 
 @pytest.mark.slow
@@ -222,8 +204,7 @@ def test_a_failing_rank_shows_its_own_traceback_and_ends_the_job(tmp_path):
     assert time.monotonic() - begun < 250
     assert result.returncode == 1
     assert result.stderr.count("ValueError: the reason") == 1
-    assert "launch: rank 1 failed: exit code 1 (local rank 1, pid " in result.stderr
-    assert "launch: rank 0" not in result.stderr, "it was only told to stop"
+    assert re.search(r"rank +: 1 .*\n +exitcode +: 1 ", result.stderr)
 
 
 @pytest.mark.slow
@@ -231,10 +212,10 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path):
     path = script(tmp_path, FAILS.format("os.kill(os.getpid(), signal.SIGKILL)"))
     result = run("--cpu", "--num_processes", 2, path)
     assert result.returncode == 1
-    assert "launch: rank 1 failed: ended by SIGKILL (local rank 1" in result.stderr
+    assert re.search(r"rank +: 1 .*\n +exitcode +: -9 .*SIGKILL", result.stderr)
     result = run("--quiet", "--cpu", "--num_processes", 2, path)
     assert result.returncode == 1
-    assert "launch:" not in result.stderr
+    assert "SIGKILL" not in result.stderr
 
 
 @pytest.mark.slow
@@ -243,39 +224,6 @@ def test_a_program_that_is_no_script(tmp_path):
     result = run("--cpu", "--no_python", "no-such-program")
     assert result.returncode == 2
     assert "cannot execute no-such-program: No such file" in result.stderr
-
-
-def ended(rank: int, exitcode: int, timestamp: int):
-    name = signal.Signals(-exitcode).name if exitcode < 0 else ""
-    return SimpleNamespace(
-        exitcode=exitcode, timestamp=timestamp, local_rank=rank, pid=1000 + rank, signal_name=lambda: name
-    )
-
-
-@pytest.mark.parametrize(
-    "cause, ends",
-    [
-        (1, {0: ended(0, -signal.SIGTERM, 100), 1: ended(1, -signal.SIGKILL, 101)}),  # torchrun stopped rank 0
-        (1, {0: ended(0, 1, 100), 1: ended(1, -signal.SIGKILL, 101)}),  # rank 0 lost its peer, and raised
-        (1, {0: ended(0, -signal.SIGTERM, 100), 1: ended(1, 3, 101)}),
-        (1, {0: ended(0, 1, 101), 1: ended(1, 1, 100)}),  # the first to raise
-        (0, {1: ended(1, 1, 100), 0: ended(0, 1, 100)}),
-        (0, {0: ended(0, -signal.SIGTERM, 100)}),
-    ],
-)
-def test_the_rank_that_is_blamed_is_the_cause_whatever_the_clock_says(cause, ends):
-    assert find_cause(ends) == cause
-
-
-def test_the_launcher_says_which_rank_failed_and_how(tmp_path, capsys, monkeypatch):
-    failed = ChildFailedError.__new__(ChildFailedError)
-    failed.failures = {0: ended(0, 1, 100), 1: ended(1, -signal.SIGKILL, 101)}
-    monkeypatch.setattr("torch.distributed.run.run", mock.Mock(side_effect=failed))
-    monkeypatch.setattr("torch.distributed.elastic.multiprocessing.errors.record", lambda function: function)
-    assert main(["launch", "--cpu", "--num_processes", "2", script(tmp_path)]) == 1
-    assert capsys.readouterr().err == "launch: rank 1 failed: ended by SIGKILL (local rank 1, pid 1001)\n"
-    with pytest.raises(ChildFailedError):
-        launch.launch_command(with_settings(ClusterConfig(use_cpu=True, num_processes=2), "-m"))
 
 
 @pytest.mark.slow
@@ -382,7 +330,6 @@ def test_gpu_ids_need_gpus(tmp_path, capsys, monkeypatch):
         (["--num_processes", "two", "x.py"], "invalid int value: 'two'"),
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--mixed_precision", "fp8", "x.py"], "mixed_precision 'fp8' is not supported"),
-        (["--dynamo_backend", "fast", "x.py"], "--dynamo_backend 'fast' is not known"),
         (["--gradient_accumulation_steps", "0", "x.py"], "--gradient_accumulation_steps must be at least 1"),
         (["--max_restarts", "-1", "x.py"], "--max_restarts must be at least 0, not -1"),
         (["--module", "--no_python", "x.py"], "--module and --no_python cannot be used together"),

@@ -5,14 +5,12 @@ Settings that ask for nothing pass: a null port, `deepspeed_config: {}`, `tpu_us
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from reprlib import repr as shown  # YAML aliases can describe a value whose full repr would fill the memory
 from typing import Any
 
 from ...state import PRECISIONS
-from ...utils.dataclasses import DynamoBackend
 from ..utils import suggestion
 
 # Keys of parts of Accelerate that do not exist here, or of what is the script's to choose.
@@ -21,6 +19,7 @@ OUT_OF_SCOPE = (
     "commands",
     "deepspeed_config",
     "downcast_bf16",
+    "dynamo_config",
     "enable_cpu_affinity",
     "fp8_config",
     "fsdp_config",
@@ -36,8 +35,16 @@ OUT_OF_SCOPE = (
 )
 # The values of such a key that ask for nothing.
 EMPTY: tuple = (None, False, "", "no", [], {})
-# Keys with one meaning here; another value would ask for SageMaker, or for a TPU launch by function name.
+# Those with one meaning here; another value would ask for SageMaker, or for a TPU launch by function name.
 FIXED = {"compute_environment": "LOCAL_MACHINE", "main_training_function": "main"}
+CHOICES = {
+    **{key: (value,) for key, value in FIXED.items()},
+    "distributed_type": ("NO", "MULTI_CPU", "MULTI_GPU"),
+    "mixed_precision": PRECISIONS,
+    "rdzv_backend": ("static", "c10d"),
+}
+INTEGERS = ("machine_rank", "main_process_port", "num_machines", "num_processes")
+FLAGS = ("debug", "same_network", "use_cpu")
 
 
 class ConfigError(ValueError):
@@ -65,16 +72,35 @@ def default_config_path() -> Path:
     return Path(os.path.expanduser(home), "accelerate", "default_config.yaml")
 
 
-# The original's names for the same place, as it is when this module is imported.
+# The original's name for the same place, as it is when this module is imported.
 default_config_file = str(default_config_path())
-default_yaml_config_file = default_config_file
-default_json_config_file = default_config_file
-cache_dir = os.path.dirname(default_config_file)
-hf_cache_home = os.path.dirname(cache_dir)
 
 
-def _read_flag(name: str, value: Any) -> bool:
-    require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
+def read_setting(key: str, value: Any, name: str | None = None) -> Any:
+    """The setting that `value` describes.
+
+    Args:
+        name: what an error calls it, by default its key.
+
+    Raises:
+        ConfigError: for a value of another kind.
+        UnsupportedConfig: for a choice that is not offered here.
+    """
+    name = name or key
+    if key == "mixed_precision" and value is False:  # YAML reads an unquoted `no` as false.
+        value = "no"
+    if key in CHOICES:
+        known = ", ".join(CHOICES[key])
+        require(value in CHOICES[key], f"{name} {shown(value)} is not supported; it can be {known}", UnsupportedConfig)
+        return value
+    if key == "gpu_ids":
+        return _read_device_list(name, value)
+    if key in INTEGERS:
+        return _read_integer(name, value)
+    if key in FLAGS:
+        require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
+        return value
+    require(isinstance(value, str) and value.isprintable(), f"{name} must be text, not {shown(value)}")
     return value
 
 
@@ -82,16 +108,6 @@ def _read_integer(name: str, value: Any) -> int:
     if isinstance(value, str) and _is_number(value) and len(value) < 10:
         return int(value)
     require(type(value) is int, f"{name} must be a whole number, not {shown(value)}")
-    return value
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
-def _read_text(name: str, value: Any) -> str:
-    is_text = isinstance(value, str) and value.isprintable()
-    require(is_text, f"{name} must be text, not {shown(value)}")
     return value
 
 
@@ -106,86 +122,8 @@ def _read_device_list(name: str, value: Any) -> str:
     return text
 
 
-def _read_precision(name: str, value: Any) -> str:
-    if value is False:  # YAML reads an unquoted `no` as false.
-        value = "no"
-    return _read_choice(name, value, PRECISIONS)
-
-
-def _read_distributed_type(name: str, value: Any) -> str:
-    return _read_choice(name, value, ("NO", "MULTI_CPU", "MULTI_GPU"))
-
-
-def _read_rendezvous(name: str, value: Any) -> str:
-    return _read_choice(name, value, ("static", "c10d"))
-
-
-def _read_choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    known = ", ".join(allowed)
-    require(value in allowed, f"{name} {shown(value)} is not supported; it can be {known}", UnsupportedConfig)
-    return value
-
-
-def _read_dynamo(name: str, value: Any) -> dict[str, Any]:
-    """The settings of `torch.compile`, by their names with `dynamo_`."""
-    if value in EMPTY:
-        return {}
-    require(isinstance(value, dict), f"{name} must be a mapping, not {shown(value)}")
-    settings = {}
-    for key, setting in value.items():
-        full_key = key if str(key).startswith("dynamo_") else f"dynamo_{key}"
-        if full_key == "dynamo_use_regional_compilation":
-            require(setting in EMPTY, f"{full_key} is out of scope here: leave it empty", UnsupportedConfig)
-            continue
-        require(full_key in DYNAMO_READERS, f"{name}: unknown key {shown(key)}")
-        if setting is not None:
-            settings[full_key] = DYNAMO_READERS[full_key](full_key, setting)
-    return settings
-
-
-def _read_dynamo_backend(name: str, value: Any) -> str:
-    if value is False:  # YAML reads an unquoted `no` as false.
-        value = "no"
-    known = [backend.value for backend in DynamoBackend]
-    is_known = isinstance(value, str) and value.upper() in known
-    require(is_known, f"{name} {shown(value)} is not known; it can be {', '.join(known)}")
-    return value.upper()
-
-
-def _read_dynamo_mode(name: str, value: Any) -> str:
-    return _read_choice(name, value, ("default", "reduce-overhead", "max-autotune"))
-
-
-# How the value of each key is checked. A reader returns the setting, or raises ConfigError with the name of the key.
-READERS: dict[str, Callable[[str, Any], Any]] = {
-    "debug": _read_flag,
-    "distributed_type": _read_distributed_type,
-    "dynamo_config": _read_dynamo,
-    "gpu_ids": _read_device_list,
-    "machine_rank": _read_integer,
-    "main_process_ip": _read_text,
-    "main_process_port": _read_integer,
-    "mixed_precision": _read_precision,
-    "num_machines": _read_integer,
-    "num_processes": _read_integer,
-    "rdzv_backend": _read_rendezvous,
-    "same_network": _read_flag,
-    "use_cpu": _read_flag,
-}
-
-# Those of `dynamo_config`, which are flags of `launch` as well.
-DYNAMO_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "dynamo_backend": _read_dynamo_backend,
-    "dynamo_mode": _read_dynamo_mode,
-    "dynamo_use_dynamic": _read_flag,
-    "dynamo_use_fullgraph": _read_flag,
-}
-
-
-def read_setting(key: str, value: Any, name: str | None = None) -> Any:
-    """The setting that `value` describes; `name` is what a ConfigError calls it, by default its key."""
-    read = READERS[key]
-    return read(name or key, value)
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 @dataclass
@@ -209,7 +147,6 @@ class ClusterConfig:
     mixed_precision: str | None = None
     use_cpu: bool = False
     debug: bool = False
-    dynamo_config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def on_cpu(self) -> bool:
@@ -258,7 +195,7 @@ class ClusterConfig:
         """The settings that are not open, under the keys of the file."""
         settings = {"compute_environment": "LOCAL_MACHINE"}
         for key, value in asdict(self).items():
-            if value not in (None, {}):
+            if value is not None:
                 settings[key] = value
         return settings
 
@@ -289,6 +226,9 @@ class ClusterConfig:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
+SETTINGS = tuple(field.name for field in fields(ClusterConfig))
+
+
 def config_from_dict(settings: dict[str, Any]) -> ClusterConfig:
     """The checked configuration. Raises ConfigError for an unknown key or a bad value, UnsupportedConfig for a
     setting that is known and out of scope."""
@@ -300,7 +240,7 @@ def config_from_dict(settings: dict[str, Any]) -> ClusterConfig:
         elif value is None:
             continue
         elif key in FIXED:
-            _read_choice(key, value, (FIXED[key],))
+            read_setting(key, value)
         else:
             setattr(config, key, read_setting(key, value))
     config.check()
@@ -308,7 +248,7 @@ def config_from_dict(settings: dict[str, Any]) -> ClusterConfig:
 
 
 def _check_key(key: Any) -> None:
-    known = [*READERS, *FIXED, *OUT_OF_SCOPE]
+    known = [*SETTINGS, *FIXED, *OUT_OF_SCOPE]
     if key not in known:
         name = shown(key)
         meant = suggestion(name.strip("'"), known)
