@@ -1,5 +1,6 @@
 """The processes of a run as torch.distributed sees them, whether or not there is a process group."""
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -34,7 +35,7 @@ COLLECTIVES = (
     "scatter",
     "scatter_object_list",
 )
-_last_group: Any = None  # which `keep_process_group` keeps
+_left_group: Any = None  # which `leave_process_group` keeps
 # This process when it has imported this module. A fork of it has another number, and it for a parent.
 _PROCESS = os.getpid()
 _PARENT = os.getppid()
@@ -108,20 +109,25 @@ def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
 
 
 def leave_process_group() -> None:
-    """Destroy the process group of this rank, if there is one. A model in DistributedDataParallel may outlive it."""
-    if is_distributed():
-        keep_process_group()
-        dist.destroy_process_group()
-
-
-def keep_process_group() -> None:
-    """Keep this rank's process group, if there is one, from being freed before there is another one.
+    """Destroy the process group of this rank, if there is one. A model in DistributedDataParallel may outlive it.
 
     Whoever drops the last reference to a group waits for the group's threads. Two holders must not be the last:
     a model in DistributedDataParallel, which waits with the GIL held (with torch 2.11 for ever, where a thread wants
     the GIL), and a communication hook in Python, which runs on such a thread and would wait for itself (the process
-    ends with "Resource deadlock avoided"). The reference that is kept here is dropped with the GIL released.
+    ends with "Resource deadlock avoided"). So a reference is kept here until the next group is left, or until
+    `free_left_group` drops it with the GIL released.
     """
-    global _last_group
+    global _left_group
     if is_distributed():
-        _last_group = dist.group.WORLD
+        _left_group = dist.group.WORLD
+        dist.destroy_process_group()
+
+
+@atexit.register  # a thread that wants the GIL of an interpreter that has ended aborts the process
+def free_left_group() -> None:
+    """Drop the group that this process has left, and wait for its threads.
+
+    A process that is to fork does this first: its child has the group, but not the threads, and would wait for ever.
+    """
+    global _left_group
+    _left_group = None

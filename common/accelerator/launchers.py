@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from common.gpus import hide_gpus
+from common.process_group import free_left_group
 
 from .state import PRECISIONS, AcceleratorState, GradientState, PartialState, parse_flag_from_env
 from .utils.environment import patch_environment
@@ -147,6 +148,7 @@ def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: s
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _check_that_forking_works()
+    free_left_group()
     signals = ",".join(number.name for number in HANDLED_SIGNALS)
     config = LaunchConfig(
         min_nodes=1,

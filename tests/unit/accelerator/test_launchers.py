@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
 from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
+from common.process_group import leave_process_group
 from common.processes import free_port
 
 ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
@@ -36,6 +38,48 @@ def note(folder, text) -> None:
 
 def notes(folder) -> dict:
     return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_processes_from_a_process_that_has_left_a_group(tmp_path):
+    """A fork has the group without its threads: whoever drops it there would wait for them for ever."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.zeros(1))
+    leave_process_group()
+
+    def train():
+        state = PartialState()
+        state.destroy_process_group()
+        note(tmp_path, state.num_processes)
+
+    debug_launcher(train, num_processes=2)
+    assert notes(tmp_path) == {"0": "2", "1": "2"}
+
+
+def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
+    """Else a thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
+    script = textwrap.dedent(
+        """
+        import atexit, os
+
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+
+        atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
+        import torch.distributed as dist
+        from common.process_group import leave_process_group
+
+        threads_before = threads()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        leave_process_group()
+        print(threads() - threads_before)
+        """
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    with_group, at_the_end = map(int, finished.stdout.split())
+    assert with_group > 0, finished.stderr
+    assert at_the_end == 0
 
 
 @pytest.mark.slow
