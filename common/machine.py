@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import platform
 import re
 import sys
 from collections.abc import Iterator
@@ -96,21 +95,7 @@ def _without_starting_cuda() -> Iterator[None]:
 
 
 def warn_of_slow_precision(precision: str, device: torch.device) -> None:
-    """Say once, on stderr, if mixed precision will make this CPU slow."""
-    if device.type != "cpu" or os.environ.get("RANK", "0") != "0":
-        return
-    slow = None
-    if precision == "fp16":
-        slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's; bf16 is not"
-    elif precision == "bf16" and not _cpu_has_bf16_instructions():
-        slow = "this CPU has no instructions for bf16: training with it is some 10 times slower than with float32"
-    if slow:
+    """Say once, on stderr, that fp16 makes a CPU slow."""
+    if precision == "fp16" and device.type == "cpu" and os.environ.get("RANK", "0") == "0":
+        slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
         print(f"warning: {slow}", file=sys.stderr, flush=True)
-
-
-def _cpu_has_bf16_instructions() -> bool:
-    """Does this CPU compute in bf16 by itself? True also where that is not known, as on ARM."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return True
-    # torch.cpu.get_capabilities(), which is public, is newer than the oldest torch that this project runs with.
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

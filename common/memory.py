@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,24 +27,6 @@ BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "communication", "temporaries")
 UNNAMED = CATEGORIES[-1]
-SEVERAL = "several"  # the name of a storage to which more than one name was given, such as a bucket of gradients
-
-
-class Held(NamedTuple):
-    """A tensor's storage at a device's peak.
-
-    Attributes:
-        name: of the parameter, of what belongs to it ("gradient of fc1.weight"), or "".
-        operation: the one of torch that made it, such as "aten::convolution".
-        shape: of the tensor for which it was made.
-        size: bytes, in whole blocks.
-    """
-
-    category: str
-    name: str
-    operation: str
-    shape: tuple[int, ...]
-    size: int
 
 
 @dataclass
@@ -71,8 +52,6 @@ class Ledger:
         self._lock = threading.RLock()  # storages may be freed, on this thread too, while an entry is being made
         self._alive: dict[int, _Allocation] = {}  # by address of the storage
         self._category: dict[int, str] = {}  # by serial number, kept after death
-        self._made: dict[int, tuple[str, tuple[int, ...]]] = {}  # by serial number: operation and shape
-        self._names: dict[int, str] = {}  # by serial number
         self._resized: dict[int, _Followed] = {}  # by address: storages whose size changes without an operation
         self._held: dict[int, dict[int, int]] = {}  # per device: bytes by serial number
         self._total: dict[int, int] = {}
@@ -91,15 +70,6 @@ class Ledger:
             for device, held in self._held.items():
                 self._peak[device] = self._total[device]
                 self._at_peak[device] = dict(held)
-
-    def at_peak(self, device: int = 0) -> list[Held]:
-        """The tensors that `device` held at its peak, the largest first; the sizes' sum is the peak."""
-        with self._lock:
-            found = []
-            for serial, size in self._at_peak.get(device, {}).items():
-                category = self._category.get(serial, UNNAMED)
-                found.append(Held(category, self._names.get(serial, ""), *self._made[serial], size))
-        return sorted(found, key=lambda held: -held.size)
 
     def current(self, device: int = 0) -> int:
         """The bytes that `device` holds now."""
@@ -123,7 +93,7 @@ class Ledger:
         allocation = self._alive.get(tensor.untyped_storage()._cdata)
         return allocation.device if allocation else None
 
-    def charge(self, tensor: Tensor, device: int | None, operation: str = "moved") -> None:
+    def charge(self, tensor: Tensor, device: int | None) -> None:
         """Enter a new storage, a storage that has changed its size, or one that moves from the host to a device."""
         storage = tensor.untyped_storage()
         size = _in_blocks(storage)
@@ -132,7 +102,6 @@ class Ledger:
             if allocation is None:
                 self._serial += 1
                 allocation = self._alive[storage._cdata] = _Allocation(self._serial, device, 0)
-                self._made[self._serial] = (operation, tuple(tensor.shape))
                 weakref.finalize(storage, self._release, storage._cdata).atexit = False
             elif allocation.device is None and allocation.counts:
                 allocation.device = device
@@ -148,22 +117,13 @@ class Ledger:
         self.charge(tensor, None)
         self._alive[tensor.untyped_storage()._cdata].counts = False
 
-    def label(self, tensor: Tensor, category: str, name: str = "") -> None:
-        """Say what a storage is; the first of CATEGORIES that anybody names wins. `name` is for the list of tensors."""
+    def label(self, tensor: Tensor, category: str) -> None:
+        """Say what a storage is; the first of CATEGORIES that anybody names wins."""
         with self._lock:
             allocation = self._alive.get(_plain(tensor).untyped_storage()._cdata)
             if allocation is not None:
                 known = self._category.get(allocation.serial, UNNAMED)
                 self._category[allocation.serial] = min(known, category, key=CATEGORIES.index)
-                if name:
-                    first = self._names.setdefault(allocation.serial, name)
-                    if name != first:
-                        self._names[allocation.serial] = SEVERAL
-
-    def name_of(self, tensor: Tensor) -> str:
-        """The name that `label` has given to the storage of `tensor`, or ""."""
-        allocation = self._alive.get(_plain(tensor).untyped_storage()._cdata)
-        return self._names.get(allocation.serial, "") if allocation else ""
 
     def follow_size(self, tensor: Tensor) -> None:
         """Look at the storage's size before every operation: whoever resizes it calls none."""
@@ -252,7 +212,7 @@ class _Operations(TorchDispatchMode):
         results = func(*args, **kwargs)
         for tensor in _tensors(results):
             own_device = tensor.device.index if _is_on_a_gpu(tensor) else device
-            ledger.charge(tensor, own_device, func.name().partition(".")[0])
+            ledger.charge(tensor, own_device)
         return results
 
     def _device(self, inputs: list[Tensor]) -> int | None:
@@ -326,13 +286,12 @@ def accounting() -> Iterator[Ledger]:
     def label_trained(optimizer, *_) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                name = ledger.name_of(parameter)
                 ledger.label(parameter, "parameters")
                 if parameter.grad is not None:
-                    ledger.label(parameter.grad, "gradients", name and f"gradient of {name}")
-                for kind, value in optimizer.state[parameter].items():
+                    ledger.label(parameter.grad, "gradients")
+                for value in optimizer.state[parameter].values():
                     if isinstance(value, Tensor):
-                        ledger.label(value, "optimizer state", name and f"{kind} of {name}")
+                        ledger.label(value, "optimizer state")
 
     hook = register_optimizer_step_post_hook(label_trained)
     try:
@@ -363,10 +322,10 @@ def inherited() -> Iterator[None]:
         yield
 
 
-def name_category(tensor: Tensor, category: str, name: str = "") -> None:
-    """Say what `tensor` is, one of CATEGORIES, if somebody accounts; and what it is called."""
+def name_category(tensor: Tensor, category: str) -> None:
+    """Say what `tensor` is, one of CATEGORIES, if somebody accounts."""
     if _active is not None:
-        _active.label(tensor, category, name)
+        _active.label(tensor, category)
 
 
 def follow_size(tensor: Tensor) -> None:

@@ -130,7 +130,7 @@ class _NamesGathered:
     def __call__(self, *_) -> None:
         for owner in self.owners:
             for parameter in owner.parameters(recurse=False):
-                name_category(parameter, "parameters", "gathered parameter")
+                name_category(parameter, "parameters")
                 follow_size(parameter)
                 if not self.knows_gradients:
                     parameter.register_post_accumulate_grad_hook(_name_gradient)
@@ -138,15 +138,15 @@ class _NamesGathered:
 
 
 def _name_gradient(parameter: Tensor) -> None:
-    name_category(parameter.grad, "gradients", "gradient before it is cut")
+    name_category(parameter.grad, "gradients")
 
 
 def train(network: Network, device: torch.device, share: Share, steps: int = STEPS) -> None:
     """A few steps as levels 01 and 02 take them; under DDP this rank's share of them."""
     torch.manual_seed(0)
     model = share.wrap(network, device)
-    for name, parameter in model.named_parameters():
-        name_category(parameter, "parameters", name.removeprefix("module."))
+    for parameter in model.parameters():
+        name_category(parameter, "parameters")
     # One parameter after the other, unless asked: the same temporaries on every kind of device.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=share.wrapper == FOREACH)
     for _ in range(steps):

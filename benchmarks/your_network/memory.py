@@ -136,8 +136,8 @@ class Steps:
             model = strategies.checkpointed(model)
         with training.explained(f"{strategy.name} cannot wrap {network.title}"):
             model = strategy.wrap(model, mesh)
-        for name, parameter in model.named_parameters():
-            name_category(parameter, "parameters", name.removeprefix("module."))
+        for parameter in model.parameters():
+            name_category(parameter, "parameters")
         self.network = network
         self.setting = setting
         self.ledger = ledger

@@ -123,7 +123,7 @@ def _ddp(model: nn.Module, mesh: DeviceMesh, gradient_as_bucket_view: bool = Fal
 
 def _averaged_already(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """A hook in place of the all-reduce, of whose result the fake group would say nothing."""
-    name_category(bucket.buffer(), "communication", "bucket")
+    name_category(bucket.buffer(), "communication")
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -142,7 +142,7 @@ def _name_gathered(unit: nn.Module, _: Any) -> None:
     """Say for the accounting which tensors are gathered parameters, and that FSDP frees and fills their storages."""
     for parameter in unit.parameters():
         if not hasattr(parameter, "device_mesh"):  # another unit's are still cut
-            name_category(parameter, "parameters", "gathered parameter")
+            name_category(parameter, "parameters")
             follow_size(parameter)
 
 

@@ -1,7 +1,7 @@
 """The ladder as a reader climbs it: which levels there are, how to load them, what changes between them.
 
-`scripts` knows the levels and their files, `diffs` what changes from one to the next. `html_page` shows that side
-by side; `tour` is what `python -m common.ladder` greets with.
+`scripts` knows the levels and their files, `diffs` what changes from one to the next; `tour` is what
+`python -m common.ladder` greets with.
 """
 
 from common.ladder.diffs import CONTEXT, ChangedLines, Hunk, changed_lines, diff, unified

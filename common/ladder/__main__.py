@@ -2,7 +2,6 @@
 
 python -m common.ladder
 python -m common.ladder diff 01 02
-python -m common.ladder diff 01 02 --html
 python -m common.ladder run 03 --small
 python -m common.ladder run 03 --small --processes 2
 python -m common.ladder ring
@@ -20,7 +19,7 @@ import textwrap
 from pathlib import Path
 
 from common import exercises
-from common.ladder import html_page, small
+from common.ladder import small
 from common.ladder.diffs import changed_lines, coloured, unified
 from common.ladder.scripts import named, script
 
@@ -31,8 +30,6 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("diff", help="what changes from one script to another")
     command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, or 03/train_full")
     command.add_argument("after", type=rung, metavar="LEVEL", help="such as 02")
-    page = "side by side as a page; by default %(const)s"
-    command.add_argument("--html", nargs="?", type=Path, const=Path("diff.html"), metavar="PATH", help=page)
     run = commands.add_parser(
         "run",
         help="a level's train.py, also on common.small",
@@ -106,14 +103,6 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
     exec(compile(source, path, "exec"), {"__name__": "__main__", "__file__": path})
 
 
-def write_page(path: Path, page: str) -> None:
-    try:
-        path.write_text(page)
-    except OSError as error:
-        sys.exit(f"error: {path} cannot be written: {error.strerror}")
-    print(f"Written: {path}")
-
-
 def show_tour() -> None:
     """Print what there is to run here, given what this machine has."""
     from common.ladder import tour  # imports torch, which takes seconds; the other commands begin without it
@@ -154,8 +143,6 @@ def main(argv: list[str] | None = None) -> None:
         from common.ladder import ring
 
         sys.stdout.write(ring.text(ring.trace()))
-    elif options.html:
-        write_page(options.html, html_page.page([options.before, options.after]))
     else:
         show_diff(options.before, options.after)
 

@@ -95,12 +95,6 @@ def test_a_linear_layer_is_counted_to_the_byte():
         "communication": 0,
         "temporaries": batch * outputs * FLOAT + 2 * weights,
     }
-    held = ledger.at_peak(0)
-    assert sum(tensor.size for tensor in held) == sum(peak.values())
-    assert [tensor.shape for tensor in held if tensor.category == "activations"] == [(batch, inputs)]
-    assert {tensor.operation for tensor in held if tensor.category == "temporaries"} == {
-        "aten::mm", "aten::sqrt", "aten::div",
-    }  # fmt: skip
 
 
 def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
