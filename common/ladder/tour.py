@@ -1,4 +1,4 @@
-"""A greeting for a new user: this machine, what to expect of it, what to type next.
+"""A greeting for a new user: this machine, and what to type next.
 
 python -m common.ladder
 """
@@ -50,22 +50,6 @@ def command(level: str, machine: Machine) -> str:
     return f"{start} --batch-size {batch_size}"
 
 
-def expectation(machine: Machine) -> str:
-    """The speed to expect of several processes here, before anybody is disappointed."""
-    n = machine.processes
-    if n == len(machine.gpus) > 1:
-        return (
-            f"At batch 64 each of {n} GPUs gets {64 // n} images, and averaging the gradients takes longer than "
-            f"computing them. Larger batches gain more: try --batch-size {2048 // n * n}."
-        )
-    if machine.gpus:
-        return "Every level is one process on one GPU, and about as fast as level 00. Speed needs a second GPU."
-    return (
-        "The processes share the cores that level 00 has alone, and average their gradients besides: at batch 64 they "
-        "are no faster. The comparison below also shows level 00 with no more cores than each of them has."
-    )
-
-
 def text(machine: Machine) -> str:
     """The whole greeting; its sentences in 80 columns, each command on a line."""
     first, *others = levels()
@@ -86,8 +70,6 @@ This machine:
   GPUs    {gpus or "none"}
   data    {data}
   torch   {torch.__version__}
-
-{textwrap.fill(expectation(machine), 80)}
 
 Start here, with 100 steps instead of an epoch:
 {command(first, machine)}
