@@ -1,14 +1,25 @@
-"""Exercises in code, and what checks a solution: on real processes, against the small abstraction and the real one.
+"""Exercises in code, and what checks a solution: on real processes, against the small abstraction.
 
-Each module is a checker: `check(path)` runs the solution in the file `path` and returns what is wrong with it, a
-sentence for each finding. A solution without findings has passed. The file of the same name in `starters` has the task
-in its docstring, and gaps where the learner writes.
+Each module but `compare`, `stage` and `traffic` is the checker of an exercise:
+
+    MINUTES         that the exercise takes about
+    READ            the page to read first, from the root of the repository
+    SAME_AS         what the solution is compared with
+    WORLD_SIZES     numbers of ranks; who passes on the first is checked on the next
+    CASES           arguments of `run`, if there are several, by the beginning of a finding
+    run(path)       runs the solution in the file `path` on a rank, and returns numbers
+    finding(results)         what is wrong with the numbers of all ranks; None if nothing is
+    why_it_hangs(places)     an idea, if there is one, about ranks that wait in these places
+
+The file of the same name in `starters` has the task in its docstring, and gaps where the learner writes.
 """
 
 import ast
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+
+from common.exercises.stage import first_finding
 
 NAMES = (
     "average_gradients",
@@ -25,8 +36,8 @@ NAMES = (
 STARTERS = Path(__file__).with_name("starters")
 
 
-def check(name: str, path: Path) -> list[str]:
-    """Findings against the solution in `path`; none if it has passed.
+def check(name: str, path: Path) -> str | None:
+    """What is wrong with the solution in `path`; None if it has passed.
 
     Raises:
         ValueError: if there is no such exercise, or no such file.
@@ -34,15 +45,11 @@ def check(name: str, path: Path) -> list[str]:
     checker = module(name)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    return checker.check(path)
+    return first_finding(checker, path)
 
 
 def module(name: str) -> ModuleType:
-    """The checker of an exercise. It also says:
-
-        MINUTES     that the exercise takes about
-        READ        the page to read first, from the root of the repository
-        SAME_AS     what the solution was compared with
+    """The checker of an exercise.
 
     Raises:
         ValueError: if there is no such exercise.

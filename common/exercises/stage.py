@@ -1,29 +1,26 @@
-"""The run of a solution on the ranks of a process group, in rounds, with an end to every wait.
+"""The run of a solution on the ranks of a process group, with an end to every wait.
 
-A job is the part of an exercise that runs on each rank: it loads the learner's file, calls what is there and returns
-what the checker compares. Every way in which a solution fails to return ends here in one sentence with the learner's
+A job is the `run` of a checker: on each rank it loads the learner's file, calls what is there and returns what the
+checker compares. Every way in which a solution fails to return ends here in one sentence with the learner's
 own line: a gap that is left, an exception, a collective that nobody answers, a loop without an end.
 """
 
 import contextlib
+import functools
 import importlib.util
 import linecache
 import os
 import pickle
-import re
 import sys
 import tempfile
-import textwrap
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch.distributed as dist
 
@@ -35,10 +32,6 @@ PATIENCE = 60  # seconds for everything that is not the solution's, such as the 
 CHECKERS = str(Path(__file__).parent)
 # Each rank is as on a machine of its own, so that a solution cannot take the ranks of one machine for all of them.
 ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-# The names of torch's functions that wait for other ranks, send and recv among them.
-COLLECTIVE = re.compile("reduce|gather|scatter|broadcast|barrier|send|recv|all_to_all|wait")
-# The beginning of a line of the C++ log in an error of gloo, with time and place.
-GLOO_LOG = re.compile(r"^\[rank\d+\]:\[[^\]]*\] ")
 # gloo's words for "another rank has left": the consequence of that rank's error, and no error of its own.
 CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
 
@@ -52,7 +45,6 @@ class Place(NamedTuple):
 
     file: str
     line: int
-    waits: bool = True  # for another rank; else it computes
 
     def __str__(self) -> str:
         return f"line {self.line} of {Path(self.file).name}"
@@ -63,125 +55,104 @@ class Place(NamedTuple):
         return linecache.getline(self.file, self.line).strip()
 
 
-class Failure(NamedTuple):
-    """An error that has ended a job on one rank, which the rank leaves in a file.
+Places = Sequence[Place | None]  # of a hang, by rank; None: the rank has returned
 
-    So it is known too if another rank has to be ended.
+
+class Report(NamedTuple):
+    """Why a rank has not come to the end of a job.
+
+    It leaves this in a file, which is there too if another rank has to be ended.
     """
 
-    error: str
     place: Place | None
-    notes: tuple[str, ...] = ()
-    is_consequence: bool = False
+    error: str | None = None  # None: the time was over
+    is_consequence: bool = False  # of another rank's end
     is_finding: bool = False  # the error is a sentence for the learner already
 
 
-def load(path: str) -> ModuleType:
-    """The learner's file as a module, newly executed."""
-    spec = importlib.util.spec_from_file_location("solution", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def load_name(path: str, name: str) -> Callable[..., Any]:
-    """The function or class `name` of the learner's file.
+    """The function or class `name` of the learner's file, which is newly executed.
 
     Raises:
         SolutionFailed: if the file does not define it.
     """
-    found = getattr(load(path), name, None)
+    spec = importlib.util.spec_from_file_location("solution", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
     if not callable(found):
         raise SolutionFailed(f"{Path(path).name} defines no {name}: keep the name that the starter file gives it")
     return found
 
 
-def in_rounds(world_sizes: Sequence[int], findings: Callable[[int], Sequence[str | None]]) -> list[str]:
-    """The findings of the first round that has any. Every round is on another number of ranks.
+def first_finding(checker: ModuleType, path: Path) -> str | None:
+    """What is wrong on the first number of ranks, and in the first case, in which something is.
 
-    Only a solution that was right in one round comes to the next. So what is wrong then is a number that was written
-    where the world size or the rank belongs.
-
-    Args:
-        findings: given the number of ranks, what is wrong on so many of them; an entry of None is no finding.
+    Only a solution that was right on one number of ranks comes to the next. So what is wrong then is mostly a number
+    that was written where the world size or the rank belongs.
     """
+    why_it_hangs = getattr(checker, "why_it_hangs", lambda places: None)
     before = None
-    for world_size in world_sizes:
-        try:
-            found = [finding for finding in findings(world_size) if finding]
-        except SolutionFailed as failure:
-            found = [str(failure)]
-        if found and before:
-            title = (
-                f"on {number_of_ranks(world_size)}, after all was right on {before}: the number of ranks is"
-                f" dist.get_world_size(), and that of a rank dist.get_rank(). Is there a {before} in your code, or"
-                " another number, for one of them?"
-            )
-            return ["\n".join([title, *(textwrap.indent(finding, "    ") for finding in found)])]
-        if found:
-            return found
+    for world_size in checker.WORLD_SIZES:
+        for title, case in getattr(checker, "CASES", {"on {}": {}}).items():
+            try:
+                job = functools.partial(checker.run, **case)
+                found = checker.finding(on_ranks(world_size, job, path, why_it_hangs))
+            except SolutionFailed as failure:
+                found = str(failure)
+            if found:
+                where = title.format("1 rank" if world_size == 1 else f"{world_size} ranks")
+                if before:
+                    where += (
+                        f", after all was right on {before} (is there a {before} in your code, or another number, where"
+                        " dist.get_world_size() or dist.get_rank() belongs?)"
+                    )
+                return f"{where}: {found}"
         before = world_size
-    return []
-
-
-def number_of_ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"
+    return None
 
 
 def on_ranks(
-    world_size: int,
-    job: Callable[[str], Any],
-    path: Path,
-    why_it_hangs: Callable[[Sequence[Place | None]], str | None] = lambda places: None,
+    world_size: int, job: Callable[[str], Any], path: Path, why_it_hangs: Callable[[Places], str | None]
 ) -> list[Any]:
     """The results of `job(path)` on each of `world_size` ranks.
-
-    Args:
-        why_it_hangs: an explanation, if there is one, given the place where each rank waits (None: it has returned).
 
     Raises:
         SolutionFailed: if the job does not return on every rank; the message says why.
     """
-    solution = str(path.resolve())
     pool = ranks(world_size, on_cpu=True)
-    with tempfile.TemporaryDirectory(prefix="exercise-") as name:
-        folder = Path(name)
-        lost = None
-        values = []
+    with tempfile.TemporaryDirectory(prefix="exercise-") as folder:
         try:
-            values = pool.run(
+            return pool.run(
                 _play,
                 job,
-                solution,
-                name,
+                str(path.resolve()),
+                folder,
                 SECONDS,
                 timeout=PATIENCE + SECONDS,
                 environment=ONE_RANK_A_MACHINE,
             )
         except RankFailed as error:
-            lost = str(error)
-        failures = {}
-        for file in sorted(folder.glob("*.failure")):
-            failures[int(file.stem)] = pickle.loads(file.read_bytes())
-        errors = {rank: failure for rank, failure in failures.items() if not failure.is_consequence}
-        if failures:
-            pool.stop()  # nobody knows what a collective has left behind
-        if errors:
-            raise SolutionFailed(_explained(errors, world_size, path.name))
-        if lost:
-            stuck = {}
-            for file in folder.glob("*.stuck"):
-                stuck[int(file.stem)] = pickle.loads(file.read_bytes())
-            if not stuck:
-                raise SolutionFailed(_ended(lost))
-            places = []
-            for rank in range(world_size):
-                places.append(failures[rank].place if rank in failures else stuck.get(rank))
-            raise SolutionFailed(_hang(places, why_it_hangs(places)))
-        if failures:
-            raise SolutionFailed(_explained(failures, world_size, path.name))
-    return values
+            ended = str(error)
+        reports = {}
+        for file in sorted(Path(folder).glob("*.report")):
+            reports[int(file.stem)] = pickle.loads(file.read_bytes())
+    errors = {rank: report for rank, report in reports.items() if report.error}
+    own_errors = {rank: report for rank, report in errors.items() if not report.is_consequence}
+    if own_errors:
+        raise SolutionFailed(_explained(own_errors, world_size, path.name))
+    if len(errors) < len(reports):
+        places = [reports[rank].place if rank in reports else None for rank in range(world_size)]
+        raise SolutionFailed(_hang(places, why_it_hangs(places)))
+    # A rank with an exception, and one that is stuck, end with 1.
+    ends = [line for line in ended.splitlines() if "exit code" in line and not line.endswith("exit code 1")]
+    if errors and not ends:
+        raise SolutionFailed(_explained(errors, world_size, path.name))
+    hint = ""
+    if ends and ends[0].endswith("-6"):
+        hint = "; gloo ends a rank that receives more bytes than it has room for: the tensors differ in size or dtype"
+    raise SolutionFailed(f"a process has ended, and not by an exception: {ends[0] if ends else ended}{hint}")
 
 
 def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> Any:
@@ -200,14 +171,13 @@ def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> An
     with group, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's name a line of the checker, and would stand before the findings
         _wait_for_all(store, "start", rank, world_size)
-        watchdog = _watchdog(seconds, files / f"{rank}.stuck", path)
+        report = files / f"{rank}.report"
+        watchdog = _watchdog(seconds, report, path)
         watchdog.start()
         try:
-            with group_that_stays():
-                value = job(path)
+            value = job(path)
         except BaseException as error:
-            (files / f"{rank}.failure").write_bytes(pickle.dumps(_failure(error, path)))
-            os._exit(1)  # which closes the connections, so that nobody waits for this rank any more
+            _leave(report, _failure(error, path))
         finally:
             watchdog.cancel()
         store.set_timeout(timedelta(seconds=seconds + 1))
@@ -226,33 +196,21 @@ def _watchdog(seconds: int, report: Path, path: str) -> threading.Timer:
     """
     watched = threading.get_ident()
 
-    def leave() -> None:
+    def report_and_leave() -> None:
         stack = traceback.extract_stack(sys._current_frames()[watched])
-        draft = report.with_suffix(".draft")
-        draft.write_bytes(pickle.dumps(_place_in(stack, path)))
-        draft.rename(report)  # so that nobody reads a half of it, who ends this process at the same moment
-        os._exit(1)  # which closes the connections, as above
+        _leave(report, Report(_place_in(stack, path)))
 
-    watchdog = threading.Timer(seconds, leave)
+    watchdog = threading.Timer(seconds, report_and_leave)
     watchdog.daemon = True
     return watchdog
 
 
-@contextlib.contextmanager
-def group_that_stays() -> Iterator[None]:
-    """A block in which nobody may destroy the group of all ranks; one that a solution has made it may."""
-    destroy = dist.destroy_process_group
-
-    def refuse(group: Any = None) -> None:
-        if group not in (None, dist.group.WORLD):
-            return destroy(group)
-        raise SolutionFailed(
-            "destroy_process_group was called: the program that calls your code still needs the group of all ranks, and"
-            " destroys it itself at its end. Leave this call out"
-        )
-
-    with mock.patch.object(dist, "destroy_process_group", refuse):
-        yield
+def _leave(file: Path, report: Report) -> None:
+    """End this process, which closes its connections, so that nobody waits for this rank any more."""
+    draft = file.with_suffix(".draft")
+    draft.write_bytes(pickle.dumps(report))
+    draft.rename(file)  # so that nobody reads a half of it, who ends this process at the same moment
+    os._exit(1)
 
 
 def _wait_for_all(store: dist.Store, what: str, rank: int, world_size: int) -> None:
@@ -260,67 +218,44 @@ def _wait_for_all(store: dist.Store, what: str, rank: int, world_size: int) -> N
     store.wait([f"{what}/{other}" for other in range(world_size)])
 
 
-def _failure(error: BaseException, path: str) -> Failure:
+def _failure(error: BaseException, path: str) -> Report:
     if isinstance(error, SolutionFailed):
-        return Failure(str(error), place=None, is_finding=True)
+        return Report(place=None, error=str(error), is_finding=True)
     places = [Place(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename == path:
         places.append(Place(path, error.lineno or 0))
     of_the_learner = [place for place in places if place.file == path]
-    if isinstance(error, NotImplementedError) and of_the_learner:
-        sentence = f"{of_the_learner[-1]} is still a gap: {error}"
-        return Failure(sentence, of_the_learner[-1], is_finding=True)
-    message = GLOO_LOG.sub("", str(error).partition("\n")[0])
-    return Failure(
-        error=f"{type(error).__name__}: {message}",
-        place=of_the_learner[-1] if of_the_learner else None,
-        notes=tuple(getattr(error, "__notes__", [])),
-        is_consequence=any(sign in message for sign in CONSEQUENCES),
-    )
+    place = of_the_learner[-1] if of_the_learner else None
+    if isinstance(error, NotImplementedError) and place:
+        return Report(place, f"{place} is still a gap: {error}", is_finding=True)
+    message = str(error).partition("\n")[0]
+    is_consequence = any(sign in message for sign in CONSEQUENCES)
+    return Report(place, f"{type(error).__name__}: {message}", is_consequence)
 
 
-def _explained(failures: dict[int, Failure], world_size: int, file: str) -> str:
+def _explained(errors: dict[int, Report], world_size: int, file: str) -> str:
     """The sentence about an exception: which one, on which ranks, in which line."""
-    rank, failure = next(iter(failures.items()))
-    if failure.is_finding:
-        return failure.error
-    where = "on every rank" if len(failures) == world_size else f"on rank {rank}"
-    if failure.place is None:
-        notes = failure.notes or ["Does it have the signature of the starter file?"]
-        return "\n    ".join([f"{where} the call of {file} raised {failure.error}", *notes])
-    sentence = f"{where} {failure.place} raised {failure.error}"
-    return "\n    ".join([sentence, failure.place.code, *failure.notes])
+    rank, report = next(iter(errors.items()))
+    if report.is_finding:
+        return report.error
+    where = "every rank" if len(errors) == world_size else f"rank {rank}"
+    if report.place is None:
+        hint = "Does it have the signature of the starter file?"
+        return f"the call of {file} raised {report.error}, on {where}\n    {hint}"
+    return f"{report.place} raised {report.error}, on {where}\n    {report.place.code}"
 
 
-def _ended(lost: str) -> str:
-    """The sentence about a rank whose process has ended, given what the pool says of all ranks."""
-    ends = [line for line in lost.splitlines() if "exit code" in line]
-    # A rank with an exception, and one that is stuck, end with 1: look for another one first.
-    others = [line for line in ends if not line.endswith("exit code 1")]
-    [end, *_] = others or ends or [lost]
-    sentence = f"a process has ended, and not by an exception: {end}"
-    if end.endswith("exit code -6"):
-        sentence += (
-            "\n    gloo ends a rank that receives more bytes than it has room for: the ranks' tensors differ in size or"
-            " dtype"
-        )
-    return sentence
-
-
-def _hang(places: Sequence[Place | None], reason: str | None) -> str:
+def _hang(places: Places, reason: str | None) -> str:
     """The sentence about ranks that did not return, with the lines where they are, side by side."""
     lines = [f"after {SECONDS} seconds not every rank had returned; these are the lines where they are:"]
     for rank, place in enumerate(places):
         where = f"{place}: {place.code}" if place else "has returned"
         lines.append(f"    rank {rank}: {where}")
-    looping = [str(rank) for rank, place in enumerate(places) if place and not place.waits]
-    if looping:
-        who = f"ranks {' and '.join(looping)} wait" if len(looping) > 1 else f"rank {looping[0]} waits"
-        reason = f"{who} for nobody: a loop does not end there"
-    elif reason is None and None in places:
-        reason = "a rank that has returned does not answer: all ranks must call the same collectives, equally often"
-    elif reason is None:
-        reason = "they wait for each other: all ranks must call the same collectives, in the same order"
+    if reason is None:
+        reason = (
+            "all ranks must call the same collectives, in the same order and equally often (one that has returned does"
+            " not answer), and every loop must end"
+        )
     return "\n".join([*lines, f"    {reason}"])
 
 
@@ -329,9 +264,4 @@ def _place_in(stack: traceback.StackSummary, path: str) -> Place:
     places = [Place(frame.filename, frame.lineno or 0) for frame in reversed(stack)]
     of_the_learner = [place for place in places if place.file == path]
     of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
-    innermost = next(chain(of_the_learner, of_checkers, places))
-    of_torch = [frame for frame in stack if "/torch/distributed/" in frame.filename]
-    in_a_collective = any(COLLECTIVE.search(frame.name) for frame in of_torch)
-    # No Python function of torch is called from a line with a handle's wait(), or from a backward of DDP.
-    in_cpp = "wait" in innermost.code or "backward" in innermost.code
-    return innermost._replace(waits=in_a_collective or in_cpp)
+    return [*of_the_learner, *of_checkers, *places][0]
