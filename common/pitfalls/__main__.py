@@ -39,26 +39,22 @@ def run_all() -> bool:
 
 def show_mistake(name: str) -> None:
     """Print the code with the mistake, and nothing that explains it."""
-    mistake, _ = _code(name)
-    print(f"On {world_size(name)} processes:\n\n{mistake}\n")
+    source = inspect.getsource(load(name))
+    _, _, code = source.partition("\nLEVELS = ")  # behind the explanation
+    _, _, code = code.partition("\n")
+    mistake, _, _ = code.partition("\ndef right")
+    print(f"On {world_size(name)} processes:\n\n{mistake.strip()}\n")
 
 
 def show_answer(name: str) -> bool:
     """Print what is wrong, what catches it, the correction. True if caught."""
-    _, correction = _code(name)
-    print(f"{inspect.getdoc(load(name))}\n", flush=True)
+    pitfall = load(name)
+    print(f"{inspect.getdoc(pitfall)}\n", flush=True)
     caught = run(name)
     print(f"\nThe correction and the check (common/pitfalls/{name}.py):\n")
-    print(f"{correction}\n", flush=True)
+    print(inspect.getsource(pitfall.right))
+    print(inspect.getsource(pitfall.detect), flush=True)
     return caught
-
-
-def _code(name: str) -> tuple[str, str]:
-    """A pitfall's source without its head: to `wrong`, and from `right` on."""
-    _, _, code = inspect.getsource(load(name)).partition("\nLEVELS = ")
-    mistake, right, check = code.partition("\ndef right")
-    _, _, mistake = mistake.partition("\n")
-    return mistake.strip(), (right + check).strip()
 
 
 def quiz() -> bool:
