@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from common.exercises.compare import flat, near, side_by_side
-from common.exercises.stage import load_name
+from common.exercises.compare import near, shown, side_by_side
+from common.exercises.stage import SolutionFailed, load_name
 from common.exercises.traffic import observed
 from common.small.ddp.overlapped import OverlappedDDP
 
@@ -113,7 +113,10 @@ def run(path: str) -> list[dict]:
         for step, right in enumerate(right_ones):
             noted = training.begin()
             traffic.messages.clear()
-            train_step(training.model, training.optimizer, micro_batches_of(step))
+            micro_batches = micro_batches_of(step)
+            train_step(training.model, training.optimizer, micro_batches)
+            if len(micro_batches) != MICRO_BATCHES[step]:
+                raise SolutionFailed("the list of micro-batches has changed: leave it to the caller as it is")
             after = training.weight.item()
             steps.append({**noted, **right, "after": after, "sent_by_hand": len(traffic.messages)})
     return steps
@@ -123,8 +126,8 @@ def finding(results: list[list[dict]]) -> str | None:
     """What is wrong in the first step where something is."""
     for number, count in enumerate(MICRO_BATCHES):
         steps = [result[number] for result in results]
-        found = wrong_forward(steps, count) or wrong_steps(steps, count) or wrong_traffic(steps)
-        found = found or wrong_weight(steps, count, number)
+        found = wrong_forward(steps, count) or wrong_steps(steps) or wrong_traffic(steps)
+        found = found or wrong_weight(steps, count)
         if found:
             return f"in step {number + 1}, of {count} micro-batches, {found}"
     return None
@@ -132,74 +135,50 @@ def finding(results: list[list[dict]]) -> str | None:
 
 def wrong_forward(steps: list[dict], count: int) -> str | None:
     """A finding about the samples that went through the network at once."""
-    if max(step["most_graphs"] for step in steps) > 1:
-        return (
-            "several micro-batches were in memory at once, as much as of a large batch: a micro-batch's activations are"
-            " kept until its backward, so call it before the forward of the next one. The gradients add up in `.grad`"
-        )
     samples = [step["samples"] for step in steps]
     expected = [MICRO_BATCH_SIZE] * count
-    if samples == [expected] * len(steps):
+    most_graphs = max(step["most_graphs"] for step in steps)
+    if samples == [expected] * len(steps) and most_graphs == 1:
         return None
-    title = "the network was not called once for each micro-batch"
-    if max(flat(samples), default=0) > MICRO_BATCH_SIZE:
-        title = (
-            "several micro-batches went through the network at once: that needs the memory of a large batch, and"
-            " accumulation is there for those who lack it"
-        )
+    title = (
+        "several micro-batches were in memory at once, as much as of a large batch, and accumulation is there for those"
+        " who lack it: call the forward and then the backward of each one, and the gradients add up in `.grad`"
+    )
     return side_by_side(f"{title}; the samples of each forward:", samples, they_should_be=expected)
 
 
-def wrong_steps(steps: list[dict], count: int) -> str | None:
+def wrong_steps(steps: list[dict]) -> str | None:
     """A finding about how often the optimizer made a step."""
     made = [len(step["stepped_with"]) for step in steps]
     if made == [1] * len(steps):
         return None
-    title = "a train_step makes one optimizer step, after the backward of the last micro-batch and before zero_grad()"
-    if made == [count] * len(steps):
-        title = (
-            "there was an optimizer step after each micro-batch, so nothing was accumulated: let the gradients of all"
-            " micro-batches add up in `.grad`, which backward does by itself, and then make one step"
-        )
+    title = (
+        "a train_step makes one optimizer step, after the backward of the last micro-batch and before zero_grad(): the"
+        " gradients of all micro-batches add up in `.grad`, which backward does by itself"
+    )
     return side_by_side(f"{title}; the optimizer's steps:", made, they_should_be=1)
 
 
 def wrong_traffic(steps: list[dict]) -> str | None:
     """A finding about how often gradients were sent."""
     first = steps[0]
-    sent = [step["sent"] for step in steps]
-    by_hand = [step["sent_by_hand"] for step in steps]
-    once = [1] * len(steps)
-    if (by_hand == once and not any(sent)) or (sent == once and first["backwards_send"][-1]):
+    sent = [step["sent"] + step["sent_by_hand"] for step in steps]
+    if sent == [1] * len(steps) and (first["sent_by_hand"] or first["backwards_send"][-1]):
         return None
-    if any(by_hand):
-        title = "gradients were sent by dist.all_reduce, and not once: DDP sends them, or you, once in a step"
-        sent = by_hand
-    elif sent == once:
-        title = (
-            "gradients were sent, but not in the backward of the last micro-batch. What later backwards add stays on"
-            " its rank, and the ranks drift apart: the last one sends the sum of all, and stands outside no_sync()"
-        )
-    elif sent[0] == 0 and first["backwards_send"][-1] and first["forwards_send"][-1]:
+    if sent[0] == 0 and first["backwards_send"][-1] and first["forwards_send"][-1]:
         title = "DDP has sent no gradient, because the forward went past DDP: call model(inputs), and not model.module"
-    elif sent[0] == 0:
-        title = (
-            "DDP has sent no gradient: the last micro-batch, its forward through `model` too, belongs outside no_sync()"
-        )
-    elif first["forwards_send"] != first["backwards_send"]:
-        title = (
-            "gradients were sent in each backward, although it stands in no_sync(): the forward belongs into it too,"
-            " because DDP decides in the forward whether the next backward sends"
-        )
     else:
+        sending = [number for number, sends in enumerate(first["backwards_send"], start=1) if sends]
         title = (
-            "gradients were sent more than once: all micro-batches but the last one belong into `with"
-            " model.no_sync():`, forward and backward"
+            "the gradients have to be sent once, by the backward of the last micro-batch, which sends the sum of all:"
+            " the others belong into `with model.no_sync():`, forward and backward, and the last one outside, because"
+            " DDP decides in the forward whether the next backward sends. Outside of no_sync() were the backwards"
+            f" {shown(sending)}"
         )
     return side_by_side(f"{title}; messages in this step:", sent, they_should_be=1)
 
 
-def wrong_weight(steps: list[dict], count: int, number: int) -> str | None:
+def wrong_weight(steps: list[dict], count: int) -> str | None:
     """A finding about the weight after the step."""
     after = [step["after"] for step in steps]
     expected = steps[0]["weight"]
@@ -207,7 +186,7 @@ def wrong_weight(steps: list[dict], count: int, number: int) -> str | None:
         return None
     title = (
         "the weight is not that of one device with all samples in one batch: divide each micro-batch's loss once, by"
-        " the number of micro-batches, let the gradients add up, and make one step"
+        " len(micro_batches) (DDP averages over the ranks), let the gradients add up, and make one step"
     )
     [stepped_with] = steps[0]["stepped_with"]
     before, *later = steps[0]["gradients_before"]
@@ -219,9 +198,4 @@ def wrong_weight(steps: list[dict], count: int, number: int) -> str | None:
         title = "only the last micro-batch has counted: zero_grad() belongs after the step, not between micro-batches"
     elif near(stepped_with, count * steps[0]["gradient"]):
         title = "the gradients of the micro-batches were added and not averaged: divide each loss by their number"
-    elif number:
-        title = (
-            f"the weight was right after step {number}, of {MICRO_BATCHES[number - 1]} micro-batches: a step may have"
-            " another number of them, so divide each loss by len(micro_batches)"
-        )
     return side_by_side(f"{title}; the weight after the step:", after, it_should_be=expected)

@@ -13,6 +13,7 @@ MINUTES = 10
 READ = "02_ddp_raw/README.md"
 SAME_AS = "NaiveDDP (common/small/ddp/naive.py)"
 WORLD_SIZES = (2, 3)
+UNUSED = 2  # the number of the parameter that takes no part in the loss
 # The gradients of the biases, by rank. On two and on three ranks no rank's own is the mean, nor the sum divided twice,
 # and the mean is no whole number.
 FIRST = (1.0, 3.2, 8.0)
@@ -64,21 +65,20 @@ def run(path: str) -> dict:
 def finding(results: list[dict]) -> str | None:
     if any(result["weights_have_changed"] for result in results):
         return "the weights have changed; only the gradients are to be averaged"
-    unused = [result["after"].pop(2) for result in results]
-    own = [result["own"][:2] + result["own"][3:] for result in results]
-    means = results[0]["means"][:2] + results[0]["means"][3:]
+    own = [result["own"] for result in results]
     after = [result["after"] for result in results]
-    title = wrong_means(after, own, means)
-    if title:
-        last = [of_rank[2:] for of_rank in after]
-        if near([of_rank[:2] for of_rank in after], [means[:2]] * len(after)) and near(last, [o[2:] for o in own]):
-            title = (
-                "those of the last layer are still each rank's own: pass over the unused layer's None, and go on with"
-                " the parameter after it"
-            )
-        title = f"the gradients of first.weight, first.bias, last.weight and last.bias are not the means; {title}"
-        return side_by_side(title, after, **{f"rank_{rank}_had": had for rank, had in enumerate(own)}, means=means)
+    means = results[0]["means"]
+    unused = [of_rank[UNUSED] for of_rank in after]
     if any(gradient is not None for gradient in unused):
         title = "the unused layer has got a gradient: with weight decay or momentum it would now move"
         return side_by_side(title, unused, it_should_stay=None)
-    return None
+    title = wrong_means(after, own, means)
+    if title is None:
+        return None
+    if near(after, [means[:UNUSED] + of_rank[UNUSED:] for of_rank in own]):
+        title = (
+            "those of the last layer are still each rank's own: pass over the unused layer's None, and go on with the"
+            " parameter after it"
+        )
+    title = f"the gradients of the first, the unused and the last layer are not the means; {title}"
+    return side_by_side(title, after, **{f"rank_{rank}_had": had for rank, had in enumerate(own)}, means=means)

@@ -1,6 +1,7 @@
 """The checker of `buckets`: which gradients share a message, and what each one is when the message has arrived."""
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,7 @@ from torch import nn
 from common.exercises.compare import flat, gradients, near, plain, side_by_side, wrong_means
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
-from common.small.ddp.bucketed import Bucket, _fill_buckets
+from common.small.ddp.bucketed import BucketedDDP, _fill_buckets
 
 MINUTES = 25
 READ = "common/small/ddp/README.md"
@@ -51,18 +52,10 @@ def filled_by_the_small_one(capacity: int) -> object:
     return named([bucket.parameters for bucket in _fill_buckets(module, capacity)], module)
 
 
-def averaged_by_the_small_one() -> list:
-    module = Parameters()
-    module().backward()
-    bucket = Bucket(list(module.parameters()))
-    bucket.start_all_reduce(dist.get_world_size())
-    bucket.finish()
-    return gradients(module)
-
-
 def run(path: str) -> dict:
     """On one rank: the buckets for each capacity, and the gradients before and after one has been averaged."""
-    means = averaged_by_the_small_one()
+    small = BucketedDDP(Parameters())
+    small().backward()
     module = Parameters()
     with observed() as traffic:
         fill_buckets = load_name(path, "fill_buckets")
@@ -80,7 +73,7 @@ def run(path: str) -> dict:
         "own": own,
         "after": gradients(module),
         "parameters": [plain(parameter.flatten()) for parameter in module.parameters()],
-        "means": means,
+        "means": gradients(small),
         "messages": len(traffic.messages),
     }
 
@@ -93,25 +86,22 @@ def finding(results: list[dict]) -> str | None:
     return wrong_gradients(results)
 
 
-def wrong_buckets(capacity: int, buckets: object) -> str | None:
+def wrong_buckets(capacity: int, buckets: Any) -> str | None:
     """A finding about the buckets of one capacity."""
     expected = filled_by_the_small_one(capacity)
     if buckets == expected:
         return None
-    title = "the order is not DDP's: from the last parameter to the first, in each bucket and from one to the next"
-    inside = None
-    if isinstance(buckets, list) and all(isinstance(bucket, list) for bucket in buckets):
-        inside = [name for bucket in buckets for name in bucket]
-    if inside is None or not all(name in list(SHAPES) for name in inside):
+    title = (
+        "the order is not DDP's: from the last parameter, whose gradient backward computes first, to the first, in each"
+        " bucket and from one to the next"
+    )
+    is_list_of_lists = isinstance(buckets, list) and all(isinstance(bucket, list) for bucket in buckets)
+    inside = flat(buckets) if is_list_of_lists else [buckets]
+    if not all(name in list(SHAPES) for name in inside):
         title = "fill_buckets returns a list of buckets, each a list of the parameters themselves"
     elif set(inside) < set(SHAPES):
         missing = ", ".join(sorted(set(SHAPES) - set(inside)))
         title = f"{missing} is in no bucket, so its gradient would never travel: the last bucket may be short"
-    elif inside == list(SHAPES):
-        title = (
-            "the buckets begin with the first layer, whose gradient backward computes last: then none is full before"
-            " backward ends. Fill them from the last parameter to the first"
-        )
     elif inside == list(SHAPES)[::-1]:
         title = (
             "a bucket is closed at another place. Close it when it holds at least the capacity (>=), in bytes"
@@ -134,9 +124,10 @@ def wrong_gradients(results: list[dict]) -> str | None:
     known = wrong_means(after, [result["own"] for result in results], means)
     if known is None:
         return None
+    parts = {round(number, 6) for number in flat(after[0])}
     if near(after, [result["parameters"] for result in results]):
         known = "they are made of the parameters: pack `parameter.grad`"
-    elif {round(number, 6) for number in flat(after[0])} <= {round(number, 6) for number in flat(means)}:
+    elif parts <= {round(mean, 6) for mean in flat(means)}:
         known = (
             "put all parts of the message back in the order in which they were packed, each beginning where the one"
             " before it ends"

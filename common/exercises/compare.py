@@ -1,7 +1,7 @@
 """Numbers of a solution beside those that are right: equal or not, by which mistake, and shown rank by rank."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,14 +32,18 @@ def gradients(module: nn.Module) -> list[list[float] | None]:
 def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
     """Equality of numbers, or of lists of them, but for rounding errors."""
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
+        if len(left) != len(right):
+            return False
+        return all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
     if isinstance(left, int | float) and isinstance(right, int | float):
         return math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
     return left == right
 
 
 def scaled(value: Any, factor: float) -> Any:
-    """The number times the factor, or lists of such numbers."""
+    """The number times the factor, or lists of such numbers; None stays."""
+    if value is None:
+        return None
     if isinstance(value, list):
         return [scaled(each, factor) for each in value]
     return factor * value
@@ -48,14 +52,6 @@ def scaled(value: Any, factor: float) -> Any:
 def flat(lists: Iterable[list]) -> list:
     """The entries of all lists, in one."""
     return [entry for entries in lists for entry in entries]
-
-
-def mistake(actual: Sequence[Any], mistakes: Mapping[str, Sequence[Any]]) -> str | None:
-    """The mistake that would give just these numbers on all ranks; `mistakes` has each one's by its sentence."""
-    for sentence, numbers in mistakes.items():
-        if near(list(actual), list(numbers)):
-            return sentence
-    return None
 
 
 def wrong_means(after: Sequence[list], own: Sequence[list], means: list) -> str | None:
@@ -70,18 +66,21 @@ def wrong_means(after: Sequence[list], own: Sequence[list], means: list) -> str 
     # The order of a sum may differ, and no number may have been rounded to float32.
     if near(list(after), [means] * world_size, tolerance=1e-12):
         return None
-    known = mistake(
-        after,
-        {
-            "they are the sums over the ranks: divide by the world size": [scaled(means, world_size)] * world_size,
-            "they are each rank's own: what is added up over the ranks has to arrive in parameter.grad": own,
-            "they are each rank's own, divided by the world size: hand parameter.grad itself to all_reduce, which"
-            " writes the sum into it": [scaled(of_rank, 1 / world_size) for of_rank in own],
-            "they are rank 0's on every rank: copied, and not averaged": [own[0]] * world_size,
-            "they are divided by the world size twice": [scaled(means, 1 / world_size)] * world_size,
-        },
-    )
-    return known or "a mean is the sum of the ranks' gradients, divided once by the world size"
+    mistakes = {
+        "they are the sums over the ranks: divide by the world size": [scaled(means, world_size)] * world_size,
+        "they are each rank's own: what is added up over the ranks has to arrive in parameter.grad": own,
+        "they are each rank's own, divided by the world size: hand parameter.grad itself to all_reduce, which writes"
+        " the sum into it": [scaled(of_rank, 1 / world_size) for of_rank in own],
+        "they are rank 0's on every rank: copied, and not averaged": [own[0]] * world_size,
+        "they are divided by the world size twice": [scaled(means, 1 / world_size)] * world_size,
+        "they are rounded: give your own tensors the dtype of the gradients, here float64": [means] * world_size,
+    }
+    for sentence, numbers in mistakes.items():
+        if near(list(after), list(numbers)):
+            return sentence
+    if near(after[0], means):
+        return "rank 0 has them, and other ranks have not: reduce gives the sum to one rank, and all_reduce to all"
+    return "a mean is the sum of the ranks' gradients, divided once by the world size"
 
 
 def shown(value: Any) -> str:

@@ -7,14 +7,18 @@ import torch.distributed as dist
 from torch import nn
 
 from common.accelerator.sampler import DistributedEvalSampler
-from common.exercises.compare import near, plain, side_by_side
-from common.exercises.stage import Places, load_name
+from common.exercises.compare import near, side_by_side
+from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"
 SAME_AS = "one device, and DistributedEvalSampler (common/accelerator/sampler.py)"
 WORLD_SIZES = (7, 1)
+WHY_IT_HANGS = (
+    "all ranks must call the same collectives, equally often, however many samples each has: with fewer samples than"
+    " ranks some have none"
+)
 # On seven ranks: a remainder of two, one of three, and fewer samples than ranks.
 CASES = {"100 samples on {}": {"size": 100}, "17 samples on {}": {"size": 17}, "3 samples on {}": {"size": 3}}
 
@@ -54,21 +58,12 @@ def run(path: str, size: int) -> dict:
         returned = accuracy(model, dataset_of(size))
     share = list(DistributedEvalSampler(range(size), dist.get_world_size(), dist.get_rank()))
     return {
-        "returned": "a Tensor, of which .item() makes a number" if torch.is_tensor(returned) else plain(returned),
+        "returned": returned if isinstance(returned, float) else f"a {type(returned).__name__}",
         "seen": model.seen,
         "share": len(share),
         "of_share": accuracy_of(share),
         "truth": accuracy_of(range(size)),
     }
-
-
-def why_it_hangs(places: Places) -> str | None:
-    if None in places:
-        return (
-            "a rank has returned, and does not answer: all ranks must call the same collectives, equally often, however"
-            " many samples each has, and with fewer samples than ranks some have none"
-        )
-    return None
 
 
 def finding(results: list[dict]) -> str | None:
@@ -79,12 +74,11 @@ def finding(results: list[dict]) -> str | None:
     shares = [result["share"] for result in results]
     size = sum(shares)
     samples = f"\n    samples by rank: {seen}\n    for example: {shares}"
-    if not all(isinstance(value, int | float) for value in returned):
-        return side_by_side("accuracy returns a number on every rank; these are what came:", returned)
-    if sum(seen) > size:
-        return f"the ranks together ran {sum(seen)} samples: some were evaluated twice{samples}"
-    if sum(seen) < size:
-        return f"the ranks together ran {sum(seen)} samples: some were left out{samples}"
+    if not all(isinstance(value, float) for value in returned):
+        return side_by_side("accuracy returns a float on every rank; these are what came:", returned)
+    if sum(seen) != size:
+        what = "evaluated twice" if sum(seen) > size else "left out"
+        return f"the ranks together ran {sum(seen)} samples: some were {what}{samples}"
     if size > 2 * world_size > 2 and max(seen) > size / 2:
         return f"rank {seen.index(max(seen))} runs most samples, and the others wait for it: share them out{samples}"
     if near(returned, [truth] * world_size):

@@ -18,6 +18,7 @@ WORLD_SIZES = (2, 3)
 INPUTS = (1.0, 3.0, 8.0)  # by rank
 STEPS = 2
 LAYERS = 3
+LATE = "were not waited for before the optimizer's step: call wait() of each handle in OverlappedDDP.wait()"
 
 
 class Moment(NamedTuple):
@@ -64,8 +65,11 @@ def run(path: str) -> dict:
     layers: list[list[int]] = []  # of each message
 
     def note_layers(message: Message) -> None:
-        grads = [parameter.grad for parameter in module.parameters()]
-        layers.append([layer for layer, grad in enumerate(grads) if grad is not None and is_of(message, grad)])
+        sent = []
+        for layer, parameter in enumerate(module.parameters()):
+            if is_of(message, parameter.grad):
+                sent.append(layer)
+        layers.append(sent)
 
     with observed() as traffic:
         traffic.moment = Moment(0, LAYERS)
@@ -87,18 +91,20 @@ def run(path: str) -> dict:
                 raise
         if found:
             raise SolutionFailed(found)
-    return {"own": own, "after": after, "means": means, "copies": not any(layers)}
+    return {"own": own, "after": after, "means": means}
 
 
-def is_of(message: Message, tensor: torch.Tensor) -> bool:
+def is_of(message: Message, tensor: torch.Tensor | None) -> bool:
     """True where the message was given this very tensor."""
-    return message.tensor is not None and message.tensor.data_ptr() == tensor.data_ptr()
+    if tensor is None or message.tensor is None:
+        return False
+    return message.tensor.data_ptr() == tensor.data_ptr()
 
 
 def why_none(module: nn.Module, traffic: Traffic) -> str | None:
     """The idea behind an error about None: it came where a gradient, or a handle, was expected."""
-    if traffic.moment.step > 1:
-        return wrong_waits(traffic.messages)
+    if any(late(message) for message in traffic.messages if message.began.step < traffic.moment.step):
+        return f"not all messages {LATE}"
     if any(not message.in_background for message in traffic.messages):
         return (
             "all_reduce returned None and no handle: without async_op=True it makes backward wait until the sum has"
@@ -121,8 +127,6 @@ def late(message: Message) -> bool:
 
 def wrong_traffic(messages: list[Message], layers: list[list[int]], weights: list[nn.Parameter]) -> str | None:
     """A finding about the way in which this rank's all-reduces were called."""
-    if not messages:
-        return "no all-reduce was called: a hook has to begin one for each gradient"
     early = [message for message in messages if message.began.gradients_left > 0]
     mistakes = {
         "were given a parameter, which is the weights: its gradient, which has to be averaged, is parameter.grad": [
@@ -138,11 +142,15 @@ def wrong_traffic(messages: list[Message], layers: list[list[int]], weights: lis
         " for them in OverlappedDDP.wait()": [
             message for message in messages if message.waits and message.waits[0].gradients_left > 0
         ],
+        LATE: [message for message in messages if late(message)],
+        "were waited for again in the next step: forget the handles of a step when all have arrived": [
+            message for message in messages if message.waits and message.waits[-1].step > message.waits[0].step
+        ],
     }
     for sentence, those in mistakes.items():
         if those:
             return f"{len(those)} of {len(messages)} all-reduces {sentence}"
-    return wrong_count(messages, layers) or wrong_waits(messages)
+    return wrong_count(messages, layers)
 
 
 def wrong_count(messages: list[Message], layers: list[list[int]]) -> str | None:
@@ -161,20 +169,6 @@ def wrong_count(messages: list[Message], layers: list[list[int]]) -> str | None:
     return None
 
 
-def wrong_waits(messages: list[Message]) -> str | None:
-    if any(late(message) for message in messages):
-        return (
-            "not all handles were waited for before the optimizer's step: call wait() of each in OverlappedDDP.wait()"
-        )
-    again = [message for message in messages if message.waits[-1].step > message.began.step]
-    if again:
-        return (
-            f"{len(again)} of {len(messages)} handles were waited for again in the next step: forget the handles of a"
-            " step when all have arrived"
-        )
-    return None
-
-
 def finding(results: list[dict]) -> str | None:
     """What is wrong with the gradients of the first step that is wrong."""
     own = [result["own"] for result in results]
@@ -182,8 +176,6 @@ def finding(results: list[dict]) -> str | None:
         after = [result["after"][step] for result in results]
         means = results[0]["means"][step]
         known = wrong_means(after, own, means)
-        if known and results[0]["copies"]:
-            known = f"{known} (copies of the gradients were sent, and the sums are in these copies)"
         if known:
             title = f"in step {step + 1} the gradients of the {LAYERS} layers are not the means; {known}"
             return side_by_side(title, after, means=means)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from common.exercises.compare import flat, near, plain, shown, side_by_side
 from common.exercises.stage import SolutionFailed, load_name
@@ -26,24 +26,18 @@ SAMPLES = 18
 BATCH_SIZE = 6  # of all ranks
 # Of the loader that shuffles: so many that a rank does not by chance have the same ones as without shuffling.
 SHUFFLED_SAMPLES = 24
-FIRST_WEIGHTS = (1.0, 2.0, 3.0)  # by rank, where nobody makes them equal
 
 
-class Numbers(Dataset):
+class Numbers(list[int]):
     """The numbers from 0 on, and which of them were read."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        super().__init__(range(size))
         self.read: list[int] = []
 
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> int:
-        if index >= self.size:
-            raise IndexError(f"there are {self.size} numbers")  # here a loop over the dataset ends
+    def __getitem__(self, index: Any) -> Any:
         self.read.append(index)
-        return index
+        return super().__getitem__(index)
 
 
 def as_batch(numbers: list[int]) -> dict[str, torch.Tensor]:
@@ -59,9 +53,11 @@ def objects() -> list[Any]:
     """
     torch.manual_seed(dist.get_rank())
     model = nn.Linear(1, 1, bias=False).double()
-    nn.init.constant_(model.weight, FIRST_WEIGHTS[dist.get_rank()])
-    loader = DataLoader(Numbers(SAMPLES), BATCH_SIZE, collate_fn=as_batch)
-    shuffled = DataLoader(Numbers(SHUFFLED_SAMPLES), BATCH_SIZE, collate_fn=as_batch, shuffle=True)
+    nn.init.constant_(model.weight, 1.0 + dist.get_rank())  # nobody has made them equal
+    numbers: Any = Numbers(SAMPLES)
+    more_numbers: Any = Numbers(SHUFFLED_SAMPLES)
+    loader: Any = DataLoader(numbers, BATCH_SIZE, collate_fn=as_batch)
+    shuffled: Any = DataLoader(more_numbers, BATCH_SIZE, collate_fn=as_batch, shuffle=True)
     return [loader, model, SGD(model.parameters(), lr=0.1), shuffled]
 
 
@@ -71,11 +67,6 @@ def prepared_by_the_small_one() -> list[Any]:
     with mock.patch.object(dist, "init_process_group"):  # this rank is in a group already
         accelerator = Accelerator(True, config, [group])
     return accelerator.prepare(*objects())
-
-
-def weights_of(model: nn.Module) -> list[float]:
-    [weight] = model.parameters()
-    return plain(weight.flatten())
 
 
 def samples_in(batch: Any) -> list[int]:
@@ -94,7 +85,7 @@ def trained(batches: Iterable[Any], model: Any, optimizer: Any) -> list:
         F.mse_loss(model(batch["inputs"]), batch["targets"]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        weights.append(weights_of(model))
+        weights.append([plain(parameter.flatten()) for parameter in model.parameters()])
     return weights
 
 
@@ -103,46 +94,32 @@ def run(path: str) -> dict:
     expected = trained(*prepared_by_the_small_one()[:3])
     given = objects()
     prepared = load_name(path, "prepare")(*given)
-    refuse_other_kinds(prepared)
+    kinds = (Iterable, nn.Module, SGD, Iterable)
+    if not isinstance(prepared, list) or len(prepared) != 4 or not all(map(isinstance, prepared, kinds)):
+        raise SolutionFailed(
+            f"prepare was given a DataLoader, a Linear, an SGD and a DataLoader; it returned {shown(plain(prepared))}:"
+            " it has to return a list of as many objects, each in the place in which it came"
+        )
     loader, model, optimizer, shuffled = prepared
     batches = list(loader)
     samples = list(map(samples_in, batches))
     read = sorted(set(given[0].dataset.read))
-    of_shuffled = list(map(samples_in, shuffled))
     of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    first = weights_of(model)
     # A rank with more batches than another one would wait in backward for ever.
     equally_many = len(set(all_gather_object(len(batches)))) == 1
     return {
-        "first": first,
         "weights": trained(batches, model, optimizer) if equally_many else [],
         "expected": expected,
         "same_optimizer": optimizer is given[2],
         "same_parameters": of_optimizer == {id(parameter) for parameter in model.parameters()},
         "samples": samples,
-        "shuffled": of_shuffled,
+        "shuffled": list(map(samples_in, shuffled)),
         "read": read,
     }
 
 
-def refuse_other_kinds(prepared: Any) -> None:
-    """Raise SolutionFailed if what `prepare` has returned is not of the kinds of what it was given."""
-    kinds = (Iterable, nn.Module, SGD, Iterable)
-    returned = plain(prepared)
-    if isinstance(prepared, list) and len(prepared) == len(kinds) and all(map(isinstance, prepared, kinds)):
-        return
-    raise SolutionFailed(
-        f"prepare was given a DataLoader, a Linear, an SGD and a DataLoader; it returned {shown(returned)}: it has to"
-        " return a list of as many objects, each in the place in which it came"
-    )
-
-
 def finding(results: list[dict]) -> str | None:
-    """The first thing that is wrong: the network's weights, the optimizer, the samples, the training."""
-    first = [result["first"] for result in results]
-    if not near(first, [[FIRST_WEIGHTS[0]]] * len(results)):
-        title = "each rank begins with weights of its own: DistributedDataParallel gives all ranks those of rank 0"
-        return side_by_side(f"{title}; the weight before the first step:", first, it_should_be=FIRST_WEIGHTS[0])
+    """The first thing that is wrong: the optimizer, the samples, the training."""
     if not all(result["same_parameters"] for result in results):
         return (
             "the optimizer does not hold the parameters of the network that came back, so its steps do not move them:"
@@ -151,8 +128,7 @@ def finding(results: list[dict]) -> str | None:
     if not all(result["same_optimizer"] for result in results):
         return (
             "the optimizer that came back is another one than was given, without its settings and its state. It needs"
-            " no change, so return the very object: equal weights and equal averaged gradients make equal steps on all"
-            " ranks"
+            " no change, so return the very object: equal weights and averaged gradients make equal steps on all ranks"
         )
     return wrong_samples(results) or wrong_weights(results) or wrong_shuffle(results)
 
@@ -162,8 +138,7 @@ def wrong_samples(results: list[dict]) -> str | None:
     samples = [result["samples"] for result in results]
     read = [result["read"] for result in results]
     batches = [list(range(start, start + BATCH_SIZE)) for start in range(0, SAMPLES, BATCH_SIZE)]
-    counts = list(map(len, samples))
-    step_size = len(joined(samples)[0])
+    step_size = len(flat(joined(samples)[:1]))
     if joined(samples) == batches:
         if read == [sorted(flat(of_rank)) for of_rank in samples]:
             return None
@@ -172,7 +147,7 @@ def wrong_samples(results: list[dict]) -> str | None:
             " choose the numbers of the samples before they are read; the samples read by"
         )
         return side_by_side(title, read)
-    if len(set(counts)) > 1:
+    if len(set(map(len, samples))) > 1:
         title = (
             "a rank had fewer batches than another one, which waits for it in backward for ever: share out each batch,"
             " so that all ranks take part in every step"
@@ -196,13 +171,15 @@ def wrong_samples(results: list[dict]) -> str | None:
 
 
 def wrong_weights(results: list[dict]) -> str | None:
+    """A finding about the training with the prepared objects."""
     weights = [result["weights"] for result in results]
     expected = results[0]["expected"]
     if near(weights, [expected] * len(results)):
         return None
-    title = "the weights are not those of one device"
-    if not near(weights, weights[:1] * len(results)):
-        title = "the ranks drift apart, because each steps with the gradients of its own samples: DDP averages them"
+    title = (
+        "the weights are not those of one device: DistributedDataParallel gives all ranks the weights of rank 0, and"
+        " averages their gradients, so that the ranks do not drift apart"
+    )
     return side_by_side(f"{title}; the weight after each step:", weights, it_should_be=expected)
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.exercises.compare import near, plain, scaled, shown, side_by_side
-from common.exercises.stage import Places, SolutionFailed, load_name
+from common.exercises.stage import SolutionFailed, load_name
 from common.exercises.traffic import Message, observed
 from common.process_group import COLLECTIVES
 from common.small.ring import ring_messages
@@ -16,6 +16,11 @@ MINUTES = 40
 READ = "02_ddp_raw/README.md"
 SAME_AS = "the small ring (common/small/ring.py), with as few numbers on each link"
 WORLD_SIZES = (3, 2)
+WHY_IT_HANGS = (
+    "if all ranks are in recv, nobody has sent yet, and if all are in send, or wait for it, nobody receives: begin to"
+    " send by isend, then receive, and wait for the send after that. Each message is sent by one rank and received by"
+    " its right neighbour"
+)
 CASES = {
     "6 numbers on {}": {"size": 6},
     "7 numbers on {}": {"size": 7},
@@ -31,23 +36,17 @@ def check_neighbour(message: Message) -> None:
     """Raise SolutionFailed if a message goes to, or comes from, anybody but the neighbour."""
     rank = dist.get_rank()
     world_size = dist.get_world_size()
-    to_whom = message.arguments.get("dst", message.arguments.get("group_dst"))
-    from_whom = message.arguments.get("src", message.arguments.get("group_src"))
-    right = (rank + 1) % world_size
-    left = (rank - 1) % world_size
     if message.name in COLLECTIVES:
         raise SolutionFailed(
             f"dist.{message.name} was called: build the all-reduce from sends and receives of two ranks each"
         )
-    if message.name == "isend" and to_whom != right:
+    peer_names = ("dst", "group_dst") if message.name == "isend" else ("src", "group_src")
+    peers = [message.arguments[name] for name in peer_names if message.arguments.get(name) is not None]
+    neighbour = (rank + 1) % world_size if message.name == "isend" else (rank - 1) % world_size
+    if peers not in ([neighbour], []):  # without a source a message of any rank is received
         raise SolutionFailed(
-            f"rank {rank} sends to rank {to_whom}: in a ring each rank sends to its right neighbour only,"
-            f" (rank + 1) % world size, here rank {right}"
-        )
-    if message.name == "irecv" and from_whom not in (left, None):
-        raise SolutionFailed(
-            f"rank {rank} receives from rank {from_whom}: in a ring each rank receives from its left neighbour only,"
-            f" (rank - 1) % world size, here rank {left}"
+            f"the {message.name} of rank {rank} is to, or from, rank {peers[0]}: in a ring each rank sends to its right"
+            " neighbour only, (rank + 1) % world size, and receives from its left one, (rank - 1) % world size"
         )
 
 
@@ -73,18 +72,6 @@ def run(path: str, size: int) -> dict:
         "sent": [plain(message.sent.flatten()) for message in sends],
         "to_be_sent": sent_by_the_small_one,
     }
-
-
-def why_it_hangs(places: Places) -> str:
-    codes = [place.code if place else "" for place in places]
-    if all("recv(" in code for code in codes):
-        return "every rank waits in recv for a neighbour that has not sent yet: begin to send before you receive"
-    if all("send(" in code or "wait(" in code for code in codes):
-        return (
-            "every rank waits until its neighbour receives, and the neighbour does the same: begin the send with isend,"
-            " then receive, and wait for the send after that"
-        )
-    return "each message has to be sent by one rank and received by its right neighbour, equally often on all ranks"
 
 
 def finding(results: list[dict]) -> str | None:
@@ -116,8 +103,8 @@ def wrong_message(results: list[dict]) -> str | None:
             expected = result["to_be_sent"][step]
             if len(result["sent"]) <= step:
                 return (
-                    f"rank {rank} has sent {len(result['sent'])} messages, of {steps}: each half of the ring has W - 1"
-                    f" steps, and in each a rank sends a chunk{after_the_first_half(results)}"
+                    f"rank {rank} has sent {len(result['sent'])} messages, of {steps}: each half of the ring, the"
+                    " reduce-scatter and then the all-gather, has W - 1 steps, and in each a rank sends a chunk"
                 )
             sent = result["sent"][step]
             if not near(sent, expected):
@@ -126,15 +113,6 @@ def wrong_message(results: list[dict]) -> str | None:
                     f" {rule(step, world_size, sent, result['own'])}"
                 )
     return None
-
-
-def after_the_first_half(results: list[dict]) -> str:
-    if all(len(result["sent"]) == len(results) - 1 for result in results):
-        return (
-            ". The first half, the reduce-scatter, is right; now send the finished chunks around, the all-gather, and"
-            " write what arrives into `tensor`"
-        )
-    return ""
 
 
 def rule(step: int, world_size: int, sent: list[float], own: list[float]) -> str:
@@ -147,18 +125,12 @@ def rule(step: int, world_size: int, sent: list[float], own: list[float]) -> str
         )
     if step == 0:
         return "the first step sends the chunk whose number is the rank's"
-    if step < world_size - 1 and set(sent) <= set(own):
-        return (
-            "no sum was passed on. A rank adds what arrives to its chunk of the same number, in place (chunk +="
-            " arrived; chunk + arrived is a new tensor), and sends this very chunk in the next step, whose number is"
-            " one lower"
-        )
     if step < world_size:
         return (
-            "in the first half a rank adds what arrives, received into a tensor of its own such as"
-            " torch.empty_like(chunk), to its chunk of the same number, and sends this chunk in the next step. After"
-            " it the chunk (rank + 1) % world size is finished, and with this one, not with the chunk of its own"
-            " number, the second half begins"
+            "in the first half a rank receives into a tensor of its own, such as torch.empty_like(chunk), and adds it"
+            " to its chunk of the same number, in place (chunk += arrived; chunk + arrived is a new tensor). In the"
+            " next step it sends this chunk, whose number is one lower. At the end the chunk (rank + 1) % world size is"
+            " finished, and with this one, not with the chunk of its own number, the second half begins"
         )
     return "in the second half a chunk that arrives is finished: copy it, do not add it, and send it in the next step"
 
@@ -173,7 +145,7 @@ def too_much_sent(results: list[dict]) -> str | None:
     if max(sent) <= most:
         return None
     title = (
-        f"the sums are right, but more was sent than in a ring with chunks: cut the {size} numbers into {world_size}"
-        f" chunks, and send one chunk in each of the {2 * (world_size - 1)} steps; the numbers sent:"
+        f"the sums are right, but more was sent than in a ring with chunks: in each of the {2 * (world_size - 1)} steps"
+        f" a rank sends one of the {world_size} chunks into which the {size} numbers are cut; the numbers sent:"
     )
     return side_by_side(title, sent, at_most=most)

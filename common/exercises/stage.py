@@ -6,9 +6,7 @@ own line: a gap that is left, an exception, a collective that nobody answers, a 
 """
 
 import contextlib
-import functools
 import importlib.util
-import linecache
 import os
 import pickle
 import sys
@@ -16,10 +14,9 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -29,33 +26,18 @@ from common.processes import RankFailed, ranks
 
 SECONDS = 8  # that a solution has on every rank, from the import of its file to its return
 PATIENCE = 60  # seconds for everything that is not the solution's, such as the start of the ranks
-CHECKERS = str(Path(__file__).parent)
 # Each rank is as on a machine of its own, so that a solution cannot take the ranks of one machine for all of them.
 ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 # gloo's words for "another rank has left": the consequence of that rank's error, and no error of its own.
 CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
+SAME_COLLECTIVES = (
+    "all ranks must call the same collectives, in the same order and equally often (one that has returned does not"
+    " answer), and every loop must end"
+)
 
 
 class SolutionFailed(Exception):
     """The solution could not be run to its end; the message is a finding."""
-
-
-class Place(NamedTuple):
-    """A line of the learner's file, or of a checker that has called it."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"line {self.line} of {Path(self.file).name}"
-
-    @property
-    def code(self) -> str:
-        linecache.checkcache(self.file)  # the file may have been mended since the last check
-        return linecache.getline(self.file, self.line).strip()
-
-
-Places = Sequence[Place | None]  # of a hang, by rank; None: the rank has returned
 
 
 class Report(NamedTuple):
@@ -64,10 +46,9 @@ class Report(NamedTuple):
     It leaves this in a file, which is there too if another rank has to be ended.
     """
 
-    place: Place | None
-    error: str | None = None  # None: the time was over
+    line: str | None  # the learner's, or of the checker that has called it
+    error: str | None = None  # a sentence; None: the time was over
     is_consequence: bool = False  # of another rank's end
-    is_finding: bool = False  # the error is a sentence for the learner already
 
 
 def load_name(path: str, name: str) -> Callable[..., Any]:
@@ -77,7 +58,6 @@ def load_name(path: str, name: str) -> Callable[..., Any]:
         SolutionFailed: if the file does not define it.
     """
     spec = importlib.util.spec_from_file_location("solution", path)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = getattr(module, name, None)
@@ -86,36 +66,7 @@ def load_name(path: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def first_finding(checker: ModuleType, path: Path) -> str | None:
-    """What is wrong on the first number of ranks, and in the first case, in which something is.
-
-    Only a solution that was right on one number of ranks comes to the next. So what is wrong then is mostly a number
-    that was written where the world size or the rank belongs.
-    """
-    why_it_hangs = getattr(checker, "why_it_hangs", lambda places: None)
-    before = None
-    for world_size in checker.WORLD_SIZES:
-        for title, case in getattr(checker, "CASES", {"on {}": {}}).items():
-            try:
-                job = functools.partial(checker.run, **case)
-                found = checker.finding(on_ranks(world_size, job, path, why_it_hangs))
-            except SolutionFailed as failure:
-                found = str(failure)
-            if found:
-                where = title.format("1 rank" if world_size == 1 else f"{world_size} ranks")
-                if before:
-                    where += (
-                        f", after all was right on {before} (is there a {before} in your code, or another number, where"
-                        " dist.get_world_size() or dist.get_rank() belongs?)"
-                    )
-                return f"{where}: {found}"
-        before = world_size
-    return None
-
-
-def on_ranks(
-    world_size: int, job: Callable[[str], Any], path: Path, why_it_hangs: Callable[[Places], str | None]
-) -> list[Any]:
+def on_ranks(world_size: int, job: Callable[[str], Any], path: Path, why_it_hangs: str) -> list[Any]:
     """The results of `job(path)` on each of `world_size` ranks.
 
     Raises:
@@ -138,17 +89,20 @@ def on_ranks(
         reports = {}
         for file in sorted(Path(folder).glob("*.report")):
             reports[int(file.stem)] = pickle.loads(file.read_bytes())
-    errors = {rank: report for rank, report in reports.items() if report.error}
-    own_errors = {rank: report for rank, report in errors.items() if not report.is_consequence}
+    errors = [report for report in reports.values() if report.error]
+    own_errors = [report for report in errors if not report.is_consequence]
     if own_errors:
-        raise SolutionFailed(_explained(own_errors, world_size, path.name))
+        raise SolutionFailed(own_errors[0].error)
     if len(errors) < len(reports):
-        places = [reports[rank].place if rank in reports else None for rank in range(world_size)]
-        raise SolutionFailed(_hang(places, why_it_hangs(places)))
+        lines = [f"after {SECONDS} seconds not every rank had returned; these are the lines where they are:"]
+        for rank in range(world_size):
+            line = reports[rank].line if rank in reports else "has returned"
+            lines.append(f"    rank {rank}: {line}")
+        raise SolutionFailed("\n".join([*lines, f"    {why_it_hangs}"]))
     # A rank with an exception, and one that is stuck, end with 1.
     ends = [line for line in ended.splitlines() if "exit code" in line and not line.endswith("exit code 1")]
     if errors and not ends:
-        raise SolutionFailed(_explained(errors, world_size, path.name))
+        raise SolutionFailed(errors[0].error)
     hint = ""
     if ends and ends[0].endswith("-6"):
         hint = "; gloo ends a rank that receives more bytes than it has room for: the tensors differ in size or dtype"
@@ -170,21 +124,21 @@ def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> An
     )
     with group, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's name a line of the checker, and would stand before the findings
-        _wait_for_all(store, "start", rank, world_size)
         report = files / f"{rank}.report"
         watchdog = _watchdog(seconds, report, path)
         watchdog.start()
         try:
             value = job(path)
         except BaseException as error:
-            _leave(report, _failure(error, path))
+            _leave(report, _failure(error, path, rank))
         finally:
             watchdog.cancel()
         store.set_timeout(timedelta(seconds=seconds + 1))
         # By no collective: it would answer one of a rank whose solution has called one more. And a rank that left
         # would close its connections: whoever still waits for it would see that, and could not be asked where.
         with contextlib.suppress(RuntimeError):
-            _wait_for_all(store, "end", rank, world_size)
+            store.set(f"end/{rank}", "")
+            store.wait([f"end/{other}" for other in range(world_size)])
         return value
 
 
@@ -198,7 +152,10 @@ def _watchdog(seconds: int, report: Path, path: str) -> threading.Timer:
 
     def report_and_leave() -> None:
         stack = traceback.extract_stack(sys._current_frames()[watched])
-        _leave(report, Report(_place_in(stack, path)))
+        of_the_learner = [frame for frame in stack if frame.filename == path]
+        of_checkers = [frame for frame in stack if Path(frame.filename).parent == Path(__file__).parent]
+        innermost = [*stack, *of_checkers, *of_the_learner][-1]
+        _leave(report, Report(_line(innermost.filename, innermost.lineno, innermost.line)))
 
     watchdog = threading.Timer(seconds, report_and_leave)
     watchdog.daemon = True
@@ -213,55 +170,26 @@ def _leave(file: Path, report: Report) -> None:
     os._exit(1)
 
 
-def _wait_for_all(store: dist.Store, what: str, rank: int, world_size: int) -> None:
-    store.set(f"{what}/{rank}", "")
-    store.wait([f"{what}/{other}" for other in range(world_size)])
+def _line(file: str, number: int | None, code: str | None) -> str:
+    return f"line {number} of {Path(file).name}: {(code or '').strip()}"
 
 
-def _failure(error: BaseException, path: str) -> Report:
-    if isinstance(error, SolutionFailed):
-        return Report(place=None, error=str(error), is_finding=True)
-    places = [Place(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+def _failure(error: BaseException, path: str, rank: int) -> Report:
+    """The sentence about an exception on this rank, with the learner's line."""
+    line = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == path:
+            line = _line(path, frame.lineno, frame.line)
     if isinstance(error, SyntaxError) and error.filename == path:
-        places.append(Place(path, error.lineno or 0))
-    of_the_learner = [place for place in places if place.file == path]
-    place = of_the_learner[-1] if of_the_learner else None
-    if isinstance(error, NotImplementedError) and place:
-        return Report(place, f"{place} is still a gap: {error}", is_finding=True)
+        line = _line(path, error.lineno, error.text)
     message = str(error).partition("\n")[0]
+    raised = f"raised {type(error).__name__}: {message}, on rank {rank}"
     is_consequence = any(sign in message for sign in CONSEQUENCES)
-    return Report(place, f"{type(error).__name__}: {message}", is_consequence)
-
-
-def _explained(errors: dict[int, Report], world_size: int, file: str) -> str:
-    """The sentence about an exception: which one, on which ranks, in which line."""
-    rank, report = next(iter(errors.items()))
-    if report.is_finding:
-        return report.error
-    where = "every rank" if len(errors) == world_size else f"rank {rank}"
-    if report.place is None:
-        hint = "Does it have the signature of the starter file?"
-        return f"the call of {file} raised {report.error}, on {where}\n    {hint}"
-    return f"{report.place} raised {report.error}, on {where}\n    {report.place.code}"
-
-
-def _hang(places: Places, reason: str | None) -> str:
-    """The sentence about ranks that did not return, with the lines where they are, side by side."""
-    lines = [f"after {SECONDS} seconds not every rank had returned; these are the lines where they are:"]
-    for rank, place in enumerate(places):
-        where = f"{place}: {place.code}" if place else "has returned"
-        lines.append(f"    rank {rank}: {where}")
-    if reason is None:
-        reason = (
-            "all ranks must call the same collectives, in the same order and equally often (one that has returned does"
-            " not answer), and every loop must end"
-        )
-    return "\n".join([*lines, f"    {reason}"])
-
-
-def _place_in(stack: traceback.StackSummary, path: str) -> Place:
-    """The innermost line of the learner's file in a stack, or else of the checker that called it."""
-    places = [Place(frame.filename, frame.lineno or 0) for frame in reversed(stack)]
-    of_the_learner = [place for place in places if place.file == path]
-    of_checkers = [place for place in places if place.file.startswith(CHECKERS) and place.file != __file__]
-    return [*of_the_learner, *of_checkers, *places][0]
+    if isinstance(error, SolutionFailed):
+        return Report(line, str(error))
+    if line is None:
+        hint = "Does it take, and return, what the starter file says?"
+        return Report(None, f"the call of {Path(path).name} {raised}\n    {hint}", is_consequence)
+    if isinstance(error, NotImplementedError):
+        return Report(line, f"this line is still a gap: {line}")
+    return Report(line, f"{line}\n    {raised}", is_consequence)

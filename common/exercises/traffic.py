@@ -105,22 +105,6 @@ class Traffic:
         message.wait()
         return None
 
-    def refuse_unfinished(self) -> None:
-        """Raise SolutionFailed if a message was not waited for, or was changed on its way."""
-        forgotten = [message.name for message in self.messages if not message.waits]
-        if forgotten:
-            raise SolutionFailed(
-                f"rank {dist.get_rank()} has not called wait() on these handles: {shown(forgotten)}. What is sent in"
-                " the background may not have gone, and what is received may not have come, before wait() returns"
-            )
-        changed = [message.name for message in self.messages if message.was_changed]
-        if changed:
-            raise SolutionFailed(
-                f"{len(changed)} of {len(self.messages)} messages were changed while their {changed[0]} was under way:"
-                " with async_op=True the sum is there when the handle's wait() has returned, so divide after it, or"
-                " before it begins"
-            )
-
 
 @contextmanager
 def observed() -> Iterator[Traffic]:
@@ -138,4 +122,16 @@ def observed() -> Iterator[Traffic]:
                 # These are what send and recv call, and batch_isend_irecv compares its operations with them.
                 patches.enter_context(mock.patch.object(dist.distributed_c10d, name, call))
         yield traffic
-    traffic.refuse_unfinished()
+    forgotten = [message.name for message in traffic.messages if not message.waits]
+    if forgotten:
+        raise SolutionFailed(
+            f"rank {dist.get_rank()} has not called wait() on these handles: {shown(forgotten)}. What is sent in the"
+            " background may not have gone, and what is received may not have come, before wait() returns"
+        )
+    changed = [message.name for message in traffic.messages if message.was_changed]
+    if changed:
+        raise SolutionFailed(
+            f"{len(changed)} of {len(traffic.messages)} messages were changed while their {changed[0]} was under way:"
+            " with async_op=True the sum is there when the handle's wait() has returned, so divide after it, or before"
+            " it begins"
+        )

@@ -69,15 +69,19 @@ WRONG = {
         (
             "            handle.wait()",
             "            pass",
-            "not all handles were waited for before the optimizer's step",
+            "6 of 6 all-reduces were not waited for before the",
         ),
-        ("        self.handles.clear()\n", "", "handles were waited for again in the next step"),
+        ("        self.handles.clear()\n", "", "were waited for again in the next step"),
         ("dist.all_reduce(parameter.grad,", "dist.all_reduce(parameter,", "6 of 6 all-reduces were given a parameter"),
-        ("dist.all_reduce(parameter.grad,", "dist.all_reduce(parameter.grad.clone(),", "the sums are in these copies"),
+        (
+            "dist.all_reduce(parameter.grad,",
+            "dist.all_reduce(parameter.grad.clone(),",
+            "hand parameter.grad itself to all_reduce",
+        ),
         (
             "parameter.register_post_accumulate_grad_hook(self.start_all_reduce)",
             "pass",
-            "no all-reduce was called: a hook has to begin one for each gradient",
+            "the gradients of the 3 layers were sent [0, 0, 0] times, and not once each",
         ),
         (
             "        for handle in self.handles:\n",
@@ -114,7 +118,7 @@ WRONG = {
         ),
     ],
     "buckets": [
-        ("reversed(parameters)", "parameters", "Fill them from the last parameter to the first"),
+        ("reversed(parameters)", "parameters", "from the last parameter, whose gradient backward computes first"),
         (
             "    if filling:\n        buckets.append(filling)\n",
             "",
@@ -148,13 +152,13 @@ WRONG = {
             "    dist.all_reduce(tensor)\n    return\n    chunks = tensor",
             "dist.all_reduce was called",
         ),
-        ("(rank + 1) % world_size", "(rank - 1) % world_size", "rank 0 sends to rank 2: in a ring each rank sends to"),
-        ("        mine += arrived", "        mine = mine + arrived", "message 2 of rank 0 is [5, 6], and should be"),
+        ("(rank + 1) % world_size", "(rank - 1) % world_size", "the isend of rank 0 is to, or from, rank 2: in a ring"),
+        ("        mine += arrived", "        mine = mine + arrived", "chunk + arrived is a new tensor"),
         ("        handle.wait()\n", "", "has not called wait() on these handles: [isend, isend, isend, isend]"),
         (
             "    for step in range(world_size - 1):\n        handle = dist.isend(chunks[(rank + 1",
             "    return\n    for step in range(world_size - 1):\n        handle = dist.isend(chunks[(rank + 1",
-            "The first half, the",
+            "the reduce-scatter and then the all-gather",
         ),
         ("like(mine)", "like(chunks[(rank - step) % world_size])", "The size of tensor a (2) must match the size of"),
         ("    chunks = tensor", "    world_size = 3\n    chunks = tensor", "on 2 ranks, after all was right on 3"),
@@ -186,7 +190,7 @@ WRONG = {
         (
             "        dist.recv(arrived, left)\n        mine += arrived\n",
             "        dist.recv(mine, left)\n        mine += mine\n",
-            "received into a tensor of its own such as torch.empty_like(chunk)",
+            "receives into a tensor of its own, such as torch.empty_like(chunk)",
         ),
         (
             "        mine += arrived\n",
@@ -196,7 +200,7 @@ WRONG = {
         (
             "        handle = dist.isend(chunks[(rank - step) % world_size], right)\n",
             "        dist.send(chunks[(rank - step) % world_size], right)\n",
-            "every rank waits until its neighbour receives, and the neighbour does the same",
+            "if all are in send, or wait for it, nobody receives",
         ),
         (
             """        handle = dist.isend(chunks[(rank - step) % world_size], right)
@@ -209,7 +213,7 @@ WRONG = {
         dist.recv(arrived, left)
         handle = dist.isend(chunks[(rank - step) % world_size], right)
 """,
-            "every rank waits in recv for a neighbour that has not sent yet",
+            "if all ranks are in recv, nobody has sent yet",
         ),
         (
             "    chunks = tensor",
@@ -230,7 +234,7 @@ WRONG = {
         (", generator=generator", "", "the sampler has drawn from torch's global generator"),
         (".tolist()", "", "a sampler yields the numbers of samples as ints"),
         ("len(range(self.rank, len(self.dataset), self.world_size))", "len(self.dataset)", "len() is not the number"),
-        ("return iter(", "return list(", "__iter__ returned a list, of which there is no next one: return iter(...)"),
+        ("return iter(", "return list(", "raised TypeError: iter() returned non-iterator of type"),
         ("self.epoch = 0", "self.epoch = 1", "before set_epoch is called for the first time, the epoch is 0"),
         (":: self.world_size])", ":: 2])", "10 samples for 3 ranks: epoch 0: samples [2, 5, 6, 9] are dealt out more"),
         (
@@ -270,7 +274,7 @@ WRONG = {
         own = order[self.rank :: self.world_size]
         order[self.rank :: self.world_size] = [own[i] for i in torch.randperm(len(own), generator=generator)]
 """,
-            "epoch 0: each rank has the same samples in every epoch: shuffle all samples",
+            "but not in the order that was asked for: torch.randperm of all samples",
         ),
     ],
     "exact_evaluation": [
@@ -283,12 +287,12 @@ WRONG = {
         (
             "    counts = ",
             "    1 / len(own)\n    counts = ",
-            "3 samples on 7 ranks: line 8 of solution.py raised ZeroDiv",
+            "3 samples on 7 ranks: line 8 of solution.py: 1 / len(own)\n    raised ZeroDiv",
         ),
         (
             "    counts = ",
             "    if not own:\n        return 0.0\n    counts = ",
-            "a rank has returned, and does not answer",
+            "with fewer samples than ranks some have none",
         ),
         (
             "own = dataset[dist.get_rank() :: dist.get_world_size()]",
@@ -311,20 +315,24 @@ WRONG = {
     "accumulate": [
         ("(loss / len(micro_batches))", "loss", "were added and not averaged: divide each loss by their number"),
         ("    optimizer.zero_grad()\n", "", "in step 2, of 2 micro-batches, the old gradients were still there"),
-        ("nullcontext() if last else model.no_sync()", "nullcontext()", "gradients were sent more than once"),
-        ("contextlib.nullcontext() if last else ", "", "DDP has sent no gradient: the last micro-batch"),
+        ("nullcontext() if last else model.no_sync()", "nullcontext()", "were the backwards [1, 2, 3]"),
+        ("contextlib.nullcontext() if last else ", "", "by the backward of the last micro-batch, which sends the sum"),
         (
             "            loss = F",
             "            optimizer.zero_grad()\n            loss = F",
             "only the last micro-batch has",
         ),
         ("    optimizer.step()\n", "", "a train_step makes one optimizer step, after the backward of the last"),
-        ("    optimizer.step()\n", "        optimizer.step()\n", "there was an optimizer step after each micro-batch"),
-        ("len(micro_batches)).backward", "3).backward", "so divide each loss by len(micro_batches)"),
+        ("    optimizer.step()\n", "        optimizer.step()\n", "a train_step makes one optimizer step, after the"),
+        (
+            "len(micro_batches)).backward",
+            "3).backward",
+            "in step 2, of 2 micro-batches, the weight is not that of one device",
+        ),
         (
             "last = number == len(micro_batches)",
             "last = number == 1",
-            "but not in the backward of the last micro-batch",
+            "Outside of no_sync() were the backwards [1]",
         ),
         (
             "model(inputs)",
@@ -343,12 +351,12 @@ WRONG = {
             """        loss = F.mse_loss(model(inputs), targets)
         with contextlib.nullcontext() if last else model.no_sync():
 """,
-            "the forward belongs into it too",
+            "DDP decides in the forward whether the next backward sends",
         ),
         (
             "    for number,",
             "    import torch\n\n    micro_batches = [tuple(map(torch.cat, zip(*micro_batches)))]\n    for number,",
-            "several micro-batches went through the network at once",
+            "several micro-batches were in memory at once",
         ),
         (
             """            loss = F.mse_loss(model(inputs), targets)
@@ -365,7 +373,7 @@ WRONG = {
         ("[dist.get_rank() :: dist.get_world_size()]", "", "a rank keeps more than its part of the optimizer's state"),
         ("            parameter.grad /= dist.get_world_size()\n", "", "they are the sums over the ranks: divide by"),
         ("dist.all_reduce(parameter.grad)", "continue", "they are each rank's own: average them"),
-        ("parameter.grad = None", "pass", "the first step was right: zero_grad() has to clear its gradients"),
+        ("parameter.grad = None", "pass", "zero_grad() has to clear the gradients of all parameters"),
         ("list(module.parameters())", "list(module.parameters())[:4]", "some parameters have moved on no rank"),
         ("AdamW(own, **settings)", "AdamW(own, lr=settings['lr'])", "AdamW has other settings than ZeRO1 was given"),
         ("dist.get_world_size()", "2", "on 3 ranks, after all was right on 2"),
@@ -373,7 +381,7 @@ WRONG = {
         (
             "            dist.broadcast(",
             "            if number % 2 == dist.get_rank():\n                dist.broadcast(",
-            "a broadcast is not a send: the ranks that receive call it too",
+            "A broadcast is not a send: the ranks that receive call it too",
         ),
         (
             "        self.optimizer = torch.optim.AdamW(own, **settings)",
@@ -384,7 +392,7 @@ WRONG = {
         (
             "        self.optimizer.step()",
             "        torch.optim.AdamW(self.optimizer.param_groups[0]['params'], lr=0.1, eps=1.0).step()",
-            "a rank has made steps with more than one AdamW",
+            "a new one has no moments",
         ),
         (
             "        self.optimizer.step()",
@@ -394,7 +402,7 @@ WRONG = {
         (
             "        for parameter in self.parameters:\n            dist.all_reduce(",
             "        for parameter in self.optimizer.param_groups[0]['params']:\n            dist.all_reduce(",
-            "they are at different collectives: every rank calls one for each parameter",
+            "all ranks call the same collectives, for each parameter and in the same order, and not only",
         ),
     ],
     "loss_scaler": [
@@ -448,7 +456,7 @@ WRONG = {
         ),
     ],
     "prepare": [
-        ("return DistributedDataParallel(obj)", "return obj", "each rank begins with weights of its own"),
+        ("return DistributedDataParallel(obj)", "return obj", "DistributedDataParallel gives all ranks the weights"),
         ("    return obj\n", "", "each in the place in which it came"),
         ("for obj in objects]", "for obj in objects][::-1]", "each in the place in which it came"),
         ("    return [prepare_one", "    [prepare_one", "it returned None: it has to return a list"),
@@ -470,7 +478,7 @@ WRONG = {
         (
             "return DistributedDataParallel(obj)",
             "dist.broadcast(obj.weight.detach(), src=0)\n        return obj",
-            "the ranks drift apart, because each steps with the gradients of its own samples",
+            "and averages their gradients, so that the ranks do not drift apart",
         ),
         (
             "DistributedDataParallel(obj)",
