@@ -30,6 +30,7 @@ WRONG = {
         ("dist.all_reduce(parameter.grad)", "continue", "they are each rank's own: "),
         ("parameter.grad)", "parameter.grad.clone())", "hand parameter.grad itself to all_reduce"),
         ("all_reduce(parameter.grad)", "broadcast(parameter.grad, src=0); continue", "rank 0's on every rank: copied"),
+        ("all_reduce(parameter.grad)", "reduce(parameter.grad, dst=0)", "rank 0 has them, and other ranks have not"),
         ("get_world_size()", "get_world_size() ** 2", "they are divided by the world size twice"),
         ("dist.all_reduce(parameter.grad)", "dist.all_reduce(parameter.data)", "the weights have changed"),
         ("if parameter.grad is not None:", "if True:", "a parameter without a gradient has to be passed over"),
@@ -131,6 +132,7 @@ WRONG = {
         ("message /= dist.get_world_size()", "message /= 2", "on 3 ranks, after all was right on 2"),
         ("parameter.grad.copy_(part.view_as(parameter))", "pass", "they are each rank's own"),
         ("parameter.grad.flatten()", "parameter.detach().flatten()", "they are made of the parameters"),
+        ("parameter.grad.flatten()", "parameter.grad.float().flatten()", "they are rounded: give your own tensors the"),
         ("    for parameter in bucket:", "    for parameter in reversed(bucket):", "in which they were packed"),
         (
             "dist.all_reduce(message)",
@@ -313,6 +315,7 @@ WRONG = {
         ),
     ],
     "accumulate": [
+        ("    optimizer.step()\n", "    micro_batches.clear()\n    optimizer.step()\n", "micro-batches has changed"),
         ("(loss / len(micro_batches))", "loss", "were added and not averaged: divide each loss by their number"),
         ("    optimizer.zero_grad()\n", "", "in step 2, of 2 micro-batches, the old gradients were still there"),
         ("nullcontext() if last else model.no_sync()", "nullcontext()", "were the backwards [1, 2, 3]"),
