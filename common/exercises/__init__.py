@@ -1,14 +1,26 @@
-"""Exercises in code, and what checks a solution: on real processes, against the small abstraction and the real one.
+"""Exercises in code, and what checks a solution: on real processes, against the small abstraction.
 
-Each module is a checker: `check(path)` runs the solution in the file `path` and returns what is wrong with it, a
-sentence for each finding. A solution without findings has passed. The file of the same name in `starters` has the task
-in its docstring, and gaps where the learner writes.
+Each module but `compare`, `stage` and `traffic` is the checker of an exercise:
+
+    MINUTES         that the exercise takes about
+    READ            the page to read first, from the root of the repository
+    SAME_AS         what the solution is compared with
+    WORLD_SIZES     numbers of ranks; who passes on the first is checked on the next
+    WHY_IT_HANGS    what to think of where ranks wait for each other, if it is special
+    CASES           arguments of `run`, if there are several, by the beginning of a finding
+    run(path)           runs the solution in the file `path` on a rank, and returns numbers
+    finding(results)    what is wrong with the numbers of all ranks; None if nothing is
+
+The file of the same name in `starters` has the task in its docstring, and gaps where the learner writes.
 """
 
 import ast
+import functools
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+
+from common.exercises.stage import SAME_COLLECTIVES, SolutionFailed, on_ranks
 
 NAMES = (
     "average_gradients",
@@ -22,11 +34,13 @@ NAMES = (
     "loss_scaler",
     "prepare",
 )
-STARTERS = Path(__file__).with_name("starters")
 
 
-def check(name: str, path: Path) -> list[str]:
-    """Findings against the solution in `path`; none if it has passed.
+def check(name: str, path: Path) -> str | None:
+    """What is wrong with the solution in `path`, on the first number of ranks and in the first case; None if it passed.
+
+    Only a solution that was right on one number of ranks comes to the next. So what is wrong then is mostly a number
+    that was written where the world size or the rank belongs.
 
     Raises:
         ValueError: if there is no such exercise, or no such file.
@@ -34,15 +48,29 @@ def check(name: str, path: Path) -> list[str]:
     checker = module(name)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    return checker.check(path)
+    why_it_hangs = getattr(checker, "WHY_IT_HANGS", SAME_COLLECTIVES)
+    before = None
+    for world_size in checker.WORLD_SIZES:
+        for title, case in getattr(checker, "CASES", {"on {}": {}}).items():
+            try:
+                job = functools.partial(checker.run, **case)
+                found = checker.finding(on_ranks(world_size, job, path, why_it_hangs))
+            except SolutionFailed as failure:
+                found = str(failure)
+            if found:
+                where = title.format("1 rank" if world_size == 1 else f"{world_size} ranks")
+                if before:
+                    where += (
+                        f", after all was right on {before} (is there a {before} in your code, or another number, where"
+                        " dist.get_world_size() or dist.get_rank() belongs?)"
+                    )
+                return f"{where}: {found}"
+        before = world_size
+    return None
 
 
 def module(name: str) -> ModuleType:
-    """The checker of an exercise. It also says:
-
-        MINUTES     that the exercise takes about
-        READ        the page to read first, from the root of the repository
-        SAME_AS     what the solution was compared with
+    """The checker of an exercise.
 
     Raises:
         ValueError: if there is no such exercise.
@@ -54,7 +82,7 @@ def module(name: str) -> ModuleType:
 
 def starter(name: str) -> Path:
     """The file to begin with."""
-    return STARTERS / f"{name}.py"
+    return Path(__file__).with_name("starters") / f"{name}.py"
 
 
 def task(name: str) -> str:

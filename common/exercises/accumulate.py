@@ -1,29 +1,25 @@
 """The checker of `accumulate`: what went through the network and over the link, and which weights came out."""
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
 
-from common.exercises.compare import agreed, flat, mistake, near, plain, side_by_side
-from common.exercises.link import slow_link
-from common.exercises.stage import in_rounds, load_name, on_ranks
+from common.exercises.compare import near, shown, side_by_side
+from common.exercises.stage import SolutionFailed, load_name
+from common.exercises.traffic import observed
 from common.small.ddp.overlapped import OverlappedDDP
 
 MINUTES = 15
 READ = "common/small/ddp/README.md"
-SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py), torch's DistributedDataParallel and one device"
+SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py)"
 WORLD_SIZES = (2, 3)
 MICRO_BATCHES = (3, 2)  # by step
 MICRO_BATCH_SIZE = 2
-STEPS = len(MICRO_BATCHES)
-LEARNING_RATE = 0.1
 
 all_reduce = dist.all_reduce  # torch's own, whatever a solution's calls are replaced by
 
@@ -35,282 +31,171 @@ def network() -> nn.Linear:
     return model
 
 
-def samples(step: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """All samples of a step, of all ranks."""
-    generator = torch.Generator().manual_seed(step)
-    count = world_size * MICRO_BATCHES[step] * MICRO_BATCH_SIZE
-    inputs = torch.rand(count, 1, generator=generator).double()
-    return inputs, 3 * inputs + torch.rand(count, 1, generator=generator)
-
-
-def micro_batches_of(rank: int, step: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    inputs, targets = samples(step, world_size)
-    own_inputs = inputs[rank::world_size].split(MICRO_BATCH_SIZE)
-    own_targets = targets[rank::world_size].split(MICRO_BATCH_SIZE)
-    return list(zip(own_inputs, own_targets, strict=True))
+def micro_batches_of(step: int) -> list[tuple[Tensor, Tensor]]:
+    """This rank's part of the samples of a step."""
+    generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+    inputs = torch.rand(MICRO_BATCHES[step], MICRO_BATCH_SIZE, 1, generator=generator).double()
+    targets = 3 * inputs + torch.rand(inputs.shape, generator=generator)
+    return list(zip(inputs, targets, strict=True))
 
 
 class Observed:
-    """A model in DDP that counts what is sent and notes each forward and backward, and its optimizer."""
+    """A model in DDP and an optimizer that note what happens to them in a step."""
 
     def __init__(self) -> None:
         self.model = DistributedDataParallel(network())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
-        self.sent = 0
-        self.steps = 0
-        self.samples_in_forward: list[int] = []
-        self.synchronised_forwards: list[bool] = []
-        self.synchronised_backwards: list[bool] = []
-        self.graphs = 0  # of forwards whose backward has not come yet
-        self.most_graphs = 0
+        self.weight = self.model.module.weight
+        self.optimizer = SGD(self.model.parameters(), lr=0.1)
+        self.noted = self.begin()
         self.model.register_comm_hook(None, self.count_and_average)
         self.model.module.register_forward_pre_hook(self.note_forward)
-        self.model.module.weight.register_hook(self.note_backward)
-        self.optimizer.register_step_post_hook(self.note_step)
+        self.weight.register_hook(self.note_backward)
+        self.optimizer.register_step_pre_hook(lambda *_: self.noted["stepped_with"].append(self.gradient()))
 
-    def count_and_average(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        self.sent += 1
+    def begin(self) -> dict[str, Any]:
+        """What is noted in the step that begins now."""
+        self.noted = {
+            "samples": [],  # the number of them in each forward
+            "gradients_before": [],  # each forward
+            "forwards_send": [],  # was DDP to send, in each of them?
+            "backwards_send": [],
+            "most_graphs": 0,  # of forwards whose backward had not come yet
+            "sent": 0,  # messages of DDP
+            "stepped_with": [],  # the gradients of the optimizer's steps
+        }
+        return self.noted
+
+    def gradient(self) -> float:
+        return 0.0 if self.weight.grad is None else self.weight.grad.item()
+
+    def count_and_average(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        self.noted["sent"] += 1
         message = bucket.buffer() / dist.get_world_size()
         work = all_reduce(message, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    def note_forward(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        self.samples_in_forward.append(len(inputs[0]))
-        self.synchronised_forwards.append(self.model.require_backward_grad_sync)
-        self.graphs += 1
-        self.most_graphs = max(self.most_graphs, self.graphs)
+    def note_forward(self, _: nn.Module, inputs: tuple[Tensor]) -> None:
+        self.noted["samples"].append(len(inputs[0]))
+        self.noted["gradients_before"].append(self.gradient())
+        self.noted["forwards_send"].append(self.model.require_backward_grad_sync)
+        graphs = len(self.noted["samples"]) - len(self.noted["backwards_send"])
+        self.noted["most_graphs"] = max(self.noted["most_graphs"], graphs)
 
-    def note_backward(self, _: torch.Tensor) -> None:
-        self.synchronised_backwards.append(self.model.require_backward_grad_sync)
-        self.graphs -= 1
-
-    def note_step(self, *_: Any) -> None:
-        self.steps += 1
+    def note_backward(self, _: Tensor) -> None:
+        self.noted["backwards_send"].append(self.model.require_backward_grad_sync)
 
 
-def trained(model: Any) -> list[float]:
-    """The weight after each step of the small DDP or of torch's, by which a solution is measured."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    rank = dist.get_rank()
-    world_size = dist.get_world_size()
-    weights = []
-    for step in range(STEPS):
-        *earlier, last = micro_batches_of(rank, step, world_size)
+def trained_by_the_small_one() -> list[dict]:
+    """The gradient of each step, and the weight after it."""
+    model: Any = OverlappedDDP(network())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    steps = []
+    for step, count in enumerate(MICRO_BATCHES):
+        *earlier, (inputs, targets) = micro_batches_of(step)
         with model.no_sync():
-            for inputs, targets in earlier:
-                loss = F.mse_loss(model(inputs), targets) / MICRO_BATCHES[step]
-                loss.backward()
-        inputs, targets = last
-        loss = F.mse_loss(model(inputs), targets) / MICRO_BATCHES[step]
-        loss.backward()
+            for its_inputs, its_targets in earlier:
+                (F.mse_loss(model(its_inputs), its_targets) / count).backward()
+        (F.mse_loss(model(inputs), targets) / count).backward()
+        gradient = model.module.weight.grad.item()
         optimizer.step()
         optimizer.zero_grad()
-        weights.append(model.module.weight.item())
-    return weights
+        steps.append({"gradient": gradient, "weight": model.module.weight.item()})
+    return steps
 
 
-def averaged(micro_batches: int) -> float:
-    """The factor of one micro-batch's gradient in the mean over so many of them."""
-    return 1 / micro_batches
-
-
-def added(_: int) -> float:
-    return 1
-
-
-def left_out(_: int) -> float:
-    return 0
-
-
-def on_one_device(
-    world_size: int,
-    last: Callable[[int], float] = averaged,
-    earlier: Callable[[int], float] | None = None,
-    keeps_old_gradients: bool = False,
-) -> list[float]:
-    """The weight after each step with all samples in one batch, as it should be or with one of the mistakes.
-
-    Args:
-        last: the factor of the last micro-batch's gradient, given the number of micro-batches.
-        earlier: that of all others; by default the same.
-    """
-    weight = 1.0
-    gradient = 0.0
-    weights = []
-    for step in range(STEPS):
-        if not keeps_old_gradients:
-            gradient = 0.0
-        count = MICRO_BATCHES[step]
-        for number in range(count):
-            of_ranks = [micro_batches_of(rank, step, world_size)[number] for rank in range(world_size)]
-            inputs = torch.cat([inputs for inputs, _ in of_ranks])
-            targets = torch.cat([targets for _, targets in of_ranks])
-            factor = last if number == count - 1 else earlier or last
-            gradient += factor(count) * (2 * (weight * inputs - targets) * inputs).mean().item()
-        weight -= LEARNING_RATE * gradient
-        weights.append(weight)
-    return weights
-
-
-def run(path: str) -> dict:
-    """On one rank: the weight after each step, and what happened in each."""
-    expected = agreed(
-        real=trained(DistributedDataParallel(network())),
-        small=trained(OverlappedDDP(network())),
-        one_device=on_one_device(dist.get_world_size()),
-    )
-    observed = Observed()
-    weights = []
-    sent = []
-    sent_by_hand = []
-    optimizer_steps = []
-    with slow_link() as link:
+def run(path: str) -> list[dict]:
+    """On one rank: what happened in each step, and what is right."""
+    right_ones = trained_by_the_small_one()
+    training = Observed()
+    steps = []
+    with observed() as traffic:
         train_step = load_name(path, "train_step")
-        for step in range(STEPS):
-            micro_batches = micro_batches_of(dist.get_rank(), step, dist.get_world_size())
-            train_step(observed.model, observed.optimizer, micro_batches)
-            weights.append(plain(observed.model.module.weight)[0][0])
-            sent.append(observed.sent)
-            sent_by_hand.append(len(link.messages))
-            optimizer_steps.append(observed.steps)
-            observed.sent = 0
-            observed.steps = 0
-            link.messages.clear()
-    return {
-        "weights": weights,
-        "expected": expected,
-        "sent": sent,
-        "sent_by_hand": sent_by_hand,
-        "optimizer_steps": optimizer_steps,
-        "most_graphs": observed.most_graphs,
-        "samples_in_forward": observed.samples_in_forward,
-        "synchronised_forwards": observed.synchronised_forwards,
-        "synchronised_backwards": observed.synchronised_backwards,
-    }
+        for step, right in enumerate(right_ones):
+            noted = training.begin()
+            traffic.messages.clear()
+            micro_batches = micro_batches_of(step)
+            train_step(training.model, training.optimizer, micro_batches)
+            if len(micro_batches) != MICRO_BATCHES[step]:
+                raise SolutionFailed("the list of micro-batches has changed: leave it to the caller as it is")
+            after = training.weight.item()
+            steps.append({**noted, **right, "after": after, "sent_by_hand": len(traffic.messages)})
+    return steps
 
 
-def check(path: Path) -> list[str]:
-    """Two steps on two ranks and on three, with three micro-batches and with two."""
+def finding(results: list[list[dict]]) -> str | None:
+    """What is wrong in the first step where something is."""
+    for number, count in enumerate(MICRO_BATCHES):
+        steps = [result[number] for result in results]
+        found = wrong_forward(steps, count) or wrong_steps(steps) or wrong_traffic(steps)
+        found = found or wrong_weight(steps, count)
+        if found:
+            return f"in step {number + 1}, of {count} micro-batches, {found}"
+    return None
 
-    def on(world_size: int) -> list[str | None]:
-        results = on_ranks(world_size, run, path)
-        return [wrong_forward(results) or wrong_steps(results) or wrong_traffic(results) or wrong_weights(results)]
 
-    return in_rounds(WORLD_SIZES, on)
-
-
-def wrong_forward(results: list[dict]) -> str | None:
+def wrong_forward(steps: list[dict], count: int) -> str | None:
     """A finding about the samples that went through the network at once."""
-    graphs = [result["most_graphs"] for result in results]
-    if max(graphs) > 1:
-        title = (
-            "several micro-batches were in memory at once, as much as of a large batch: a micro-batch's activations are"
-            " kept until its backward, so call it before the forward of the next one. The gradients add up in `.grad`"
-        )
-        return side_by_side(f"{title}; forwards that waited for their backward:", graphs, it_should_be=1)
-    sizes = [result["samples_in_forward"] for result in results]
-    expected = [MICRO_BATCH_SIZE] * sum(MICRO_BATCHES)
-    if near(sizes, [expected] * len(results)):
+    samples = [step["samples"] for step in steps]
+    expected = [MICRO_BATCH_SIZE] * count
+    most_graphs = max(step["most_graphs"] for step in steps)
+    if samples == [expected] * len(steps) and most_graphs == 1:
         return None
-    title = "the network was not called once for each micro-batch"
-    if any(size > MICRO_BATCH_SIZE for size in sizes[0]):
-        title = (
-            "several micro-batches went through the network at once: that needs the memory of a large batch, and"
-            " accumulation is there for those who lack it"
-        )
-    return side_by_side(f"{title}; the samples of each forward:", sizes, they_should_be=expected)
-
-
-def wrong_steps(results: list[dict]) -> str | None:
-    """A finding about how often the optimizer made a step."""
-    steps = [result["optimizer_steps"] for result in results]
-    if steps == [[1] * STEPS] * len(results):
-        return None
-    title = "a train_step makes one optimizer step, after the backward of the last micro-batch and before zero_grad()"
-    if steps == [list(MICRO_BATCHES)] * len(results):
-        title = (
-            "there was an optimizer step after each micro-batch, so nothing was accumulated: that is a training in"
-            " small batches. Let the gradients of all micro-batches add up in `.grad`, which backward does by itself,"
-            " and then make one step"
-        )
-    return side_by_side(f"{title}; the optimizer's steps in each train_step:", steps, they_should_be=[1] * STEPS)
-
-
-def wrong_traffic(results: list[dict]) -> str | None:
-    """A finding about how often gradients were sent."""
-    sent = [result["sent"] for result in results]
-    sent_by_hand = [result["sent_by_hand"] for result in results]
-    if any(flat(sent_by_hand)) and not any(flat(sent)):
-        if sent_by_hand == [[1] * STEPS] * len(results):
-            return None
-        title = "gradients were not sent once in each step by dist.all_reduce: send them once, after the last backward"
-        return side_by_side(f"{title}; messages in each step:", sent_by_hand, they_should_be=[1] * STEPS)
-    last = MICRO_BATCHES[0] - 1  # of the first step
-    last_backward_sends = results[0]["synchronised_backwards"][last]
-    last_forward_sends = results[0]["synchronised_forwards"][last]
-    if sent == [[1] * STEPS] * len(results):
-        if last_backward_sends:
-            return None
-        title = (
-            "gradients were sent, but not in the backward of the last micro-batch. What later backwards add stays on"
-            " its rank, and the ranks drift apart: the last one sends the sum of all, and stands outside no_sync(); the"
-            " numbers of the backwards that sent, in each step:"
-        )
-        numbers = [backwards_that_sent(result["synchronised_backwards"]) for result in results]
-        return side_by_side(title, numbers, they_should_be=[[count] for count in MICRO_BATCHES])
-    elif sent[0][0] == 0 and last_backward_sends and last_forward_sends:
-        title = "DDP has sent no gradient, because the forward went past DDP: call model(inputs), and not model.module"
-    elif sent[0][0] == 0:
-        title = (
-            "DDP has sent no gradient: the last micro-batch, its forward through `model` too, belongs outside no_sync()"
-        )
-    elif not all(results[0]["synchronised_backwards"]) and all(results[0]["synchronised_forwards"]):
-        title = (
-            "gradients were sent in each backward, although it stands in no_sync(): the forward belongs into it too,"
-            " because DDP decides in the forward whether the next backward sends"
-        )
-    else:
-        title = (
-            "gradients were sent more than once in a step: all micro-batches but the last one belong into"
-            " `with model.no_sync():`, forward and backward"
-        )
-    return side_by_side(f"{title}; messages in each step:", sent, they_should_be=[1] * STEPS)
-
-
-def backwards_that_sent(synchronised: list[bool]) -> list[list[int]]:
-    """The numbers of these backwards in each step, from 1 on."""
-    numbers = []
-    for count in MICRO_BATCHES:
-        numbers.append([number for number, sends in enumerate(synchronised[:count], start=1) if sends])
-        synchronised = synchronised[count:]
-    return numbers
-
-
-def wrong_weights(results: list[dict]) -> str | None:
-    """A finding about the weight after the steps."""
-    world_size = len(results)
-    weights = [result["weights"] for result in results]
-    expected = results[0]["expected"]
-    if near(weights, [expected] * world_size):
-        return None
-    with_mistake = partial(on_one_device, world_size)
-    candidates = {
-        "the gradients of the micro-batches were added and not averaged: divide each loss by the number of"
-        " micro-batches": with_mistake(added),
-        f"the losses were divided by {MICRO_BATCHES[0]} in each step, and a step may have another number of"
-        " micro-batches: divide by len(micro_batches)": with_mistake(lambda count: 1 / MICRO_BATCHES[0]),
-        "the old gradients were still there in the next step: call optimizer.zero_grad() once in each step":
-        with_mistake(keeps_old_gradients=True),
-        "only the last micro-batch has counted: zero_grad() belongs after the step, not between micro-batches":
-        with_mistake(averaged, earlier=left_out),
-    }  # fmt: skip
-    known = mistake(weights, {sentence: [numbers] * world_size for sentence, numbers in candidates.items()})
-    if known is None and near(weights, [[1.0] * STEPS] * world_size):
-        known = "the weight has not moved: call optimizer.step() after the last backward, before zero_grad()"
-    if known is None and not near(weights, weights[:1] * world_size):
-        known = "the ranks have drifted apart: each has used gradients that the other has not seen"
-    title = known or (
-        "the weight is not that of one device with all samples of a step in one batch: divide each micro-batch's loss"
-        " once, by the number of micro-batches, let the gradients add up, and make one step"
+    title = (
+        "several micro-batches were in memory at once, as much as of a large batch, and accumulation is there for those"
+        " who lack it: call the forward and then the backward of each one, and the gradients add up in `.grad`"
     )
-    return side_by_side(f"{title}; the weight after each step:", weights, it_should_be=expected)
+    return side_by_side(f"{title}; the samples of each forward:", samples, they_should_be=expected)
+
+
+def wrong_steps(steps: list[dict]) -> str | None:
+    """A finding about how often the optimizer made a step."""
+    made = [len(step["stepped_with"]) for step in steps]
+    if made == [1] * len(steps):
+        return None
+    title = (
+        "a train_step makes one optimizer step, after the backward of the last micro-batch and before zero_grad(): the"
+        " gradients of all micro-batches add up in `.grad`, which backward does by itself"
+    )
+    return side_by_side(f"{title}; the optimizer's steps:", made, they_should_be=1)
+
+
+def wrong_traffic(steps: list[dict]) -> str | None:
+    """A finding about how often gradients were sent."""
+    first = steps[0]
+    sent = [step["sent"] + step["sent_by_hand"] for step in steps]
+    if sent == [1] * len(steps) and (first["sent_by_hand"] or first["backwards_send"][-1]):
+        return None
+    if sent[0] == 0 and first["backwards_send"][-1] and first["forwards_send"][-1]:
+        title = "DDP has sent no gradient, because the forward went past DDP: call model(inputs), and not model.module"
+    else:
+        sending = [number for number, sends in enumerate(first["backwards_send"], start=1) if sends]
+        title = (
+            "the gradients have to be sent once, by the backward of the last micro-batch, which sends the sum of all:"
+            " the others belong into `with model.no_sync():`, forward and backward, and the last one outside, because"
+            " DDP decides in the forward whether the next backward sends. Outside of no_sync() were the backwards"
+            f" {shown(sending)}"
+        )
+    return side_by_side(f"{title}; messages in this step:", sent, they_should_be=1)
+
+
+def wrong_weight(steps: list[dict], count: int) -> str | None:
+    """A finding about the weight after the step."""
+    after = [step["after"] for step in steps]
+    expected = steps[0]["weight"]
+    if near(after, [expected] * len(steps)):
+        return None
+    title = (
+        "the weight is not that of one device with all samples in one batch: divide each micro-batch's loss once, by"
+        " len(micro_batches) (DDP averages over the ranks), let the gradients add up, and make one step"
+    )
+    [stepped_with] = steps[0]["stepped_with"]
+    before, *later = steps[0]["gradients_before"]
+    if near(stepped_with, 0.0):
+        title = "the weight has not moved: call optimizer.step() after the last backward, before zero_grad()"
+    elif before:
+        title = "the old gradients were still there: call optimizer.zero_grad() once in each step"
+    elif 0.0 in later:
+        title = "only the last micro-batch has counted: zero_grad() belongs after the step, not between micro-batches"
+    elif near(stepped_with, count * steps[0]["gradient"]):
+        title = "the gradients of the micro-batches were added and not averaged: divide each loss by their number"
+    return side_by_side(f"{title}; the weight after the step:", after, it_should_be=expected)

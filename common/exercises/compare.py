@@ -1,10 +1,10 @@
 """Numbers of a solution beside those that are right: equal or not, by which mistake, and shown rank by rank."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def plain(value: Any) -> Any:
@@ -21,34 +21,29 @@ def plain(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
-def in_one_row(tensor: Tensor | None) -> list | None:
-    """The numbers of a tensor; None where there is no tensor."""
-    return None if tensor is None else plain(tensor.flatten())
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def gradients(module: nn.Module) -> list[list[float] | None]:
+    """The gradient of each parameter as a list of numbers; None where there is none."""
+    found = []
+    for parameter in module.parameters():
+        found.append(None if parameter.grad is None else plain(parameter.grad.flatten()))
+    return found
 
 
 def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
     """Equality of numbers, or of lists of them, but for rounding errors."""
-    if is_number(left) and is_number(right):
-        both_nan = math.isnan(left) and math.isnan(right)
-        return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
     if isinstance(left, list) and isinstance(right, list):
         if len(left) != len(right):
             return False
         return all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
-    return type(left) is type(right) and left == right
-
-
-def exactly(left: Any, right: Any) -> bool:
-    """Equality of float64's results: the order of a sum may differ, and no number was rounded to float32."""
-    return near(left, right, tolerance=1e-12)
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        return math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
+    return left == right
 
 
 def scaled(value: Any, factor: float) -> Any:
-    """The number times the factor, or lists of such numbers."""
+    """The number times the factor, or lists of such numbers; None stays."""
+    if value is None:
+        return None
     if isinstance(value, list):
         return [scaled(each, factor) for each in value]
     return factor * value
@@ -59,16 +54,33 @@ def flat(lists: Iterable[list]) -> list:
     return [entry for entries in lists for entry in entries]
 
 
-def agreed(**references: Any) -> Any:
-    """The result on which all references agree: the small abstraction's, the real one's.
+def wrong_means(after: Sequence[list], own: Sequence[list], means: list) -> str | None:
+    """A sentence about gradients that are not the means over the ranks; None if they are.
 
-    Raises:
-        RuntimeError: if they do not. No solution could then be right.
+    Args:
+        after: the gradients, for each rank.
+        own: what backward had computed, for each rank, in float64.
+        means: the right ones.
     """
-    results = list(references.values())
-    if not all(near(result, results[0]) for result in results):
-        raise RuntimeError(f"the references disagree: {references}")
-    return results[0]
+    world_size = len(after)
+    # The order of a sum may differ, and no number may have been rounded to float32.
+    if near(list(after), [means] * world_size, tolerance=1e-12):
+        return None
+    mistakes = {
+        "they are the sums over the ranks: divide by the world size": [scaled(means, world_size)] * world_size,
+        "they are each rank's own: what is added up over the ranks has to arrive in parameter.grad": own,
+        "they are each rank's own, divided by the world size: hand parameter.grad itself to all_reduce, which writes"
+        " the sum into it": [scaled(of_rank, 1 / world_size) for of_rank in own],
+        "they are rank 0's on every rank: copied, and not averaged": [own[0]] * world_size,
+        "they are divided by the world size twice": [scaled(means, 1 / world_size)] * world_size,
+        "they are rounded: give your own tensors the dtype of the gradients, here float64": [means] * world_size,
+    }
+    for sentence, numbers in mistakes.items():
+        if near(list(after), list(numbers)):
+            return sentence
+    if near(after[0], means):
+        return "rank 0 has them, and other ranks have not: reduce gives the sum to one rank, and all_reduce to all"
+    return "a mean is the sum of the ranks' gradients, divided once by the world size"
 
 
 def shown(value: Any) -> str:
@@ -86,41 +98,3 @@ def side_by_side(title: str, values: Sequence[Any], **others: Any) -> str:
     lines += [f"    rank {rank}: {shown(value)}" for rank, value in enumerate(values)]
     lines += [f"    {name.replace('_', ' ')}: {shown(value)}" for name, value in others.items()]
     return "\n".join(lines)
-
-
-def numbers_in(value: Any) -> list:
-    """The entries of lists in lists, however deep, in one."""
-    if isinstance(value, list):
-        return flat(map(numbers_in, value))
-    return [value]
-
-
-def divisors(after: Sequence[list], total: list) -> list[int] | None:
-    """By what each entry of `total` was divided, if that was one whole number on all ranks.
-
-    Args:
-        after: the quotients, for each rank.
-        total: the sums, each a number or a list of numbers.
-    """
-    found = []
-    for entry, sums in enumerate(total):
-        parts = numbers_in([of_rank[entry] for of_rank in after])
-        if not all(map(is_number, parts)):
-            return None
-        if 0 in parts or not all(map(math.isfinite, parts)):
-            return None
-        wholes = numbers_in(sums) * len(after)
-        quotients = [whole / part for whole, part in zip(wholes, parts, strict=True)]
-        divisor = round(quotients[0])
-        if not near(quotients, [divisor] * len(quotients)):
-            return None
-        found.append(divisor)
-    return found
-
-
-def mistake(actual: Sequence[Any], mistakes: Mapping[str, Sequence[Any]]) -> str | None:
-    """The mistake that would give just these numbers on all ranks; `mistakes` has each one's by its sentence."""
-    for sentence, numbers in mistakes.items():
-        if near(list(actual), list(numbers)):
-            return sentence
-    return None

@@ -1,27 +1,22 @@
 """The checker of `zero1`: with which gradients each rank steps, how much state it keeps, and which weights come out."""
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from common.exercises.compare import agreed, flat, near, plain, scaled, side_by_side
-from common.exercises.handles import all_waited_for
-from common.exercises.stage import Place, in_rounds, load_name, on_ranks
+from common.exercises.compare import flat, gradients, near, plain, scaled, side_by_side
+from common.exercises.stage import load_name
+from common.exercises.traffic import observed
+from common.small.ddp.naive import NaiveDDP
 from common.small.zero import ZeRO1
 
 MINUTES = 30
 READ = "02_ddp_raw/MEMORY_AND_ZERO.md"
-SAME_AS = "ZeRO1 (common/small/zero/zero1.py), torch's ZeroRedundancyOptimizer, and DistributedDataParallel with AdamW"
+SAME_AS = "ZeRO1 (common/small/zero/zero1.py)"
 WORLD_SIZES = (2, 3)
 INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
 STEPS = 2
@@ -29,8 +24,12 @@ LAYERS = 5  # which the ranks cannot share out equally
 LAYER_SIZE = 3  # numbers, which is odd: equal parts on two ranks have one of zero at their end
 MOMENTS = 2 * LAYERS * LAYER_SIZE  # numbers in the whole state of AdamW
 # AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
+WHY_IT_HANGS = (
+    "all ranks call the same collectives, for each parameter and in the same order, and not only for those that they"
+    " own. A broadcast is not a send: the ranks that receive call it too, and `src`, the same number on all ranks, says"
+    " who owns it"
+)
 SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
-HARD_TO_SEE = "AdamW divides by a gradient's size, so only a large eps, such as the one here, shows it"
 
 
 def network() -> nn.Sequential:
@@ -47,280 +46,141 @@ def backward(model: nn.Module) -> None:
     model(torch.tensor([INPUTS[dist.get_rank()]]).double()).sum().backward()
 
 
-def weights_of(module: nn.Module) -> list:
-    return [plain(parameter.flatten()) for parameter in module.parameters()]
-
-
-def gradients_of(parameters: Any) -> list:
-    """The gradients as a list of numbers for each parameter that has one."""
-    return [plain(parameter.grad.flatten()) for parameter in parameters if parameter.grad is not None]
-
-
-def trained(model: nn.Module, optimizer: Any) -> list:
+def trained(module: nn.Module, optimizer: Any) -> list:
     """The weights after each step."""
     weights = []
     for _ in range(STEPS):
-        backward(model)
+        backward(module)
         optimizer.step()
         optimizer.zero_grad()
-        weights.append(weights_of(model))
+        weights.append([plain(parameter.flatten()) for parameter in module.parameters()])
     return weights
 
 
-def trained_by_torch() -> list:
-    model = DistributedDataParallel(network())
-    return trained(model, AdamW(model.parameters(), **SETTINGS))
-
-
-def trained_by_torchs_zero() -> list:
-    model = DistributedDataParallel(network())
-    return trained(model, ZeroRedundancyOptimizer(model.parameters(), AdamW, **SETTINGS))
-
-
-def trained_by_the_small_one() -> list:
-    module = network()
-    return trained(module, ZeRO1(module, AdamW, **SETTINGS))
-
-
-def gradients_on_the_way(weights: list) -> tuple[list, list]:
-    """This rank's own gradients before each step, and the means over the ranks, where the weights are right."""
-    own = []
-    mean = []
-    for before in [weights_of(network()), *weights[:-1]]:
-        module = network()
-        for parameter, numbers in zip(module.parameters(), before, strict=True):
-            parameter.data = torch.tensor(numbers).double().view_as(parameter)
-        backward(module)
-        own.append(gradients_of(module.parameters()))
-        module.zero_grad()
-        backward(DistributedDataParallel(module))
-        mean.append(gradients_of(module.parameters()))
-    return own, mean
-
-
-class Steps:
-    """What the optimizers of a solution have done.
-
-    Attributes:
-        gradients: for each step of any optimizer, the gradients with which it began.
-        optimizers: those that have made a step, by identity.
-    """
-
-    def __init__(self) -> None:
-        self.gradients: list[list] = []
-        self.optimizers: dict[int, Optimizer] = {}
-
-    def before(self, optimizer: Optimizer, *_: Any) -> None:
-        self.gradients.append(gradients_of(p for group in optimizer.param_groups for p in group["params"]))
-
-    def after(self, optimizer: Optimizer, *_: Any) -> None:
-        self.optimizers[id(optimizer)] = optimizer
-
-    def kinds(self) -> list[str]:
-        return [type(optimizer).__name__ for optimizer in self.optimizers.values()]
-
-    def settings(self) -> list:
-        """Those of SETTINGS that the optimizers have."""
-        groups = flat(optimizer.param_groups for optimizer in self.optimizers.values())
-        return [{name: group.get(name) for name in SETTINGS} for group in groups]
-
-    def state_size(self) -> int:
-        """How many numbers the optimizers keep; the number of the step, which has no dimension, is not counted."""
-        states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
-        tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-        return sum(tensor.numel() for tensor in tensors if tensor.dim())
-
-
-@contextmanager
-def observed_steps() -> Iterator[Steps]:
-    """A block in which the steps of all optimizers of torch are noted."""
-    steps = Steps()
-    handles = [register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)]
-    try:
-        yield steps
-    finally:
-        for handle in handles:
-            handle.remove()
+def state_size(optimizer: Optimizer) -> int:
+    """How many numbers it keeps; the number of the step, which has no dimension, is not counted."""
+    tensors = flat(list(state.values()) for state in optimizer.state.values())
+    return sum(tensor.numel() for tensor in tensors if tensor.dim())
 
 
 def run(path: str) -> dict:
     """On one rank: gradients, state and weights of the solution, and those that are right."""
-    expected = agreed(real=trained_by_torch(), zero=trained_by_torchs_zero(), small=trained_by_the_small_one())
-    own, mean = gradients_on_the_way(expected)
     module = network()
-    first = weights_of(module)
-    with observed_steps() as steps, all_waited_for():
+    expected = trained(module, ZeRO1(module, AdamW, **SETTINGS))
+    small = NaiveDDP(network())
+    backward(small)
+    own = gradients(small)
+    small.average_gradients()
+    module = network()
+    optimizers: list[Optimizer] = []  # by step
+    stepped_with: list[list[float]] = []
+
+    def note_step(optimizer: Optimizer, *_: Any) -> None:
+        optimizers.append(optimizer)
+        parameters = flat(group["params"] for group in optimizer.param_groups)
+        stepped_with.append(flat(plain(each.grad.flatten()) for each in parameters if each.grad is not None))
+
+    hook = register_optimizer_step_pre_hook(note_step)
+    with observed():
         weights = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
+    hook.remove()
+    groups = flat(optimizer.param_groups for optimizer in optimizers)
     return {
-        "first": first,
         "weights": weights,
         "expected": expected,
-        "stepped_with": steps.gradients,
-        "own": own,
-        "mean": mean,
-        "state": steps.state_size(),
-        "settings": steps.settings(),
-        "optimizers": steps.kinds(),
+        "stepped_with": stepped_with,
+        "own": flat(own),
+        "means": flat(gradients(small)),
+        "state": max(map(state_size, optimizers), default=0),
+        "settings": [{name: group.get(name) for name in SETTINGS} for group in groups],
+        "kinds": [type(optimizer).__name__ for optimizer in optimizers],
     }
 
 
-def why_it_hangs(places: Sequence[Place | None]) -> str | None:
-    codes = [place.code if place else "" for place in places]
-    in_broadcast = ["broadcast(" in code for code in codes]
-    if any(in_broadcast) and not all(in_broadcast):
-        return (
-            "they are at different collectives: every rank calls one for each parameter, and not only for those that it"
-            " owns"
-        )
-    if any(in_broadcast):
-        return (
-            "a broadcast is not a send: the ranks that receive call it too. All ranks call it for each parameter, in"
-            " the same order, and `src`, the same number on all of them, says who owns it"
-        )
-    return None
-
-
-def check(path: Path) -> list[str]:
-    """Two steps of a network with five layers, on two and on three ranks."""
-
-    def on(world_size: int) -> list[str | None]:
-        results = on_ranks(world_size, run, path, why_it_hangs)
-        return [wrong_optimizers(results) or wrong_state(results) or wrong_numbers(results)]
-
-    return in_rounds(WORLD_SIZES, on)
+def finding(results: list[dict]) -> str | None:
+    return wrong_optimizers(results) or wrong_gradients(results) or wrong_weights(results)
 
 
 def wrong_optimizers(results: list[dict]) -> str | None:
-    """A finding about the AdamWs with which the ranks step."""
-    kinds = sorted({kind for result in results for kind in result["optimizers"]} - {AdamW.__name__})
-    if kinds:
-        return f"the steps were made by {kinds[0]}, and not by AdamW: each rank makes one torch.optim.AdamW"
-    optimizers = [len(result["optimizers"]) for result in results]
-    if max(optimizers) > 1:
-        title = (
-            "each rank makes one AdamW, in __init__, and keeps it, because a new one has no moments; those with which"
-            " a rank has made steps:"
-        )
-        return side_by_side(title, optimizers, they_should_be=1)
-    settings = [result["settings"] for result in results]
+    """A finding about the AdamWs with which the ranks step, how often, and how much they keep."""
+    kinds = [result["kinds"] for result in results]
+    others = set(flat(kinds)) - {AdamW.__name__}
+    if others:
+        return f"the steps were made by {others.pop()}, and not by AdamW: each rank makes one torch.optim.AdamW"
+    settings = [result["settings"][:1] for result in results]
     if any(of_group != SETTINGS for of_group in flat(settings)):
         title = "AdamW has other settings than ZeRO1 was given: hand all of them on (**settings); its settings:"
         return side_by_side(title, settings, they_should_be=SETTINGS)
-    return None
-
-
-def wrong_state(results: list[dict]) -> str | None:
-    """A finding about how much each rank keeps."""
-    world_size = len(results)
-    state = [result["state"] for result in results]
-    # Equal parts have zeros at their end. Whole parameters, dealt out in turn, are less in all, or one more on a rank.
-    of_equal_parts = 2 * LAYERS * math.ceil(LAYER_SIZE / world_size)
-    of_whole_parameters = 2 * LAYER_SIZE * math.ceil(LAYERS / world_size)
-    if max(state) <= max(of_equal_parts, of_whole_parameters):
-        return None
-    title = "a rank keeps more than its part of the optimizer's state"
-    if min(state) == MOMENTS:
-        title = "every rank keeps the optimizer's state of all parameters, as under DDP, so no memory is saved"
-    return side_by_side(
-        f"{title}: give each rank's AdamW this rank's part of the parameters only; numbers in the state:",
-        state,
-        all_parameters=MOMENTS,
-        a_part=MOMENTS // world_size,
-    )
-
-
-def wrong_numbers(results: list[dict]) -> str | None:
-    """A finding about the first thing that is wrong: the gradients before a step, or the weights after it."""
-    calls = [len(result["stepped_with"]) for result in results]
+    calls = list(map(len, kinds))
     if calls != [STEPS] * len(results):
         title = "ZeRO1.step() has to call step() of this rank's AdamW once, on every rank; its calls:"
         return side_by_side(title, calls, they_should_be=STEPS)
-    for step in range(STEPS):
-        found = wrong_gradients(results, step) or wrong_weights(results, step)
-        if found:
-            return f"in step {step + 1} {found}"
+    state = [result["state"] for result in results]
+    if max(state) > MOMENTS * 2 / 3:  # a part is half of it, on two ranks, and perhaps a parameter more
+        title = (
+            "a rank keeps more than its part of the optimizer's state, and under DDP every rank keeps all: give each"
+            " rank's AdamW this rank's part of the parameters only; numbers in the state:"
+        )
+        return side_by_side(title, state, all_parameters=MOMENTS, a_part=MOMENTS // len(results))
     return None
 
 
-def wrong_gradients(results: list[dict], step: int) -> str | None:
-    """A finding about the gradients with which each rank's AdamW has made a step.
+def wrong_gradients(results: list[dict]) -> str | None:
+    """A finding about the gradients with which each rank's AdamW has made its first step.
 
     A rank's part may be cut in any way, so its numbers are looked for among those of all parameters.
     """
-    world_size = len(results)
-    stepped_with = [flat(result["stepped_with"][step]) for result in results]
+    stepped_with = [result["stepped_with"][0] for result in results]
+    own = [result["own"] for result in results]
+    means = results[0]["means"]
+    known = "they are neither each rank's own nor their sums"
     if not all(stepped_with):
-        title = "an AdamW made a step without gradients, which moves nothing: give each of its parameters a `.grad`"
-        return side_by_side(f"{title}; its gradients:", stepped_with)
-    own = [flat(result["own"][step]) for result in results]
-    mean = flat(results[0]["mean"][step])
-    if all(are_among(numbers, mean) for numbers in stepped_with):
+        known = "there are none, and the step moves nothing: give each of AdamW's parameters a `.grad`"
+    elif all(are_among(numbers, means) for numbers in stepped_with):
         return None
-    title = "the gradients with which each rank's AdamW made its step are not the means over the ranks"
-    candidates = {
-        f"they are the sums over the ranks: divide by the world size. {HARD_TO_SEE}": [scaled(mean, world_size)]
-        * world_size,
-        "they are each rank's own: average them first, or the other ranks' samples teach this part nothing": own,
-    }
-    if step:
-        earlier = flat(results[0]["mean"][step - 1])
-        candidates |= {
-            "those of the step before are still in them: zero_grad() has to clear them": [added(mean, earlier)]
-            * world_size,
-        }
-    for sentence, numbers in candidates.items():
-        if all(map(are_among, stepped_with, numbers)):
-            title = f"{title}; {sentence}"
-            break
-    had = {f"rank {rank} had": result["own"][step] for rank, result in enumerate(results)}
-    shown = [result["stepped_with"][step] for result in results]
-    return side_by_side(f"{title}:", shown, **had, their_mean=results[0]["mean"][step])
-
-
-def wrong_weights(results: list[dict], step: int) -> str | None:
-    """A finding about the weights after a step whose gradients were right."""
-    after = [result["weights"][step] for result in results]
-    expected = results[0]["expected"][step]
-    if near(after, [expected] * len(results)):
-        return None
-    before = results[0]["expected"][step - 1] if step else results[0]["first"]
-    numbers = [flat(of_rank) for of_rank in after]
-    # For each rank and weight: is it the right one, is it the one of before the step?
-    right = [equal_places(of_rank, flat(expected)) for of_rank in numbers]
-    old = [equal_places(of_rank, flat(before)) for of_rank in numbers]
-    right_or_old = [is_right or is_old for is_right, is_old in zip(flat(right), flat(old), strict=True)]
-    known = all(right_or_old)
-    on_some_rank = [any(of_ranks) for of_ranks in zip(*right, strict=True)]
-    title = "the weights are not those of DDP with AdamW"
-    if all(map(all, old)):
-        title = "the weights have not moved: what a step writes into a part has to arrive in the parameters of `module`"
-    elif known and all(on_some_rank):
-        title = (
-            "each rank has new numbers in its own part and old ones in the others': after the step the ranks have to"
-            " exchange their parts (broadcast by the owner, or all-gather), in the parameters and not in copies"
+    elif all(are_among(numbers, scaled(means, len(results))) for numbers in stepped_with):
+        known = (
+            "they are the sums over the ranks: divide by the world size. AdamW divides by a gradient's size, so only a"
+            " large eps, such as the one here, shows it"
         )
-    elif known:
-        title = (
-            "some parameters have moved on no rank: either nobody owns them, or another rank's old numbers were sent"
-            " over the new ones"
-        )
-    return side_by_side(f"{title}; the weights:", after, before=before, they_should_be=expected)
+    elif all(map(are_among, stepped_with, own)):
+        known = "they are each rank's own: average them, or the other ranks' samples teach this part nothing"
+    title = f"the gradients with which each rank's AdamW made its first step are not the means over the ranks; {known}:"
+    had = {f"rank_{rank}_had": of_rank for rank, of_rank in enumerate(own)}
+    return side_by_side(title, stepped_with, **had, means=means)
 
 
-def equal_places(left: list[float], right: list[float]) -> list[bool]:
-    """For each place: are the two numbers there equal, but for rounding?"""
-    return [near(a, b) for a, b in zip(left, right, strict=True)]
-
-
-def added(left: list[float], right: list[float]) -> list[float]:
-    return [a + b for a, b in zip(left, right, strict=True)]
+def wrong_weights(results: list[dict]) -> str | None:
+    """A finding about the weights after the first step after which they are wrong."""
+    for step in range(STEPS):
+        after = [result["weights"][step] for result in results]
+        expected = results[0]["expected"][step]
+        if near(after, [expected] * len(results)):
+            continue
+        # For each number: has a rank the right one?
+        numbers = zip(flat(expected), *map(flat, after), strict=True)
+        right_somewhere = [are_among([right], of_ranks) for right, *of_ranks in numbers]
+        if all(right_somewhere):
+            title = (
+                "each rank has new numbers in its own part and old ones in the others': after the step the ranks have"
+                " to exchange their parts (broadcast by the owner, or all-gather), in the parameters and not in copies"
+            )
+        elif step:
+            title = (
+                "the first step was right, and this one is not: zero_grad() has to clear the gradients of all"
+                " parameters, and the AdamW has to be the same, because a new one has no moments"
+            )
+        else:
+            title = (
+                "some parameters have moved on no rank: either nobody owns them, or what a step writes into a part does"
+                " not arrive in the parameters of `module`, or another rank's old numbers were sent over the new ones"
+            )
+        return side_by_side(f"{title}; the weights after step {step + 1}:", after, they_should_be=expected)
+    return None
 
 
 def are_among(numbers: list[float], all_of_them: list[float]) -> bool:
     """True where each number is one of the others, or the zero at the end of a part."""
     allowed = [0.0, *all_of_them]
-
-    def is_allowed(number: float) -> bool:
-        return any(near(number, other) for other in allowed)
-
-    return all(map(is_allowed, numbers))
+    others = [number for number in numbers if not any(near(number, other) for other in allowed)]
+    return not others

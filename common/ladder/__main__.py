@@ -56,10 +56,9 @@ def rung(text: str) -> str:
 
 def check_solution(exercise: str, solution: Path) -> None:
     """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
-    findings = exercises.check(exercise, solution)
-    if findings:
-        print(f"NOT YET: {exercise}\n")
-        print("\n\n".join(textwrap.indent(finding, "  ") for finding in findings))
+    finding = exercises.check(exercise, solution)
+    if finding:
+        print(f"NOT YET: {exercise}\n\n{textwrap.indent(finding, '  ')}")
         sys.exit(1)
     print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.module(exercise).SAME_AS}.")
     following = exercises.following(exercise)

@@ -2,7 +2,7 @@
 
     python -m common.pitfalls                      all, a line or two for each
     python -m common.pitfalls padded_evaluation    one, with its source
-    python -m common.pitfalls --quiz               asks, and keeps the score
+    python -m common.pitfalls --quiz               guess before each runs
     python -m common.pitfalls --list               what there is
 
 They run on two or three CPU processes with gloo, on a machine with GPUs too,
@@ -12,91 +12,64 @@ the mistake and found nothing in the correction.
 
 import argparse
 import inspect
-import random
 import sys
 import textwrap
 
 from common.pitfalls import NAMES, load, symptom, title, world_size
 from common.pitfalls.stage import examine
 
-LETTERS = "abcd"
-
 
 def run(name: str) -> bool:
-    """Print what catches the mistake. True if it was caught."""
-    verdict = examine(name)
-    print(f"{name}\n{_indented(str(verdict))}", flush=True)
-    return verdict.caught
+    """Print what catches the mistake. True if it was caught, and no more."""
+    finding, false_alarm, _ = examine(name)
+    caught = finding is not None and false_alarm is None
+    words = f"caught: {finding}"
+    if not caught:
+        words = f"NOT CAUGHT: {finding}, and of the correction {false_alarm}"
+    print(f"{name}\n{_indented(words)}", flush=True)
+    return caught
 
 
 def run_all() -> bool:
     """True if all mistakes were caught."""
     caught = sum(run(name) for name in NAMES)
-    outcome = "CAUGHT" if caught == len(NAMES) else "NOT ALL CAUGHT"
-    print(f"\n{outcome}: {caught} of {len(NAMES)} mistakes")
+    print(f"\nCAUGHT: {caught} of {len(NAMES)} mistakes")
     return caught == len(NAMES)
 
 
 def show_mistake(name: str) -> None:
     """Print the code with the mistake, and nothing that explains it."""
-    mistake, _ = _code(name)
-    print(f"On {world_size(name)} processes:\n\n{mistake}\n")
+    source = inspect.getsource(load(name))
+    _, _, code = source.partition("\nLEVELS = ")  # behind the explanation
+    _, _, code = code.partition("\n")
+    mistake, _, _ = code.partition("\ndef right")
+    print(f"On {world_size(name)} processes:\n\n{mistake.strip()}\n")
 
 
 def show_answer(name: str) -> bool:
     """Print what is wrong, what catches it, the correction. True if caught."""
-    _, correction = _code(name)
-    print(f"{inspect.getdoc(load(name))}\n", flush=True)
+    pitfall = load(name)
+    print(f"{inspect.getdoc(pitfall)}\n", flush=True)
     caught = run(name)
     print(f"\nThe correction and the check (common/pitfalls/{name}.py):\n")
-    print(f"{correction}\n", flush=True)
+    print(inspect.getsource(pitfall.right))
+    print(inspect.getsource(pitfall.detect), flush=True)
     return caught
 
 
-def _code(name: str) -> tuple[str, str]:
-    """A pitfall's source without its head: to `wrong`, and from `right` on."""
-    _, _, code = inspect.getsource(load(name)).partition("\nLEVELS = ")
-    mistake, right, check = code.partition("\ndef right")
-    _, _, mistake = mistake.partition("\n")
-    return mistake.strip(), (right + check).strip()
-
-
 def quiz() -> bool:
-    """Show each mistake as code, ask which one it is, and then show it run.
+    """Show each mistake as code, let the reader guess, and then show it run.
 
-    True if all that were shown were caught. It ends where the reader does.
+    True if all that were shown were caught.
     """
-    all_caught = True
-    score = 0
-    for number, name in enumerate(NAMES):
-        print(f"Question {number + 1} of {len(NAMES)}, score {score}")
+    caught = []
+    for number, name in enumerate(NAMES, start=1):
+        print(f"Question {number} of {len(NAMES)}")
         show_mistake(name)
-        choices = answers(name)
-        for letter, choice in choices.items():
-            print(f"  {letter}  {title(choice)}")
-        answer = ""
-        while answer not in (*choices, "q"):
-            answer = input("Which one is it? a, b, c or d; q ends: ").lower()
-        if answer == "q":
-            return all_caught
-        if choices[answer] == name:
-            score += 1
-            print("\nRight.\n")
-        else:
-            [letter] = [each for each in choices if choices[each] == name]
-            print(f"\nNo: it is {letter}.\n")
-        all_caught = show_answer(name) and all_caught
-    print(f"Score: {score} of {len(NAMES)}")
-    return all_caught
-
-
-def answers(name: str) -> dict[str, str]:
-    """Pitfalls to choose from, by letter: the right one and some others."""
-    chance = random.Random(name)  # the same ones in the same order each time
-    others = [each for each in NAMES if each != name]
-    choices = [name, *chance.sample(others, len(LETTERS) - 1)]
-    chance.shuffle(choices)
-    return dict(zip(LETTERS, choices, strict=True))
+        if input("What is wrong with it? Enter shows it, q ends: ") == "q":
+            break
+        caught.append(show_answer(name))
+    return all(caught)
 
 
 def _indented(text: str) -> str:

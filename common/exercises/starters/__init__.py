@@ -1,1 +1,1 @@
-"""Files with gaps, to begin an exercise with. The docstring is the task; running the file prints it."""
+"""Files with gaps, to begin an exercise with. The docstring is the task."""

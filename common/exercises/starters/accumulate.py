@@ -27,7 +27,3 @@ def train_step(
 ) -> None:
     """Make one step with the mean gradient of all micro-batches."""
     raise NotImplementedError("accumulate the gradients of the micro-batches, then make a step")
-
-
-if __name__ == "__main__":
-    print(__doc__)

@@ -20,7 +20,3 @@ from torch import nn
 def average_gradients(model: nn.Module) -> None:
     """Replace each gradient of `model` by its mean over the ranks."""
     raise NotImplementedError("average parameter.grad for each parameter in model.parameters()")
-
-
-if __name__ == "__main__":
-    print(__doc__)

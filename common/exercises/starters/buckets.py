@@ -30,7 +30,3 @@ def fill_buckets(parameters: list[Parameter], capacity: int) -> list[list[Parame
 def average_bucket(bucket: list[Parameter]) -> None:
     """Average the gradients of the bucket's parameters over the ranks, in one message."""
     raise NotImplementedError("pack the gradients, send them, and put the means back")
-
-
-if __name__ == "__main__":
-    print(__doc__)

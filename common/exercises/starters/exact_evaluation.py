@@ -20,7 +20,3 @@ from torch import Tensor, nn
 def accuracy(model: nn.Module, dataset: list[tuple[Tensor, int]]) -> float:
     """The fraction of right answers over the shares of all ranks."""
     raise NotImplementedError("count right answers in this rank's share, and add up the counts of all ranks")
-
-
-if __name__ == "__main__":
-    print(__doc__)

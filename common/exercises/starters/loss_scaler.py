@@ -49,7 +49,3 @@ class LossScaler:
     def update(self) -> None:
         """Choose the scale of the next step."""
         raise NotImplementedError("halve the scale, double it, or leave it")
-
-
-if __name__ == "__main__":
-    print(__doc__)

@@ -43,7 +43,3 @@ class OverlappedDDP(nn.Module):
     def wait(self) -> None:
         """Return when all gradients are the means over the ranks."""
         raise NotImplementedError("wait for the all-reduces of this step")
-
-
-if __name__ == "__main__":
-    print(__doc__)

@@ -45,7 +45,3 @@ def prepare_one(obj: Any) -> Any:
     if isinstance(obj, Optimizer):
         raise NotImplementedError("return the optimizer, which has the right parameters already")
     return obj
-
-
-if __name__ == "__main__":
-    print(__doc__)

@@ -34,7 +34,3 @@ def ring_all_reduce(tensor: Tensor) -> None:
     left = (rank - 1) % world_size
     chunks = list(tensor.tensor_split(world_size))  # views: what is written into a chunk is written into the tensor
     raise NotImplementedError("send the chunks around the ring twice")
-
-
-if __name__ == "__main__":
-    print(__doc__)

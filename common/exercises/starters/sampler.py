@@ -39,7 +39,3 @@ class ExactSampler(Sampler[int]):
 
     def __len__(self) -> int:
         raise NotImplementedError("say how many samples this rank gets")
-
-
-if __name__ == "__main__":
-    print(__doc__)

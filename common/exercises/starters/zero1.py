@@ -42,7 +42,3 @@ class ZeRO1:
     def zero_grad(self) -> None:
         """Begin the next step without old gradients."""
         raise NotImplementedError("forget the gradients of all parameters")
-
-
-if __name__ == "__main__":
-    print(__doc__)

@@ -1,0 +1,137 @@
+"""The messages of a solution, as over the slowest link there is: nothing arrives before somebody waits for it.
+
+On one machine an all-reduce in the background ends so soon that code which forgets to wait mostly works. Over this
+link it never does, so that each run of a wrong solution shows the same mistake. Only isend and irecv begin at once,
+because a rank of a ring receives before it waits for what it has sent.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.exercises.compare import shown
+from common.exercises.stage import SolutionFailed
+from common.process_group import COLLECTIVES
+
+
+class Message:
+    """A collective, a send or a receive of a solution, and the handle that the solution gets.
+
+    Args:
+        arguments: those of the call, by name.
+        finish: what is called when somebody waits for the first time.
+
+    Attributes:
+        tensor: the one that is sent, if it is one.
+        began, waits: the traffic's `moment` when it began, and of each wait.
+        was_changed: the tensor was changed between its start and its arrival.
+    """
+
+    def __init__(self, traffic: "Traffic", name: str, arguments: dict[str, Any], finish: Callable[[], Any]) -> None:
+        self.traffic = traffic
+        self.name = name
+        self.arguments = arguments
+        self.tensor = arguments.get("tensor")
+        self.sent = self.tensor.detach().clone() if isinstance(self.tensor, Tensor) else None
+        self.in_background = False
+        self.began = traffic.moment
+        self.waits: list[Any] = []
+        self.was_changed = False
+        self.finish = finish
+
+    def wait(self, *_: Any) -> bool:
+        if not self.waits:
+            if self.sent is not None and self.name in COLLECTIVES:
+                self.was_changed = not torch.equal(self.tensor.detach(), self.sent)
+            self.finish()
+        self.waits.append(self.traffic.moment)
+        return True
+
+    def get_future(self) -> "Arrival":
+        return Arrival(self, lambda: [self.tensor])
+
+
+class Arrival:
+    """The future of a message. Over this link the functions that follow it run when somebody waits for it."""
+
+    def __init__(self, message: Message, result: Callable[[], Any]) -> None:
+        self.message = message
+        self.value = functools.cache(result)
+
+    def then(self, function: Callable[["Arrival"], Any]) -> "Arrival":
+        return Arrival(self.message, lambda: function(self))
+
+    def wait(self) -> Any:
+        self.message.wait()
+        return self.value()
+
+
+class Traffic:
+    """The messages of a solution on one rank, in the order in which they began.
+
+    Attributes:
+        moment: what the checker wants to know about the time of a message; it sets it while the solution runs.
+        note: called with each message when it begins.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.moment: Any = None
+        self.note: Callable[[Message], None] = lambda message: None
+
+    def begin(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
+        """A call of the solution, with its arguments."""
+        name = original.__name__
+        arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+        if arguments.get("tensor", self) is None:
+            raise TypeError(f"{name} got None for a tensor: a parameter without a gradient has to be passed over")
+        in_background = arguments.pop("async_op", False)
+        message = Message(self, name, arguments, finish=functools.partial(original, **arguments))
+        self.messages.append(message)
+        self.note(message)
+        if name in ("isend", "irecv"):
+            message.finish = message.finish().wait
+            in_background = True
+        message.in_background = in_background
+        if in_background:
+            return message
+        message.wait()
+        return None
+
+
+@contextmanager
+def observed() -> Iterator[Traffic]:
+    """A block in which the calls of torch.distributed's functions are messages of a solution.
+
+    Raises:
+        SolutionFailed: at its end, if a message was not waited for, or was changed on its way.
+    """
+    traffic = Traffic()
+    with ExitStack() as patches:
+        for name in (*COLLECTIVES, "isend", "irecv"):
+            call = functools.partial(traffic.begin, getattr(dist, name))
+            patches.enter_context(mock.patch.object(dist, name, call))
+            if name in ("isend", "irecv"):
+                # These are what send and recv call, and batch_isend_irecv compares its operations with them.
+                patches.enter_context(mock.patch.object(dist.distributed_c10d, name, call))
+        yield traffic
+    forgotten = [message.name for message in traffic.messages if not message.waits]
+    if forgotten:
+        raise SolutionFailed(
+            f"rank {dist.get_rank()} has not called wait() on these handles: {shown(forgotten)}. What is sent in the"
+            " background may not have gone, and what is received may not have come, before wait() returns"
+        )
+    changed = [message.name for message in traffic.messages if message.was_changed]
+    if changed:
+        raise SolutionFailed(
+            f"{len(changed)} of {len(traffic.messages)} messages were changed while their {changed[0]} was under way:"
+            " with async_op=True the sum is there when the handle's wait() has returned, so divide after it, or before"
+            " it begins"
+        )
