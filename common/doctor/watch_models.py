@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from benchmarks.your_network.doctor.generators import generators
-from benchmarks.your_network.doctor.record import Generators, Model
-from benchmarks.your_network.doctor.watch_data import DataWatch
-from benchmarks.your_network.doctor.watcher import Watcher
+from common.doctor.generators import generators
+from common.doctor.record import Generators, Model
+from common.doctor.watch_data import DataWatch
+from common.doctor.watcher import Watcher
 
 VALUES = 512  # of a parameter, spread over it
 REDUCED = 2  # steps in which the script's own all-reduces are looked at

@@ -6,7 +6,7 @@ import zlib
 
 import torch
 
-from benchmarks.your_network.doctor.record import Generators
+from common.doctor.record import Generators
 
 
 def generators(device: torch.device | None = None) -> Generators:

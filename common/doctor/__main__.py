@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.your_network doctor my_train.py …`."""
+"""Which mistakes of parallel training a script makes: `python -m common.doctor my_train.py …`."""
 
 import argparse
 import json
@@ -7,13 +7,32 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.your_network.doctor import launch, report
-from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
-from benchmarks.your_network.doctor.ends import refusal
+from common.doctor import launch, report
+from common.doctor.answers import Answer, Finding, Healthy, Unseen
+from common.doctor.ends import refusal
 from common.errors import fail
 from common.files import write_atomically
+from common.numbers import positive
 
 KINDS = {"findings": Finding, "healthy": Healthy, "not_looked_at": Unseen}
+
+
+def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m common.doctor", description=__doc__)
+    flag = parser.add_argument
+    flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
+    flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
+    flag("--time-out", type=positive, default=120, metavar="S", help="seconds in which a rank must get on (120)")
+    flag("--json", type=Path, metavar="PATH", help="also write the answer there")
+    flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
+    flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
+    return parser.parse_args(argv)
+
+
+def several(text: str) -> int:
+    if positive(text) < 2:
+        raise argparse.ArgumentTypeError("must be at least 2: the doctor compares ranks")
+    return int(text)
 
 
 def answer_doctor(options: argparse.Namespace) -> None:
@@ -65,3 +84,7 @@ def _write(options: argparse.Namespace, steps: int, found: list[Answer], verdict
     record["never_looked_at"] = report.NEVER
     record["verdict"] = verdict
     write_atomically(options.json, json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    answer_doctor(parse_options())

@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from benchmarks.your_network.doctor.record import Record
+from common.doctor.record import Record
 
 
 class SchedulerWatch:

@@ -3,11 +3,11 @@
 import re
 import textwrap
 
-from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
-from benchmarks.your_network.doctor.compare_calls import different_collective
-from benchmarks.your_network.doctor.compare_data import together, training_passes
-from benchmarks.your_network.doctor.launch import Rank
-from benchmarks.your_network.doctor.record import Record
+from common.doctor.answers import Answer, Finding, Healthy, Unseen
+from common.doctor.compare_calls import different_collective
+from common.doctor.compare_data import together, training_passes
+from common.doctor.launch import Rank
+from common.doctor.record import Record
 
 # What a rank says whose partner has gone, or does something else.
 LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")

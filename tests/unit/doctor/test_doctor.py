@@ -15,8 +15,8 @@ from PIL import Image
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from benchmarks.your_network import __main__ as program
-from benchmarks.your_network.doctor import (
+from common.doctor import __main__ as program
+from common.doctor import (
     compare_calls,
     compare_contents,
     compare_data,
@@ -27,10 +27,10 @@ from benchmarks.your_network.doctor import (
     watch_data,
     watched,
 )
-from benchmarks.your_network.doctor.answers import Finding, Healthy, Unseen
-from benchmarks.your_network.doctor.launch import Rank
-from benchmarks.your_network.doctor.record import Model, Pass, Record
-from benchmarks.your_network.doctor.watch_schedulers import SchedulerWatch
+from common.doctor.answers import Finding, Healthy, Unseen
+from common.doctor.launch import Rank
+from common.doctor.record import Model, Pass, Record
+from common.doctor.watch_schedulers import SchedulerWatch
 from common.errors import UserError
 from common.pitfalls import NAMES
 from common.processes import Ranks
@@ -543,19 +543,19 @@ def test_one_changed_read_in_ten_leaves_contents_the_same():
 
 
 def ask_program(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "benchmarks.your_network", "doctor", *map(str, arguments)]
+    command = [sys.executable, "-m", "common.doctor", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
 
 
 def ask(*arguments: object) -> subprocess.CompletedProcess:
     """The same from within this process, which has imported torch already. The script's processes are its own."""
-    command = ["doctor", *map(str, arguments)]
+    command = [*map(str, arguments)]
     out = io.StringIO()
     errors = io.StringIO()
     code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         try:
-            program.main(command)
+            program.answer_doctor(program.parse_options(command))
         except SystemExit as end:
             code = end.code or 0
     return subprocess.CompletedProcess(command, code, out.getvalue(), errors.getvalue())
@@ -745,5 +745,5 @@ def test_collectives_of_a_run_that_broke_off_are_not_called_the_same():
 
 def test_a_script_that_is_not_there_is_an_error(capsys):
     with pytest.raises(UserError):
-        program.main(["doctor", "nowhere.py"])
+        program.answer_doctor(program.parse_options(["nowhere.py"]))
     assert capsys.readouterr().err == "error: there is no file nowhere.py\n"

@@ -20,9 +20,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from benchmarks.your_network.doctor.generators import generators
-from benchmarks.your_network.doctor.record import Pass
-from benchmarks.your_network.doctor.watcher import Watcher
+from common.doctor.generators import generators
+from common.doctor.record import Pass
+from common.doctor.watcher import Watcher
 
 PASSES = 64
 SAMPLES = 2_000_000  # of a pass

@@ -2,11 +2,11 @@
 
 import textwrap
 
-from benchmarks.your_network.doctor import compare_calls, compare_data, compare_models
-from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
-from benchmarks.your_network.doctor.ends import end
-from benchmarks.your_network.doctor.launch import Rank
-from benchmarks.your_network.doctor.record import Record
+from common.doctor import compare_calls, compare_data, compare_models
+from common.doctor.answers import Answer, Finding, Healthy, Unseen
+from common.doctor.ends import end
+from common.doctor.launch import Rank
+from common.doctor.record import Record
 from common.pitfalls import title
 
 # The most important first: one that explains another one comes before it.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.your_network.doctor.record import Record, plain
+from common.doctor.record import Record, plain
 
 PULSE = 0.2  # seconds
 BETWEEN_RECORDS = 5.0

@@ -4,8 +4,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
-from benchmarks.your_network.doctor.record import Record
+from common.doctor.answers import Answer, Finding, Healthy, Unseen
+from common.doctor.record import Record
 
 
 class Difference(NamedTuple):

@@ -6,7 +6,7 @@ from one read to the next, and the labels of many samples are alike. So not all 
 
 from typing import NamedTuple
 
-from benchmarks.your_network.doctor.record import Pass
+from common.doctor.record import Pass
 
 ALIKE = 0.9  # of the samples that were read twice, for their contents to be taken for the same
 Row = tuple[int, ...]

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 
-from benchmarks.your_network.doctor.record import Record, Save
-from benchmarks.your_network.doctor.watcher import Watcher
+from common.doctor.record import Record, Save
+from common.doctor.watcher import Watcher
 from common.process_group import COLLECTIVES
 
 ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")

@@ -8,9 +8,9 @@ two ranks, in half of the cases. If many samples are on several ranks, and none 
 from collections import Counter
 from itertools import pairwise
 
-from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
-from benchmarks.your_network.doctor.compare_contents import Contents, Overlap, rows_of_pass
-from benchmarks.your_network.doctor.record import Pass, Record
+from common.doctor.answers import Answer, Finding, Healthy, Unseen
+from common.doctor.compare_contents import Contents, Overlap, rows_of_pass
+from common.doctor.record import Pass, Record
 
 COINCIDENCE = 0.05  # of the samples: up to here equal contents may be of two samples
 CHANCE = 1e-4  # a probability: what is less probable is not taken for chance

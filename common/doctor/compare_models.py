@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from benchmarks.your_network.doctor.answers import Answer, Finding, Healthy, Unseen
-from benchmarks.your_network.doctor.record import Draw, Model, Record
+from common.doctor.answers import Answer, Finding, Healthy, Unseen
+from common.doctor.record import Draw, Model, Record
 
 TOLERANCE = 1e-6  # of the largest number of a tensor; ranks that average have equal bits on CPUs
 GENERATORS = ("torch", "cuda", "numpy", "python")

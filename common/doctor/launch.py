@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.your_network.doctor.record import Record, read
-from benchmarks.your_network.doctor.watcher import STOP, STOPPED
+from common.doctor.record import Record, read
+from common.doctor.watcher import STOP, STOPPED
 from common.processes import free_port
 
 POLL = 0.2  # seconds
