@@ -1,4 +1,4 @@
-"""The report: every answer, what was not looked at, and a verdict in three lines."""
+"""The report: what was found, and a line on the rest."""
 
 import textwrap
 
@@ -6,26 +6,25 @@ from common.doctor import compare_calls, compare_data, compare_models
 from common.doctor.answers import Answer, Finding, Healthy, Unseen
 from common.doctor.ends import end
 from common.doctor.launch import Rank
-from common.doctor.record import Record
 from common.pitfalls import title
 
 # The most important first: one that explains another one comes before it.
-CHECKS = (
-    compare_models.optimizers,
-    compare_models.learning_rates,
-    compare_models.weights,
-    compare_models.gradients,
-    compare_data.shards,
-    compare_data.orders,
-    compare_models.random_numbers,
-    compare_models.schedule,
-    compare_models.accumulation,
-    compare_data.evaluation,
-    compare_models.batchnorm,
-    compare_calls.collectives,
-    compare_calls.saves,
-    compare_calls.keys,
-)
+CHECKS = {
+    "parameters of the optimizer": compare_models.optimizers,
+    "learning rates": compare_models.learning_rates,
+    "weights": compare_models.weights,
+    "averages of gradients": compare_models.gradients,
+    "training samples": compare_data.shards,
+    "order of the epochs": compare_data.orders,
+    "random numbers": compare_models.random_numbers,
+    "schedule": compare_models.schedule,
+    "accumulation": compare_models.accumulation,
+    "evaluation samples": compare_data.evaluation,
+    "BatchNorm's statistics": compare_models.batchnorm,
+    "collectives": compare_calls.collectives,
+    "files": compare_calls.saves,
+    "saved keys": compare_calls.keys,
+}
 # From outside nobody can tell these from what is wanted.
 NEVER = (
     "metrics of one rank taken for those of all (metrics_not_gathered)",
@@ -38,105 +37,79 @@ NEVER = (
     "random numbers in the workers of a DataLoader, and those that the script draws itself, as the noise of a GAN",
     "files that torch.save does not write",
 )
-UNKNOWN = "the doctor has seen that it is so, and not what causes it."
+UNKNOWN = "the doctor has seen that it is so, and not what causes it"
 WIDTH = 118
-TOPIC = 30
 
 
-def answers(ranks: list[Rank], patience: float) -> list[Answer]:
+def answers(ranks: list[Rank], patience: float) -> dict[str, Answer]:
+    """The answer to each topic."""
     records = [rank.record for rank in ranks]
-    return [end(ranks, patience), *(check(records) for check in CHECKS)]
+    found = {"end of the script": end(ranks, patience)}
+    for topic, check in CHECKS.items():
+        found[topic] = check(records)
+    return found
 
 
-def alone(records: list[Record]) -> bool:
-    """No rank made a process group: each ran a training of its own."""
-    return all(record.backend is None for record in records)
+def findings(found: dict[str, Answer]) -> dict[str, Finding]:
+    return {topic: answer for topic, answer in found.items() if isinstance(answer, Finding)}
+
+
+def not_examined(ranks: list[Rank], found: dict[str, Answer]) -> str | None:
+    """Why there was nothing to compare; None where there was."""
+    if any(rank.record.backend for rank in ranks):
+        return None
+    if any(rank.record.steps for rank in ranks):
+        return (
+            None if findings(found) else "the script made no process group, and each process ran a training of its own"
+        )
+    return f"no process group and no optimizer step were seen; the script printed last: {ranks[0].last_line}"
 
 
 def summary(script: str, ranks: list[Rank], seconds: float) -> str:
     """What ran, in a line."""
-    records = [rank.record for rank in ranks]
-    first = records[0]
+    first = ranks[0].record
     parts = [f"{first.steps} optimizer steps"]
     epochs = compare_data.training_passes(first)
     if epochs and epochs[0].samples:
         per_batch = round(len(epochs[0].samples) / epochs[0].batches)
-        parts.append(f"batches of {len(records)} x {per_batch} = {len(records) * per_batch} samples")
+        parts.append(f"batches of {len(ranks)} x {per_batch} = {len(ranks) * per_batch} samples")
         parts.append(f"{len(epochs)} epoch(s), whole or in part")
     group = first.backend or "no process group"
-    return f"{script} on {len(records)} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
+    return f"{script} on {len(ranks)} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
 
 
-def lines(found: list[Answer], records: list[Record]) -> list[str]:
-    """The answers, findings first."""
+def lines(ranks: list[Rank], found: dict[str, Answer], verbose: bool) -> list[str]:
+    """Each finding with its reason and its remedy; then the rest, in one line or, if `verbose`, in many."""
     text = []
-    for answer in found:
-        if isinstance(answer, Finding):
-            text += _row("FOUND", answer.topic, answer.text)
-            if answer.pitfall:
-                text += _row("", "", f"read common/pitfalls/{answer.pitfall}.py")
-    for answer in found:
-        if isinstance(answer, Healthy):
-            text += _row("well", answer.topic, answer.text)
-    unseen = [f"{answer.topic}: {answer.text}" for answer in found if isinstance(answer, Unseen)]
-    troubles = [f"what an observer failed on ({trouble})" for record in records for trouble in record.troubles]
-    text += ["", "Not looked at:"]
-    for part in [*unseen, *dict.fromkeys(troubles), *NEVER]:
-        text += textwrap.wrap(part, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    wrong = findings(found)
+    for topic, finding in wrong.items():
+        text += _wrapped(f"FOUND {topic}: {finding.text}.")
+        why = finding.why or (title(finding.pitfall) if finding.pitfall else UNKNOWN)
+        text += _wrapped(f"  Why: {why.rstrip('.')}.")
+        text += _wrapped(f"  What to do: {finding.advice}.")
+        if finding.pitfall:
+            text.append(f"  `python -m common.pitfalls {finding.pitfall}` shows it.")
+        text.append("")
+    right = [f"{topic}: {answer.text}" for topic, answer in found.items() if isinstance(answer, Healthy)]
+    not_seen = [f"{topic}: {answer.text}" for topic, answer in found.items() if isinstance(answer, Unseen)]
+    troubles = {f"what an observer failed on ({trouble})" for rank in ranks for trouble in rank.record.troubles}
+    not_seen += [*sorted(troubles), *NEVER]
+    if verbose:
+        for head, parts in (("Right:", right), ("Not looked at:", not_seen)):
+            text.append(head)
+            for part in parts:
+                text += _wrapped(f"  - {part}")
+            text.append("")
+    if wrong:
+        state = f"Not healthy: {len(wrong)} found"
+    elif isinstance(found["weights"], Healthy):
+        state = "Healthy: nothing found"
+    else:
+        state = "Nothing found, but the weights were not compared"
+    rest = "" if verbose else " (--verbose lists them)"
+    text.append(f"{state}; {len(right)} things are right, and {len(not_seen)} were not looked at{rest}.")
     return text
 
 
-def _row(mark: str, topic: str, text: str) -> list[str]:
-    head = f"{mark:<6}{topic:<{TOPIC}}"
-    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
-
-
-def verdict(found: list[Answer], processes: int) -> list[str]:
-    """Healthy or the most important finding, why, and what to do."""
-    findings = [answer for answer in found if isinstance(answer, Finding)]
-    if findings:
-        worst = findings[0]
-        more = f" ({len(findings) - 1} more above)" if len(findings) > 1 else ""
-        why = worst.why or (title(worst.pitfall) if worst.pitfall else UNKNOWN)
-        see = f"; `python -m common.pitfalls {worst.pitfall}` shows it" if worst.pitfall else ""
-        return [f"Not healthy: {worst.topic}: {worst.text}{more}.", f"Why: {why}", f"What to do: {worst.advice}{see}."]
-    weights = next(answer for answer in found if answer.topic == "weights")
-    samples = next(answer for answer in found if answer.topic == "training samples")
-    healthy = sum(isinstance(answer, Healthy) for answer in found)
-    state = "Healthy" if isinstance(weights, Healthy) else "Nothing found, but little seen"
-    return [
-        f"{state}: {healthy} things were looked at on {processes} processes, and none is wrong.",
-        f"Why: the weights: {weights.text}; training samples: {samples.text}.",
-        "What to do: read what was not looked at; a longer run, with an evaluation and two epochs, shows more.",
-    ]
-
-
-def verdict_alone(records: list[Record]) -> list[str]:
-    processes = len(records)
-    if not any(record.steps for record in records):
-        return [
-            "Not examined: the script trained nothing: no optimizer step and no process group were seen.",
-            "Why: the doctor compares what ranks do while they train.",
-            "What to do: give the doctor the script that trains, and the arguments with which it does.",
-        ]
-    return [
-        f"One process: the script made no process group, so that {processes} processes ran {processes} trainings.",
-        "Why: that is right for a script of level 00 or 01, and there is nothing to compare.",
-        "What to do: nothing; or go on to level 02, as 00_single_gpu/FROM_YOUR_SCRIPT.md describes.",
-    ]
-
-
-def verdict_of_refusal(last_line: str) -> list[str]:
-    return [
-        f"Not examined: the script left before it made a process group; it printed: {last_line}",
-        "Why: a script of level 00 or 01 is one process, and has no ranks to compare.",
-        "What to do: nothing, if it is one of those; else give it what it asks for, and call the doctor again.",
-    ]
-
-
-def verdict_of_launcher() -> list[str]:
-    return [
-        "Not started: the script starts its own processes with torch.multiprocessing.",
-        "Why: the doctor starts one process for each rank, as torchrun does, and tells it its rank.",
-        "What to do: give the doctor a script that reads RANK and WORLD_SIZE, and is started by torchrun.",
-    ]
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)

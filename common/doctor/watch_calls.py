@@ -1,10 +1,9 @@
 """Observers of single calls: collectives on all ranks, `torch.save`, and processes that a script starts itself."""
 
-import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,96 +12,63 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 
-from common.doctor.record import Record, Save
+from common.doctor.watch_models import ModelWatch
 from common.doctor.watcher import Watcher
 from common.process_group import COLLECTIVES
 
 ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
-CALLS = 100_000
 DEPTH = 3  # at which a state dict lies in what is saved
 
 
-def watch_collectives(watcher: Watcher, before_all_reduce: Callable[[Tensor], None]) -> None:
+def install(watcher: Watcher, models: ModelWatch) -> None:
     for name in ON_ALL_RANKS:
-        setattr(dist, name, _noted_collective(watcher, name, getattr(dist, name), before_all_reduce))
+        _watch_collective(watcher, name, models)
+    _watch_saves(watcher)
+    for name in ("spawn", "start_processes"):
+        setattr(torch.multiprocessing, name, _refuse)
 
 
-def _noted_collective(
-    watcher: Watcher, name: str, call: Callable, before_all_reduce: Callable[[Tensor], None]
-) -> Callable:
-    parameters = inspect.signature(call)
+def _watch_collective(watcher: Watcher, name: str, models: ModelWatch) -> None:
+    parameters = inspect.signature(getattr(dist, name))
     calls = watcher.record.collectives
 
-    @watcher.observer
-    def note_collective(args: tuple, kwargs: dict) -> None:
+    def note_collective(*args: Any, **kwargs: Any) -> None:
         arguments = parameters.bind(*args, **kwargs).arguments
-        group = arguments.get("group")
-        on_all_ranks = group is None or group is dist.group.WORLD
-        if name == "all_reduce" and on_all_ranks:
-            before_all_reduce(arguments["tensor"])
-        if on_all_ranks and dist.is_initialized() and len(calls) < CALLS:
-            line, *_ = watcher.place(sys._getframe()) or ["?"]
-            calls.append((name, line))
+        if arguments.get("group") not in (None, dist.group.WORLD):
+            return
+        if name == "all_reduce":
+            models.note_all_reduce(arguments["tensor"])
+        if dist.is_initialized():
+            place = watcher.place(sys._getframe())
+            calls.append((name, place[0] if place else "?"))
             watcher.keep()
 
-    @functools.wraps(call)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        note_collective(args, kwargs)
-        return call(*args, **kwargs)
-
-    return noted
+    watcher.before(dist, name, note_collective)
 
 
-def watch_end_of_group(watcher: Watcher, before: Callable[[], None]) -> None:
-    """Call `before` when the process group is destroyed: the last moment at which most scripts still have a network."""
-    destroy = dist.destroy_process_group
-    observed = watcher.observer(before)
-
-    @functools.wraps(destroy)
-    def noted(*args: Any, **kwargs: Any) -> None:
-        observed()
-        destroy(*args, **kwargs)
-
-    dist.destroy_process_group = noted
-
-
-def watch_saves(watcher: Watcher) -> None:
-    save = torch.save
-
-    @watcher.observer
-    def note_save(value: Any, file: Any) -> None:
-        path = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+def _watch_saves(watcher: Watcher) -> None:
+    def note_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        path = getattr(f, "name", f)  # of an open file, or itself
         if isinstance(path, str | os.PathLike):
-            keys = [key for state in _state_dicts(value, DEPTH) for key in state]
-            prefixed = [key for key in keys if key.startswith("module.")]
-            file_on_disk = str(Path(path).resolve())
-            watcher.record.saves.append(Save(file_on_disk, len(keys), len(prefixed)))
+            keys = [key for state in _state_dicts(obj, DEPTH) for key in state]
+            watcher.record.saves.append((str(Path(path).resolve()), keys))
 
-    @functools.wraps(save)
-    def noted(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        note_save(obj, f)
-        save(obj, f, *args, **kwargs)
-
-    torch.save = noted
+    watcher.before(torch, "save", note_save)
 
 
 def _state_dicts(value: Any, depth: int) -> Iterator[dict[str, Tensor]]:
     if not isinstance(value, dict) or not value or not depth:
         return
-    of_names = all(isinstance(key, str) for key in value)
-    if of_names and all(isinstance(part, Tensor) for part in value.values()):
+    parts = list(value.values())
+    if all(isinstance(key, str) for key in value) and all(isinstance(part, Tensor) for part in parts):
         yield value
         return
-    for part in value.values():
+    for part in parts:
         yield from _state_dicts(part, depth - 1)
 
 
-def refuse_own_processes(record: Record) -> None:
-    """A script that starts its own processes is run by `python`: torchrun would start them once per rank."""
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        record.starts_processes = True
-        raise SystemExit("the script starts its own processes")
-
-    for name in ("spawn", "start_processes"):
-        setattr(torch.multiprocessing, name, refuse)
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise SystemExit(
+        "the script starts its own processes with torch.multiprocessing, but the doctor starts one for each rank, "
+        "as torchrun does: give it a script that reads RANK and WORLD_SIZE"
+    )

@@ -2,6 +2,8 @@
 
 import functools
 import os
+import random
+import sys
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -20,12 +22,10 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from common.doctor.generators import generators
-from common.doctor.record import Pass
+from common.doctor.record import Generators, Pass
 from common.doctor.watcher import Watcher
 
 PASSES = 64
-SAMPLES = 2_000_000  # of a pass
 FINGERPRINTS = 4096  # samples of a pass
 VALUES = 1024  # of a tensor of a sample, spread over it
 DRAWS = 16  # of a pass
@@ -36,21 +36,33 @@ class DataWatch:
     """The passes of a script over its DataLoaders.
 
     A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
-    wait in line until their batch is handed out.
+    wait in line until their batch is handed out. Pass and line are attributes of the loader's iterator.
     """
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self._loaders: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
-        self._opened = 0
-        self._opening: Pass | None = None
-        self._opening_queue: list = []
         self._newest: Pass | None = None  # the one whose batch was handed out last
 
     def install(self) -> None:
-        self._watch_passes()
-        self._watch_numbers()
-        self._watch_batches()
+        # An iterator that keeps its workers is reset for another pass.
+        self._watcher.after(_BaseDataLoaderIter, "__init__", self._open)
+        self._watcher.after(_BaseDataLoaderIter, "_reset", self._open)
+        self._watcher.after(_BaseDataLoaderIter, "_next_index", self._queue)
+        self._watcher.before(_BaseDataLoaderIter, "__next__", self._before_batch)
+        self._watcher.after(_BaseDataLoaderIter, "__next__", self._after_batch)
+        next_batch = _BaseDataLoaderIter.__next__
+        ended = self._watcher.observer(self._end)
+
+        @functools.wraps(next_batch)
+        def noted(iterator: Any) -> Any:
+            try:
+                return next_batch(iterator)
+            except StopIteration:
+                ended(iterator)
+                raise
+
+        _BaseDataLoaderIter.__next__ = noted  # type: ignore
 
     def note_forward(self, in_parallel: bool) -> None:
         """A forward in training: of the batch that was handed out last, as far as can be seen."""
@@ -60,79 +72,24 @@ class DataWatch:
 
     def note_input(self, inputs: Any) -> None:
         """The inputs of a network in training: of the whole batch, or of a part that the script has cut out."""
-        first = next(_tensors(inputs), None)
-        if self._newest is not None and first is not None and first.dim():
-            self._newest.shares += len(first) * int(os.environ["WORLD_SIZE"]) == self._newest.last_batch
+        if self._newest is not None:
+            share = _rows(inputs) * int(os.environ["WORLD_SIZE"])
+            self._newest.shares += share == self._newest.last_batch
 
-    def _watch_passes(self) -> None:
-        begin = DataLoader.__iter__
-        opened = self._watcher.observer(self._open)
-        assigned = self._watcher.observer(self._assign)
-
-        @functools.wraps(begin)
-        def noted(loader: DataLoader) -> Iterator:
-            opened(loader)
-            iterator = begin(loader)
-            assigned(iterator)
-            return iterator
-
-        DataLoader.__iter__ = noted  # type: ignore
-
-    def _watch_numbers(self) -> None:
-        next_index = _BaseDataLoaderIter._next_index
-        asked = self._watcher.observer(self._queue)
-
-        @functools.wraps(next_index)
-        def noted(iterator: Any) -> Any:
-            numbers = next_index(iterator)
-            asked(iterator, numbers)
-            return numbers
-
-        _BaseDataLoaderIter._next_index = noted  # type: ignore
-
-    def _watch_batches(self) -> None:
-        next_batch = _BaseDataLoaderIter.__next__
-        before = self._watcher.observer(self._before_batch)
-        handed_out = self._watcher.observer(self._after_batch)
-        ended = self._watcher.observer(self._end)
-
-        @functools.wraps(next_batch)
-        def noted(iterator: Any) -> Any:
-            before(iterator)
-            try:
-                batch = next_batch(iterator)
-            except StopIteration:
-                ended(iterator)
-                raise
-            handed_out(iterator, batch)
-            return batch
-
-        _BaseDataLoaderIter.__next__ = noted  # type: ignore
-
-    def _open(self, loader: DataLoader) -> None:
-        number = self._loaders.setdefault(loader, self._opened)
-        self._opened += 1
+    def _open(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
+        number = self._loaders.setdefault(loader, len(self._loaders))
         plain = type(loader.batch_sampler) in (BatchSampler, type(None))
-        replacement = bool(getattr(loader.sampler, "replacement", False))
-        self._opening = Pass(
+        replacement = getattr(loader.sampler, "replacement", False)
+        iterator._doctor_pass = Pass(
             loader=number,
             size=_size(loader.dataset),
             plain=plain,
-            sampler=type(loader.sampler if plain else loader.batch_sampler).__name__,
             each_once=plain and not replacement and type(loader.sampler) in EACH_ONCE,
-            replacement=replacement,
         )
-        self._opening_queue = []
+        iterator._doctor_queue = []
 
-    def _assign(self, iterator: Any) -> None:
-        iterator._doctor_pass = self._opening
-        iterator._doctor_queue = self._opening_queue
-        self._opening = None
-
-    def _queue(self, iterator: Any, numbers: Any) -> None:
-        # A loader with workers asks for the first batches before its iterator is there.
-        queue = iterator._doctor_queue if self._opening is None else self._opening_queue
-        queue.append(numbers)
+    def _queue(self, numbers: Any, iterator: Any) -> None:
+        iterator._doctor_queue.append(numbers)
 
     def _before_batch(self, iterator: Any) -> None:
         iterator._doctor_generators = None
@@ -141,28 +98,25 @@ class DataWatch:
         if iterator._num_workers == 0 and one.batches > 0 and len(one.draws) < DRAWS:
             iterator._doctor_generators = generators()
 
-    def _after_batch(self, iterator: Any, batch: Any) -> None:
+    def _after_batch(self, batch: Any, iterator: Any) -> None:
         one: Pass = iterator._doctor_pass
-        record = self._watcher.record
-        if one.batches == 0 and len(record.passes) < PASSES:
-            record.passes.append(one)
+        passes = self._watcher.record.passes
+        if one.batches == 0 and len(passes) < PASSES:
+            passes.append(one)
         self._newest = one
         one.batches += 1
         if iterator._doctor_generators is not None:
             one.draws.append((iterator._doctor_generators, generators()))
         numbers = iterator._doctor_queue.pop(0) if iterator._doctor_queue else None
         samples = _samples(numbers, iterator._dataset)
-        count = _count(batch) if samples is None else len(samples)
+        one.last_batch = _rows(batch) if samples is None else len(samples)
         if one.read == len(one.contents) < FINGERPRINTS:
-            rows = _contents(batch, count)
-            if rows and (not one.contents or len(rows[0]) == len(one.contents[0])):
-                one.contents.extend(rows)
-        one.read += count
-        one.last_batch = count
-        if samples is None or one.samples is None or len(one.samples) > SAMPLES:
+            one.contents += _contents(batch, one.last_batch)
+        one.read += one.last_batch
+        if samples is None:
             one.samples = None
-            return
-        one.samples.extend(samples)
+        elif one.samples is not None:
+            one.samples += samples
 
     def _end(self, iterator: Any) -> None:
         iterator._doctor_pass.complete = True
@@ -192,44 +146,33 @@ def _samples(numbers: Any, dataset: Any) -> list[int] | None:
     return samples
 
 
-def _count(batch: Any) -> int:
+def _rows(batch: Any) -> int:
     """The samples of a batch without numbers: as many as its first tensor has rows."""
-    tensor = next((tensor for tensor in _tensors(batch) if tensor.dim()), None)
-    return 0 if tensor is None else len(tensor)
-
-
-def _contents(batch: Any, samples: int) -> list[list[int]]:
-    """For each sample a fingerprint of each of its tensors: labels stay where images are augmented.
-
-    What fills texts up to the length of a batch's longest one is left out: it differs from batch to batch.
-    """
-    contents: list[list[int]] = [[] for _ in range(samples)]
     for tensor in _tensors(batch):
-        if tensor.dim() == 0 or len(tensor) != samples:
-            continue
-        rows = tensor.detach().reshape(samples, -1)
-        stride = max(1, rows.shape[1] // VALUES)
-        spread = rows[:, ::stride][:, :VALUES]
-        values = spread.cpu().contiguous()
-        filling = _filling(values).long()
-        leading = filling.cumprod(1).sum(1)
-        trailing = filling.flip(1).cumprod(1).sum(1)
-        if values.is_floating_point():
-            leading.zero_()  # one-hot rows without the zeros on both sides would all be alike
-        begins = leading.tolist()
-        ends = (values.shape[1] - trailing).tolist()
-        for content, row, begin, end in zip(contents, values.view(torch.uint8).numpy(), begins, ends, strict=True):
-            content.append(zlib.crc32(row[begin * values.itemsize : end * values.itemsize]))
-    return contents
+        if tensor.dim():
+            return len(tensor)
+    return 0
 
 
-def _filling(rows: Tensor) -> Tensor:
-    """Where a value stands that may fill rows up: 0, and, among whole numbers, one that ends a row at least twice."""
-    filling = rows == 0
-    if rows.is_floating_point() or rows.shape[1] < 2:
-        return filling
-    ends_twice = rows[:, -1] == rows[:, -2]
-    return filling | torch.isin(rows, rows[ends_twice, -1])
+def _contents(batch: Any, samples: int) -> list[tuple[int, ...]]:
+    """For each sample a fingerprint of each of its tensors: labels stay where images are augmented."""
+    columns = []
+    for tensor in _tensors(batch):
+        if tensor.dim() and len(tensor) == samples:
+            rows = tensor.detach().reshape(samples, -1)
+            stride = max(1, rows.shape[1] // VALUES)
+            columns.append([_fingerprint(row) for row in rows[:, ::stride][:, :VALUES].cpu()])
+    return list(zip(*columns, strict=True))
+
+
+def _fingerprint(row: Tensor) -> int:
+    """A number for these values, without those that fill a text up: how many there are differs from batch to batch."""
+    if len(row) > 1 and not row.is_floating_point():
+        for first, second in (row[:2].tolist(), row[-2:].tolist()):
+            if first == second:
+                row = row[row != first]
+        row = row[row != 0]
+    return zlib.crc32(row.contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
@@ -241,3 +184,21 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, list | tuple):
         for part in batch:
             yield from _tensors(part)
+
+
+def generators(device: torch.device | None = None) -> Generators:
+    """A fingerprint of the state of each default generator, of torch, Python, NumPy and, if it is one, of the GPU.
+
+    Equal states draw equal numbers.
+    """
+    states = {
+        "torch": zlib.crc32(torch.get_rng_state().numpy().tobytes()),
+        "python": hash(random.getstate()[1]),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state = numpy.random.get_state(legacy=False)["state"]
+        states["numpy"] = zlib.crc32(state["key"], state["pos"])
+    if device is not None and device.type == "cuda":
+        states["cuda"] = zlib.crc32(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return states

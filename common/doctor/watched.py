@@ -17,15 +17,9 @@ ROOT = str(Path(__file__).parents[2])
 def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation. Its error is noted and raised."""
     imported_before = set(sys.modules)
-    from common.doctor.watch_calls import (
-        refuse_own_processes,
-        watch_collectives,
-        watch_end_of_group,
-        watch_saves,
-    )
+    from common.doctor import watch_calls
     from common.doctor.watch_data import DataWatch
     from common.doctor.watch_models import ModelWatch
-    from common.doctor.watch_schedulers import SchedulerWatch
     from common.doctor.watcher import Watcher
 
     watcher = Watcher(folder, rank, script, last_step)
@@ -33,11 +27,7 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     models = ModelWatch(watcher, data)
     data.install()
     models.install()
-    SchedulerWatch(watcher.record).install()
-    watch_collectives(watcher, models.note_all_reduce)
-    watch_end_of_group(watcher, models.note_last_weights)
-    watch_saves(watcher)
-    refuse_own_processes(watcher.record)
+    watch_calls.install(watcher, models)
     watcher.start()
     forget_this_repository(imported_before)
 
@@ -56,7 +46,6 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
         watcher.record.crash = f"{line}{type(error).__name__}: {' '.join(str(error).split())}"
         watcher.finish("crash")
         raise
-    watcher.observer(models.note_last_weights)()
     watcher.finish("whole")
 
 
@@ -67,6 +56,11 @@ def forget_this_repository(imported_before: set[str]) -> None:
 
 
 if __name__ == "__main__":
-    folder, last_step, script, *arguments = sys.argv[1:]
     sys.path[0] = ROOT
-    run(Path(folder), int(os.environ["RANK"]), int(last_step) or None, Path(script), arguments)
+    run(
+        folder=Path(sys.argv[1]),
+        rank=int(os.environ["RANK"]),
+        last_step=int(sys.argv[2]) or None,
+        script=Path(sys.argv[3]),
+        arguments=sys.argv[4:],
+    )
