@@ -144,7 +144,7 @@ def learning_rates(records: list[Record]) -> Answer:
     if moved[0] and not any(moved[1:]):
         text += "; it never changes on another rank than rank 0"
         return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
-    return Finding(text, "let all ranks step the scheduler equally often", why=UNEQUAL_RATES)
+    return Finding(text, "let all ranks step the scheduler equally often, and with the same numbers", why=UNEQUAL_RATES)
 
 
 def schedule(records: list[Record]) -> Answer:

@@ -95,7 +95,7 @@ def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> boo
             for rank in range(len(started)):
                 path = folder / f"rank{rank}.progress"
                 text = path.read_text() if path.exists() else ""
-                if text != progress.get(rank, ""):
+                if text and text != progress.get(rank):  # it is empty while it is written
                     progress[rank] = text
                     moved = time.monotonic()
                     bar.n = int(text.split()[-1])

@@ -38,6 +38,7 @@ NEVER = (
     "files that torch.save does not write",
 )
 UNKNOWN = "the doctor has seen that it is so, and not what causes it"
+PERHAPS = "the doctor has seen no cause but what is found above"
 WIDTH = 118
 
 
@@ -82,9 +83,11 @@ def lines(ranks: list[Rank], found: dict[str, Answer], verbose: bool) -> list[st
     """Each finding with its reason and its remedy; then the rest, in one line or, if `verbose`, in many."""
     text = []
     wrong = findings(found)
+    unknown = UNKNOWN
     for topic, finding in wrong.items():
         text += _wrapped(f"FOUND {topic}: {finding.text}.")
-        why = finding.why or (title(finding.pitfall) if finding.pitfall else UNKNOWN)
+        why = finding.why or (title(finding.pitfall) if finding.pitfall else unknown)
+        unknown = PERHAPS
         text += _wrapped(f"  Why: {why.rstrip('.')}.")
         text += _wrapped(f"  What to do: {finding.advice}.")
         if finding.pitfall:

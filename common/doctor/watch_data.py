@@ -42,6 +42,7 @@ class DataWatch:
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self._loaders: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
+        self._opened = 0
         self._newest: Pass | None = None  # the one whose batch was handed out last
 
     def install(self) -> None:
@@ -77,7 +78,8 @@ class DataWatch:
             self._newest.shares += share == self._newest.last_batch
 
     def _open(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        number = self._loaders.setdefault(loader, len(self._loaders))
+        number = self._loaders.setdefault(loader, self._opened)
+        self._opened += 1
         plain = type(loader.batch_sampler) in (BatchSampler, type(None))
         replacement = getattr(loader.sampler, "replacement", False)
         iterator._doctor_pass = Pass(
