@@ -19,13 +19,12 @@ def collectives(records: list[Record]) -> Answer:
 def different_collective(records: list[Record], lines: bool = False) -> Finding | None:
     """The first collective in which the ranks differ: in its kind, or where `lines`, in the line that calls it."""
     for number, calls in enumerate(zip_longest(*(record.collectives for record in records)), 1):
-        compared = set(calls) if lines else {call and call[0] for call in calls}
+        compared = set(calls)
+        if not lines:
+            compared = {call and call[0] for call in calls}
         if len(compared) == 1:
             continue
-        ranks = []
-        for rank, call in enumerate(calls):
-            made = f"{call[0]} in {call[1]}" if call else "none"
-            ranks.append(f"rank {rank} {made}")
+        ranks = [f"rank {rank} {' in '.join(call or ['none'])}" for rank, call in enumerate(calls)]
         only_on_rank_0 = calls[0] is not None and calls[0] not in calls[1:]
         return Finding(
             f"collective {number} of the script: {', '.join(ranks)}",

@@ -59,11 +59,10 @@ def _watch_saves(watcher: Watcher) -> None:
 def _state_dicts(value: Any, depth: int) -> Iterator[dict[str, Tensor]]:
     if not isinstance(value, dict) or not value or not depth:
         return
-    parts = list(value.values())
-    if all(isinstance(key, str) for key in value) and all(isinstance(part, Tensor) for part in parts):
+    if all(isinstance(key, str) and isinstance(part, Tensor) for key, part in value.items()):
         yield value
         return
-    for part in parts:
+    for part in value.values():
         yield from _state_dicts(part, depth - 1)
 
 

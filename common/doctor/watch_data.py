@@ -163,7 +163,8 @@ def _contents(batch: Any, samples: int) -> list[tuple[int, ...]]:
         if tensor.dim() and len(tensor) == samples:
             rows = tensor.detach().reshape(samples, -1)
             stride = max(1, rows.shape[1] // VALUES)
-            columns.append([_fingerprint(row) for row in rows[:, ::stride][:, :VALUES].cpu()])
+            spread = rows[:, ::stride][:, :VALUES]
+            columns.append([_fingerprint(row) for row in spread.cpu()])
     return list(zip(*columns, strict=True))
 
 

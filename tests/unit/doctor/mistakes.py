@@ -35,19 +35,13 @@ BACKWARD = "            loss.backward()\n"
 SUM = "            for p in self.net.parameters():\n                torch.distributed.all_reduce(p.grad)\n"
 MISTAKES = {
     "forgotten wrapper": Planted(
-        {WRAP: "self.model = self.net", "self.model.module": "self.model"},
-        "weights",
-        "forward_through_module",
+        {WRAP: "self.model = self.net", "self.model.module": "self.model"}, "weights", "forward_through_module"
     ),
     "forward past the wrapper": Planted(
-        {FORWARD: 'self.model.module(batch["x"])'},
-        "weights",
-        "forward_through_module",
+        {FORWARD: 'self.model.module(batch["x"])'}, "weights", "forward_through_module"
     ),
     "converted after wrapping": Planted(
-        {WRAP: f"{WRAP}.to(torch.float64)", 'batch["x"])': 'batch["x"].double())'},
-        "weights",
-        "moved_after_wrapping",
+        {WRAP: f"{WRAP}.to(torch.float64)", 'batch["x"])': 'batch["x"].double())'}, "weights", "moved_after_wrapping"
     ),
     "head exchanged after the optimizer": Planted(
         {
@@ -81,9 +75,7 @@ MISTAKES = {
     ),
     "no sampler": Planted({"sampler=self.sampler": "shuffle=True"}, "training samples", "different_orders"),
     "the same order on all ranks": Planted(
-        {SAMPLER: "DistributedSampler(self.train_set, 1, 0, shuffle=True, seed=opts.seed)"},
-        "training samples",
-        None,
+        {SAMPLER: "DistributedSampler(self.train_set, 1, 0, shuffle=True, seed=opts.seed)"}, "training samples", None
     ),
     "an order for each rank": Planted(
         {SAMPLER: f"{SAMPLER[:-1]} + self.rank)"}, "training samples", "different_orders"
@@ -118,9 +110,7 @@ MISTAKES = {
         "padded_evaluation",
     ),
     "statistics of each rank": Planted(
-        {"nn.LayerNorm(width)": "nn.BatchNorm1d(width)"},
-        "BatchNorm's statistics",
-        "batchnorm_statistics",
+        {"nn.LayerNorm(width)": "nn.BatchNorm1d(width)"}, "BatchNorm's statistics", "batchnorm_statistics"
     ),
     "every rank saves": Planted(
         {"        if self.is_chief:\n            target": "        if True:\n            target"},
@@ -200,45 +190,49 @@ HARMLESS = {
         "in the first steps 12 went into an all_reduce of the script: none is multiplied",
     ),
 }
+END = "end of the script"
 # These end badly, or never.
 ENDS = {
-    "collective on rank 0": (
+    "collective on rank 0": Planted(
         {REDUCE: "            if self.is_chief:\n                torch.distributed.all_reduce(running)\n"},
+        END,
         "collective_on_rank_0",
         "all_reduce in patient.py:",
     ),
-    "uneven inputs": (
+    "uneven inputs": Planted(
         {SAMPLER: "EveryNth(self.train_set, self.rank, self.world)", SET_EPOCH: "", "default=256": "default=257"},
+        END,
         "uneven_inputs",
         "of the batches of epoch 0 rank 0 has 9, rank 1 has 8",
     ),
-    "unused parameter": (
+    "unused parameter": Planted(
         {"self.head = nn.Linear(width, 2)": "self.head = nn.Linear(width, 2); self.spare = nn.Linear(width, 2)"},
+        END,
         "unused_parameter",
         "2 of 8 parameters, which the forward does not use (spare.weight, spare.bias)",
     ),
-    "a rank that leaves its loop": (
+    "a rank that leaves its loop": Planted(
         {"            self.sampler.set_epoch(epoch)\n": "            if self.rank and epoch:\n                break\n"},
-        None,
-        "rank 1 has ended; rank 1 left the training after 8 forwards, and rank 0 had begun forward 9",
+        END,
+        text="rank 1 has ended; rank 1 left the training after 8 forwards, and rank 0 had begun forward 9",
     ),
-    "a rank that leaves its loop for an evaluation": (
+    "a rank that leaves its loop for an evaluation": Planted(
         {
             "for batch in self.train_loader": "for number, batch in enumerate(self.train_loader)",
             "            self.opt.zero_grad()\n": "            if self.rank and number == 5:\n                break\n"
             "            self.opt.zero_grad()\n",
         },
-        None,
-        "rank 1 left the training after 5 forwards, and rank 0 had begun forward 6",
+        END,
+        text="rank 1 left the training after 5 forwards, and rank 0 had begun forward 6",
     ),
-    "deadlock": (
+    "deadlock": Planted(
         {REDUCE: "            torch.distributed.recv(running, 1 - self.rank)\n"},
-        None,
-        "no rank got on for 12 s: rank 0 is in patient.py:103 (recv), rank 1 is in patient.py:103 (recv)",
+        END,
+        text="no rank got on for 12 s: rank 0 is in patient.py:103 (recv), rank 1 is in patient.py:103 (recv)",
     ),
-    "crash": (
+    "crash": Planted(
         {REDUCE: "            if not self.is_chief:\n                raise ValueError('no disk')\n" + REDUCE},
-        None,
-        "rank 1 crashed after 8 optimizer steps: patient.py:",
+        END,
+        text="rank 1 crashed after 8 optimizer steps: patient.py:",
     ),
 }

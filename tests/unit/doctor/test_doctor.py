@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from common.doctor import __main__ as program
-from common.doctor import compare_calls, compare_data, compare_models, launch, record, report, watch_data, watched
+from common.doctor import compare_calls, compare_data, compare_models, record, report, watch_data, watched
 from common.doctor.answers import Answer, Finding, Healthy, Unseen
 from common.doctor.launch import Rank
 from common.doctor.record import Model, Pass, Record
@@ -184,21 +184,6 @@ def ask(*arguments: object) -> tuple[int, str]:
     return code, unwrapped(out.getvalue())
 
 
-def test_no_rank_is_killed_before_all_have_written_where_they_are(tmp_path):
-    at_once = "touch rank0.stopped; sleep 60"
-    later = "sleep 0.4; touch rank1.stopped; sleep 60"
-    shell = {"cwd": tmp_path, "start_new_session": True}
-    started = [subprocess.Popen(["sh", "-c", script], **shell) for script in (at_once, later)]
-    try:
-        launch.let_all_write(started, tmp_path)
-        assert (tmp_path / "rank1.stopped").exists()
-        assert started[0].poll() is None
-    finally:
-        for process in started:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 # The others end as one of these does: with an error of torch's, or with a rank that waits.
 FREQUENT_ENDS = ("collective on rank 0", "a rank that leaves its loop", "crash")
 
@@ -207,12 +192,12 @@ FREQUENT_ENDS = ("collective on rank 0", "a rank that leaves its loop", "crash")
     "name", [pytest.param(name, marks=pytest.mark.slow if name in FREQUENT_ENDS else pytest.mark.long) for name in ENDS]
 )
 def test_a_bad_end_is_explained(name, tmp_path):
-    changes, pitfall, expected = ENDS[name]
-    code, text = ask("--time-out", 12, "--verbose", planted(changes, tmp_path), "--out", tmp_path)
+    mistake = ENDS[name]
+    code, text = ask("--time-out", 12, "--verbose", planted(mistake.changes, tmp_path), "--out", tmp_path)
     assert code == 1, text
-    assert text.index("FOUND end of the script: ") == text.index("FOUND")
-    assert expected in text
-    assert pitfall is None or f"`python -m common.pitfalls {pitfall}`" in text
+    assert text.index(f"FOUND {mistake.topic}: ") == text.index("FOUND")
+    assert mistake.text in text
+    assert mistake.pitfall is None or f"`python -m common.pitfalls {mistake.pitfall}`" in text
     assert "the same on all ranks" not in text
 
 
