@@ -248,12 +248,12 @@ TEMPLATE = ["--arch", "squeezenet1_1", "--size", "32", "--epochs", "2", "--batch
 OURS = {
     "02_ddp_raw/train.py": [*LEVEL, "--epochs", "2"],
     "03_accelerate/train.py": [*LEVEL, "--epochs", "2"],
-    "03_accelerate/train_full.py": [*LEVEL, "--max-steps", "3", "--gradient-accumulation-steps", "2"],
+    "03_accelerate/train_full.py": [*LEVEL, "--epochs", "2", "--gradient-accumulation-steps", "2"],
     "04_trainer/train.py": [*LEVEL, "--epochs", "2"],
-    "04_trainer/train_full.py": [*LEVEL, "--max-steps", "3", "--gradient-accumulation-steps", "2"],
+    "04_trainer/train_full.py": [*LEVEL, "--epochs", "2", "--gradient-accumulation-steps", "2"],
     "03_accelerate/examples/cifar_resnet18.py": ["--max-steps", "5", "--samples", "160"],
     "03_accelerate/examples/wide_net.py": [
-        *("--max-steps", "2", "--batch-size", "16", "--train-samples", "160", "--eval-samples", "50"),
+        *("--epochs", "2", "--batch-size", "16", "--train-samples", "64", "--eval-samples", "50"),
     ],
 }
 
