@@ -63,22 +63,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
     flag("--minutes", type=positive, default=10, metavar="M", help="that it may take (%(default)s)")
     flag("--cores-per-device", type=positive, metavar="N", help="without GPUs (an equal part of the cores)")
-
-    doctor = questions.add_parser("doctor", help="which mistakes of common/pitfalls a training script makes")
-    flag = doctor.add_argument
-    flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
-    flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
-    flag("--time-out", type=positive, default=120, metavar="S", help="seconds in which a rank must get on (120)")
-    flag("--json", type=Path, metavar="PATH", help="also write the answer there")
-    flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
-    flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
     return parser.parse_args(argv)
-
-
-def several(text: str) -> int:
-    if positive(text) < 2:
-        raise argparse.ArgumentTypeError("must be at least 2: the doctor compares ranks")
-    return int(text)
 
 
 def add_question(questions: argparse._SubParsersAction, name: str, about: str):

@@ -46,6 +46,8 @@ ROOMS = {
     "common.exercises": {"common.accelerator", "common.processes", "common.small"},
     "common.ladder": {"common.data", "common.exercises", "common.processes", "common.small"},
     "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
+    # The doctor names the pitfalls that it finds.
+    "common.doctor": {"common.pitfalls", "common.processes"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.
 AT_FIRST_USE = {"numpy", "peft", "safetensors", "tensorboardX", "tqdm", "wandb", "yaml"}
@@ -169,7 +171,7 @@ def test_nothing_in_common_imports_benchmarks_tests_or_levels():
 
 
 def test_levels_and_benchmarks_do_not_import_tests_and_levels_no_tools():
-    tools = {"benchmarks", "tests", "common.ladder", "common.pitfalls", "common.processes"}
+    tools = {"benchmarks", "tests", "common.doctor", "common.ladder", "common.pitfalls", "common.processes"}
     assert [str(found) for found in imports() if found.importer in LEVELS and room(found.imported) in tools] == []
     assert [str(found) for found in imports() if found.importer in BENCHMARKS and room(found.imported) == "tests"] == []
 

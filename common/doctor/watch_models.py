@@ -4,9 +4,7 @@ They are torch's hooks for all modules and all optimizers. A network is what the
 it are a part of it.
 """
 
-import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,17 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from benchmarks.your_network.doctor.generators import generators
-from benchmarks.your_network.doctor.record import Generators, Model
-from benchmarks.your_network.doctor.watch_data import DataWatch
-from benchmarks.your_network.doctor.watcher import Watcher
+from common.doctor.record import Generators, Model
+from common.doctor.watch_data import DataWatch, generators
+from common.doctor.watcher import Watcher
 
 VALUES = 512  # of a parameter, spread over it
 REDUCED = 2  # steps in which the script's own all-reduces are looked at
 OFTEN = 16  # up to this step weights are noted after each, then after every power of two
-MODELS = 8
 DRAWS = 64
-RATES = 100_000
 
 
 class ModelWatch:
@@ -40,11 +35,11 @@ class ModelWatch:
         self._record = watcher.record
         self._data = data
         self._models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
-        self._within: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of those networks
         self._wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._calls: list[nn.Module] = []
-        self._in_training: nn.Module | None = None  # the outermost module of a forward in training
+        self._outermost: nn.Module | None = None  # the module that the script has called
+        self._trains = False  # that call is a forward in training
         self._steps_within = 0
         self._forwards_of_step = 0
         self._generators_before: Generators | None = None
@@ -56,28 +51,10 @@ class ModelWatch:
         register_module_forward_hook(observer(self._leave), with_kwargs=True, always_call=True)
         register_optimizer_step_pre_hook(observer(self._before_step))
         register_optimizer_step_post_hook(observer(self._after_step))
-        wrapped = observer(self._note_wrapping)
-        construct = DistributedDataParallel.__init__
-
-        @functools.wraps(construct)
-        def noted(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-            construct(ddp, *args, **kwargs)
-            wrapped(ddp)
-
-        DistributedDataParallel.__init__ = noted  # type: ignore
+        self._watcher.after(DistributedDataParallel, "__init__", self._note_wrapping)
         for module in (nn.utils, nn.utils.clip_grad):
             for name in ("clip_grad_norm_", "clip_grad_value_"):
-                setattr(module, name, self._noted_clipping(getattr(module, name)))
-
-    def _noted_clipping(self, clip: Callable) -> Callable:
-        compare = self._watcher.observer(self._compare_reduced)
-
-        @functools.wraps(clip)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            compare()
-            return clip(*args, **kwargs)
-
-        return noted
+                self._watcher.before(module, name, self._compare_reduced)
 
     def note_all_reduce(self, tensor: Tensor) -> None:
         """An all-reduce of the script, which may be of a gradient that DDP has averaged."""
@@ -93,7 +70,7 @@ class ModelWatch:
                 if gradient.data_ptr() == tensor.data_ptr():
                     self._reduced.append((model, parameter, _part(gradient)))
 
-    def _compare_reduced(self) -> None:
+    def _compare_reduced(self, *args: Any, **kwargs: Any) -> None:
         """The gradients that the script has reduced itself, before anything scales them: at clipping, or at the step.
 
         Where the ranks had different gradients, or the sum is divided again, they are not multiplied.
@@ -106,34 +83,33 @@ class ModelWatch:
             model.multiplied += torch.allclose(_part(parameter.grad), many_times, rtol=1e-3, atol=0.0)
         self._reduced.clear()
 
-    def note_last_weights(self) -> None:
-        """The weights of networks that were not called after their first step."""
-        for module, model in list(self._models.items()):
-            if model.forwards and max(model.weights, default=0) == 0 and self._record.steps:
-                model.weights[self._record.steps] = _parameters(module)
-
-    def _note_wrapping(self, ddp: DistributedDataParallel) -> None:
+    def _note_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         self._wrapped[ddp.module] = _identities(ddp.module)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        self._calls.append(module)
-        if len(self._calls) == 1:
+        if self._outermost is None:
+            self._outermost = module
             self._enter_network(module)
         model = self._models.get(module)
-        if model is not None:
-            self._enter_bare_network(module, model)
+        if model is None:
+            return
+        # Here DDP has already copied rank 0's buffers, if it does.
+        if not module.training:
+            model.statistics.setdefault(self._record.steps, _statistics(module))
+        elif self._watcher.gradients and len(model.draws) < DRAWS:
+            self._generators_before = generators(next(module.parameters()).device)
 
     def _enter_network(self, outermost: nn.Module) -> None:
         self._steps_within = 0  # the step that failed under a `try`
         module, through_wrapper = _unwrapped(outermost)
         model = self._model(module)
+        self._trains = model is not None and module.training and self._watcher.gradients
         if model is None:
             return
         if self._record.steps:
             self._note_weights(module, model)
-        if not (module.training and self._watcher.gradients):
+        if not self._trains:
             return
-        self._in_training = outermost
         self._forwards_of_step += 1
         model.forwards += 1
         holds_wrapper = any(isinstance(part, DistributedDataParallel) for part in module.modules())
@@ -149,37 +125,29 @@ class ModelWatch:
     def _model(self, module: nn.Module) -> Model | None:
         """The model of a network, which may be new; None for a part of one, and for what has no parameters."""
         known = self._models.get(module)
-        if known is not None or module in self._within or len(self._record.models) == MODELS:
+        if known is not None or module in self._parts:
             return known
         parameters = list(module.parameters())
         if not parameters:
             return None
-        model = Model(type(module).__name__, parameters=len(parameters), sharded=_is_sharded(module))
+        model = Model(type(module).__name__, parameters=len(parameters))
         model.has_module = "module" in dict(module.named_children())
         self._models[module] = model
-        self._within.update(module.modules())
+        self._parts.update(module.modules())
         self._record.models.append(model)
         return model
 
     def _note_weights(self, module: nn.Module, model: Model) -> None:
         steps = self._record.steps
         chosen = steps <= OFTEN or steps & (steps - 1) == 0
-        if chosen and steps not in model.weights and not model.sharded:
+        if chosen and steps not in model.weights:
             model.weights[steps] = _parameters(module)
 
-    def _enter_bare_network(self, module: nn.Module, model: Model) -> None:
-        """Here DDP has already copied rank 0's buffers, if it does."""
-        if not module.training:
-            model.statistics.setdefault(self._record.steps, _statistics(module))
-        elif self._watcher.gradients and len(model.draws) < DRAWS:
-            self._generators_before = generators(next(module.parameters()).device)
-
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        while self._calls and self._calls.pop() is not module:
-            pass
-        if module is self._in_training:
-            self._data.note_input((args, kwargs))
-            self._in_training = None
+        if module is self._outermost:
+            self._outermost = None
+            if self._trains:
+                self._data.note_input((args, kwargs))
         model = self._models.get(module)
         if model is not None and self._generators_before is not None:
             after = generators(next(module.parameters()).device)
@@ -192,9 +160,8 @@ class ModelWatch:
         if self._record.steps:
             return
         for module, model in self._models.items():
-            if model.forwards:
-                trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-                model.without_gradient = [name for name, p in trained.items() if p.grad is None]
+            trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+            model.without_gradient = [name for name, p in trained.items() if p.grad is None]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)
@@ -205,13 +172,10 @@ class ModelWatch:
         record.steps += 1
         if record.steps <= OFTEN:
             self._compare_with_optimizers()
-        if record.steps <= RATES:
-            record.rates.append([float(group["lr"]) for group in optimizer.param_groups])
-            record.scheduled.append(record.scheduler_steps)
-            record.windows.append(self._forwards_of_step)
+        record.rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        record.windows.append(self._forwards_of_step)
         self._forwards_of_step = 0
         if record.steps == self._watcher.last_step:
-            self.note_last_weights()
             self._watcher.leave("steps")
 
     def _compare_with_optimizers(self) -> None:
@@ -226,10 +190,9 @@ class ModelWatch:
                 known.add(id(parameter))
                 if model.forwards and parameter.grad is not None and id(parameter) not in held:
                     forgotten.append(name)
-        orphans = [p for key, p in held.items() if key not in known and p.grad is None]
         self._record.held = len(held)
         self._record.forgotten = forgotten
-        self._record.orphans = len(orphans)
+        self._record.orphans = sum(p.grad is None for key, p in held.items() if key not in known)
 
 
 def _unwrapped(module: nn.Module) -> tuple[nn.Module, bool]:
@@ -245,13 +208,6 @@ def _unwrapped(module: nn.Module) -> tuple[nn.Module, bool]:
         module = inner
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    names = {type(part).__name__ for part in module.modules()}
-    if "FullyShardedDataParallel" in names:
-        return True
-    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
-
-
 def _identities(module: nn.Module) -> dict[str, tuple]:
     """What DDP relies on of each parameter that it averages."""
     trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
@@ -265,7 +221,13 @@ def _part(tensor: Tensor) -> Tensor:
 
 
 def _parameters(module: nn.Module) -> dict[str, Tensor]:
-    return {name: _part(p) for name, p in module.named_parameters() if p.is_floating_point()}
+    """A part of each parameter that is whole on every rank: FSDP's are not."""
+    parts = {}
+    for name, parameter in module.named_parameters():
+        sharded = isinstance(parameter, DTensor) or "_flat_param" in name
+        if parameter.is_floating_point() and not sharded:
+            parts[name] = _part(parameter)
+    return parts
 
 
 def _statistics(module: nn.Module) -> dict[str, Tensor]:

@@ -15,17 +15,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.your_network.doctor.record import Record, plain
+from common.doctor.record import Record, write
 
 PULSE = 0.2  # seconds
 BETWEEN_RECORDS = 5.0
 ALWAYS = 256  # records that are written where they are wanted: ranks that differ do so early
-SHARE = 20  # later ones take at most this part of the time
 STOP = "stop"  # the file by which `launch` stops all ranks
 STOPPED = "rank{}.stopped"  # the file by which a rank says that its last record is written
-TO_BE_KILLED = 30.0  # seconds after which a stopped rank ends by itself: `launch` is gone
-save = torch.save  # before the observers wrap it
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+WRAPPERS = ("noted", "wrapper")  # ours, and torch's, around each collective
+_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_LIBRARIES = ("<", *_INSTALLED, str(Path(__file__).parents[1]))
 
 
 class Watcher:
@@ -46,11 +45,11 @@ class Watcher:
         self._script = str(script)
         self._events = 0
         self._process = os.getpid()
+        self._doctor = os.getppid()
         self._thread = threading.current_thread()
         self._lock = threading.RLock()
         self._records = 0
         self._written = time.monotonic()
-        self._cost = 0.0
 
     def start(self) -> None:
         threading.Thread(target=self._beat, name="doctor", daemon=True).start()
@@ -77,15 +76,40 @@ class Watcher:
 
         return guarded
 
+    def before(self, owner: Any, name: str, note: Callable[..., None]) -> None:
+        """Let `note` be called with the arguments of each call of `owner.name`, before it."""
+        call = getattr(owner, name)
+        observed = self.observer(note)
+
+        @functools.wraps(call)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            observed(*args, **kwargs)
+            return call(*args, **kwargs)
+
+        setattr(owner, name, noted)
+
+    def after(self, owner: Any, name: str, note: Callable[..., None]) -> None:
+        """Let `note` be called after each call of `owner.name`, with what it has returned and with its arguments."""
+        call = getattr(owner, name)
+        observed = self.observer(note)
+
+        @functools.wraps(call)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            observed(result, *args, **kwargs)
+            return result
+
+        setattr(owner, name, noted)
+
+    def keep(self) -> None:
+        """Write the record, unless that was often done: the next line of the script may abort the process."""
+        if self._records < ALWAYS:
+            self._write()
+
     def finish(self, ended: str) -> None:
         """Write the record for the last time."""
         with self._lock:
             self.record.ended = ended
-            self._write()
-
-    def keep(self) -> None:
-        """Write the record, unless that is done too often: the next line of the script may abort the process."""
-        if self._records < ALWAYS or time.monotonic() - self._written > SHARE * self._cost:
             self._write()
 
     def leave(self, ended: str) -> None:
@@ -96,26 +120,21 @@ class Watcher:
         os._exit(0)
 
     def place(self, frame: FrameType | None) -> list[str]:
-        """The innermost line of the script, or at least of no library, and the functions called from there."""
+        """The innermost line that is of the script, or of no library, and the functions called from there."""
         called: list[str] = []
-        outside: list[str] = []
         while frame is not None:
             file = frame.f_code.co_filename
-            line = f"{Path(file).name}:{frame.f_lineno}"
-            if file == self._script:
-                return [line, *called]
-            ours = Path(file).parent == Path(__file__).parent
-            if not outside and not ours and not file.startswith(("<", *_LIBRARIES)):
-                outside = [line, *called]
-            if not ours and frame.f_code.co_name != "wrapper":  # torch's, around each collective
+            if file == self._script or not file.startswith(_LIBRARIES):
+                return [f"{Path(file).name}:{frame.f_lineno}", *called]
+            if frame.f_code.co_name not in WRAPPERS:
                 called = [frame.f_code.co_name, *called]
             frame = frame.f_back
-        return outside
+        return []
 
     def _beat(self) -> None:
-        """Write how far the script is, now and then the record, and end the process where `launch` wants it."""
+        """Write how far the script is, now and then the record, and stop where `launch` wants it."""
         events = -1
-        while True:
+        while os.getppid() == self._doctor:
             time.sleep(PULSE)
             if (self._folder / STOP).exists():
                 self._stop()
@@ -125,6 +144,7 @@ class Watcher:
                 if time.monotonic() - self._written > BETWEEN_RECORDS:
                     with self._lock:
                         self._write()
+        os._exit(1)  # nobody will read the record
 
     def _stop(self) -> None:
         """Write where the script is, and wait to be killed.
@@ -137,14 +157,11 @@ class Watcher:
             self.record.place = self.place(frame)
             self.finish("stopped")
             (self._folder / STOPPED.format(self.record.rank)).touch()
-            time.sleep(TO_BE_KILLED)
-            os._exit(0)
+            while os.getppid() == self._doctor:
+                time.sleep(PULSE)
+            os._exit(1)
 
     def _write(self) -> None:
-        started = time.monotonic()
-        path = self._folder / f"rank{self.record.rank}.pt"
-        save(plain(self.record), f"{path}.new")
-        os.replace(f"{path}.new", path)
+        write(self.record, self._folder / f"rank{self.record.rank}.pickle")
         self._records += 1
         self._written = time.monotonic()
-        self._cost = self._written - started

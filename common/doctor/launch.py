@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.your_network.doctor.record import Record, read
-from benchmarks.your_network.doctor.watcher import STOP, STOPPED
+from common.doctor.record import Record, read
+from common.doctor.watcher import STOP, STOPPED
 from common.processes import free_port
 
 POLL = 0.2  # seconds
@@ -27,17 +27,15 @@ class Rank:
 
     Attributes:
         record: its observations, or nothing but its number where it left none.
-        code: the exit code; None where it had to be killed.
+        code: the exit code; that of a signal where it had to be killed.
         last_line: the last that it has printed.
         hung: it was ended because no rank had got on.
-        missing: it left no record.
     """
 
     record: Record
-    code: int | None
+    code: int
     last_line: str
     hung: bool
-    missing: bool = False
 
 
 def observe(
@@ -45,14 +43,18 @@ def observe(
 ) -> list[Rank]:
     """Run a script on `processes` processes until it ends, or no rank has got on for `patience` seconds."""
     port = free_port()
-    started = []
-    for rank in range(processes):
-        started.append(_start(rank, script, arguments, processes, port, folder, last_step))
+    started: list[subprocess.Popen] = []
     try:
+        for rank in range(processes):
+            started.append(_start(rank, script, arguments, processes, port, folder, last_step))
         hung = _wait(started, folder, patience)
+        let_all_write(started, folder)
     finally:
-        _end(started, folder)
-    return [_rank(number, process, folder, hung) for number, process in enumerate(started)]
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            process.wait()
+    return [_rank(number, process.returncode, folder, hung) for number, process in enumerate(started)]
 
 
 def _start(
@@ -80,7 +82,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the doctor, who then says what was seen
+            start_new_session=True,  # Ctrl-C is for the doctor, which then ends all ranks
         )
 
 
@@ -88,43 +90,41 @@ def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> boo
     """Wait for the end. True where nobody got on any more."""
     progress: dict[int, str] = {}
     moved = time.monotonic()
-    with tqdm(desc="optimizer steps", leave=False, disable=None) as bar, contextlib.suppress(KeyboardInterrupt):
+    with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
         while any(process.poll() is None for process in started):
-            now = time.monotonic()
             for rank in range(len(started)):
-                with contextlib.suppress(FileNotFoundError):
-                    text = (folder / f"rank{rank}.progress").read_text()
-                    if text != progress.get(rank):
-                        progress[rank] = text
-                        moved = now
-                        bar.n = int(text.split()[-1] if text else 0)
-                        bar.refresh()
-            if now - moved > patience:
+                path = folder / f"rank{rank}.progress"
+                text = path.read_text() if path.exists() else ""
+                if text and text != progress.get(rank):  # it is empty while it is written
+                    progress[rank] = text
+                    moved = time.monotonic()
+                    bar.n = int(text.split()[-1])
+                    bar.refresh()
+            idle = time.monotonic() - moved
+            if idle > patience:
                 return True
             crashed = any(process.poll() for process in started)
-            if crashed and now - moved > AFTER_A_CRASH:  # the others may wait for it in vain
+            if crashed and idle > AFTER_A_CRASH:  # the others may wait for it in vain
                 return False
             time.sleep(POLL)
     return False
 
 
-def _end(started: list[subprocess.Popen], folder: Path) -> None:
-    """Let every rank that still runs write its last record, and only then kill the first."""
+def let_all_write(started: list[subprocess.Popen], folder: Path) -> None:
+    """Let every rank that still runs write its last record. Only then may the first be killed."""
     (folder / STOP).touch()
     deadline = time.monotonic() + TO_WRITE
     for rank, process in enumerate(started):
         stopped = folder / STOPPED.format(rank)
         while process.poll() is None and not stopped.exists() and time.monotonic() < deadline:
             time.sleep(POLL)
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
-        process.wait()
 
 
-def _rank(number: int, process: subprocess.Popen, folder: Path, hung: bool) -> Rank:
-    lines = (folder / f"rank{number}.log").read_text(errors="replace").split("\n")
-    last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    path = folder / f"rank{number}.pt"
+def _rank(number: int, code: int, folder: Path, hung: bool) -> Rank:
+    printed = (folder / f"rank{number}.log").read_text(errors="replace").split("\n")
+    last_line = ""
+    for line in printed:
+        last_line = line.strip() or last_line
+    path = folder / f"rank{number}.pickle"
     record = read(path) if path.exists() else Record(number)
-    return Rank(record, process.returncode, last_line, hung and record.ended == "stopped", not path.exists())
+    return Rank(record, code, last_line, hung and record.ended == "stopped")

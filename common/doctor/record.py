@@ -1,10 +1,10 @@
 """The observations of one rank, as plain values and tensors: what the watcher writes, and what the checks read."""
 
+import os
+import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 Generators = dict[str, int]  # fingerprints of the states of the random generators
@@ -17,7 +17,6 @@ class Model:
 
     Attributes:
         wrapped: DistributedDataParallel holds it, or it holds one.
-        sharded: no rank has its whole parameters.
         forwards: calls in training mode with gradients.
         bypassed: those of them that did not come through the wrapper.
         parameters: their number.
@@ -33,7 +32,6 @@ class Model:
 
     title: str
     wrapped: bool = False
-    sharded: bool = False
     forwards: int = 0
     bypassed: int = 0
     parameters: int = 0
@@ -55,10 +53,10 @@ class Pass:
         loader: the number of the DataLoader.
         size: the number of samples of its data set; below a `Subset`, of the whole one.
         plain: torch's own batch sampler deals out the samples, not one of a library that corrects them later.
-        sampler: the class of the sampler, or of the batch sampler that stands for it.
-        each_once: it is one of torch's samplers that give no number twice.
+        each_once: its sampler is one of torch's that give no number twice.
         samples: the numbers of the samples read, in order; None where they have none.
-        read: their number, also where they have none.
+        batches: those that were read.
+        read: the number of samples read, also where they have none themselves.
         last_batch: how many of them came last, in one batch.
         complete: it was read to its end.
         forwards: of a network in training, with its batches.
@@ -71,9 +69,7 @@ class Pass:
     loader: int
     size: int | None
     plain: bool
-    sampler: str
     each_once: bool = False
-    replacement: bool = False
     samples: list[int] | None = field(default_factory=list)
     batches: int = 0
     read: int = 0
@@ -82,17 +78,8 @@ class Pass:
     forwards: int = 0
     in_parallel: int = 0
     shares: int = 0
-    contents: list[list[int]] = field(default_factory=list)
+    contents: list[tuple[int, ...]] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
-
-
-@dataclass
-class Save:
-    """A call of `torch.save`: its file, the keys of its state dicts, and those of them with a `module.` in front."""
-
-    path: str
-    keys: int
-    prefixed: int
 
 
 @dataclass
@@ -105,14 +92,12 @@ class Record:
         place: where it was stopped: the line of the script, and the functions that were called from there.
         backend: of the process group, if there was one.
         rates: the learning rates at each optimizer step.
-        scheduler_steps: the calls of `step` of learning rate schedulers.
-        scheduled: those of them before each optimizer step.
         windows: the forwards before each optimizer step.
         held: the number of parameters in optimizers.
         forgotten: parameters that have gradients and are in no optimizer.
         orphans: the number of parameters that are in an optimizer, but in no network, and without gradients.
+        saves: for each call of `torch.save` its file, and the keys of the state dicts in it.
         collectives: calls on all ranks, each with the line of the script.
-        starts_processes: the script starts its own, as `torch.multiprocessing.spawn` does.
         troubles: errors of the watcher.
     """
 
@@ -123,41 +108,32 @@ class Record:
     backend: str | None = None
     steps: int = 0
     rates: list[list[float]] = field(default_factory=list)
-    scheduler_steps: int = 0
-    scheduled: list[int] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)
     held: int = 0
     forgotten: list[str] = field(default_factory=list)
     orphans: int = 0
     models: list[Model] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
-    saves: list[Save] = field(default_factory=list)
+    saves: list[tuple[str, list[str]]] = field(default_factory=list)
     collectives: list[tuple[str, str]] = field(default_factory=list)
-    starts_processes: bool = False
     troubles: list[str] = field(default_factory=list)
 
 
-PARTS: dict[str, Any] = {"models": Model, "passes": Pass, "saves": Save}
+PARTS = {"models": Model, "passes": Pass}
 
 
-def plain(record: Record) -> dict[str, Any]:
-    """A record as what torch loads without executing code."""
+def write(record: Record, path: Path) -> None:
+    """Write a record as dicts: its classes are of a `common` that the script may have replaced by its own."""
     values = dict(vars(record))
     for name in PARTS:
-        values[name] = [dict(vars(part)) for part in values[name]]
-    for one in values["passes"]:
-        if one["samples"] is not None:
-            one["samples"] = torch.tensor(one["samples"], dtype=torch.int64)
-        one["contents"] = torch.tensor(one["contents"], dtype=torch.int64)
-    return values
+        values[name] = [vars(part) for part in values[name]]
+    new = path.with_suffix(".new")
+    new.write_bytes(pickle.dumps(values))
+    os.replace(new, path)
 
 
 def read(path: Path) -> Record:
-    values = torch.load(path, weights_only=True)
+    values = pickle.loads(path.read_bytes())
     for name, kind in PARTS.items():
         values[name] = [kind(**part) for part in values[name]]
-    for one in values["passes"]:
-        if one.samples is not None:
-            one.samples = one.samples.tolist()
-        one.contents = one.contents.tolist()
     return Record(**values)

@@ -1,6 +1,6 @@
 """One rank of the doctor's patient: install the observers, and run the script as `python SCRIPT …` would.
 
-    python benchmarks/your_network/doctor/watched.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
+    python common/doctor/watched.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
 It is run by its path, and nothing of this repository stays imported: the script may have a `common` of its own.
 """
@@ -11,33 +11,23 @@ import sys
 import traceback
 from pathlib import Path
 
-ROOT = str(Path(__file__).parents[3])
+ROOT = str(Path(__file__).parents[2])
 
 
 def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation. Its error is noted and raised."""
     imported_before = set(sys.modules)
-    from benchmarks.your_network.doctor.watch_calls import (
-        refuse_own_processes,
-        watch_collectives,
-        watch_end_of_group,
-        watch_saves,
-    )
-    from benchmarks.your_network.doctor.watch_data import DataWatch
-    from benchmarks.your_network.doctor.watch_models import ModelWatch
-    from benchmarks.your_network.doctor.watch_schedulers import SchedulerWatch
-    from benchmarks.your_network.doctor.watcher import Watcher
+    from common.doctor import watch_calls
+    from common.doctor.watch_data import DataWatch
+    from common.doctor.watch_models import ModelWatch
+    from common.doctor.watcher import Watcher
 
     watcher = Watcher(folder, rank, script, last_step)
     data = DataWatch(watcher)
     models = ModelWatch(watcher, data)
     data.install()
     models.install()
-    SchedulerWatch(watcher.record).install()
-    watch_collectives(watcher, models.note_all_reduce)
-    watch_end_of_group(watcher, models.note_last_weights)
-    watch_saves(watcher)
-    refuse_own_processes(watcher.record)
+    watch_calls.install(watcher, models)
     watcher.start()
     forget_this_repository(imported_before)
 
@@ -56,17 +46,21 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
         watcher.record.crash = f"{line}{type(error).__name__}: {' '.join(str(error).split())}"
         watcher.finish("crash")
         raise
-    watcher.observer(models.note_last_weights)()
     watcher.finish("whole")
 
 
 def forget_this_repository(imported_before: set[str]) -> None:
     for name in set(sys.modules) - imported_before:
-        if name.split(".")[0] in ("benchmarks", "common"):
+        if name.split(".")[0] == "common":
             del sys.modules[name]
 
 
 if __name__ == "__main__":
-    folder, last_step, script, *arguments = sys.argv[1:]
     sys.path[0] = ROOT
-    run(Path(folder), int(os.environ["RANK"]), int(last_step) or None, Path(script), arguments)
+    run(
+        folder=Path(sys.argv[1]),
+        rank=int(os.environ["RANK"]),
+        last_step=int(sys.argv[2]) or None,
+        script=Path(sys.argv[3]),
+        arguments=sys.argv[4:],
+    )

@@ -12,10 +12,9 @@ class Finding:
         why: the explanation, where no page has it; without one and without a page nothing is known of the cause.
     """
 
-    topic: str
     text: str
-    pitfall: str | None
     advice: str
+    pitfall: str | None = None
     why: str | None = None
 
 
@@ -23,7 +22,6 @@ class Finding:
 class Healthy:
     """A thing that was looked at and found right."""
 
-    topic: str
     text: str
 
 
@@ -31,7 +29,6 @@ class Healthy:
 class Unseen:
     """A thing that could not be looked at in this run."""
 
-    topic: str
     text: str
 
 

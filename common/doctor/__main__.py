@@ -1,0 +1,66 @@
+"""Which mistakes of parallel training a script makes: `python -m common.doctor my_train.py …`.
+
+It exits with 1 if there is a finding, and with 2 if nothing could be examined.
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common.errors import fail
+from common.numbers import number, positive
+
+
+def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m common.doctor", description=__doc__.splitlines()[0])
+    flag = parser.add_argument
+    flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
+    flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
+    flag("--time-out", type=positive, default=120, metavar="S", help="seconds in which a rank must get on (120)")
+    flag("--verbose", action="store_true", help="also list what was found right, and what was not looked at")
+    flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
+    flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
+    return parser.parse_args(argv)
+
+
+def several(text: str) -> int:
+    return number(text, int, 2, "at least 2: the doctor compares ranks")
+
+
+def examine(options: argparse.Namespace) -> int:
+    """Run the script, and say what was found. Returns the exit code."""
+    # Here, for torch takes seconds: the flags are known to be right, and `main` answers a Ctrl-C.
+    from common.doctor import launch, report
+
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
+        ranks = launch.observe(
+            options.script, options.arguments, options.processes, Path(folder), options.steps, options.time_out
+        )
+    print(report.summary(options.script.name, ranks, time.monotonic() - started), end="\n\n")
+    answers = report.answers(ranks, options.time_out)
+    reason = report.not_examined(ranks, answers)
+    if reason:
+        print(f"Not examined: {reason}")
+        return 2
+    print(*report.lines(ranks, answers, options.verbose), sep="\n")
+    return 1 if report.findings(answers) else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse_options(argv)
+    if not options.script.is_file():
+        fail(f"there is no file {options.script}")
+    try:
+        return examine(options)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one would interrupt the exit
+        print("interrupted: the script was ended, and nothing was examined", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
