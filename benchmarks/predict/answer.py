@@ -9,8 +9,8 @@ from benchmarks.predict.count import Counted, count
 from benchmarks.predict.model import GRADIENT_BYTES, Network, Setup, pays_from, speed_up, step
 from benchmarks.predict.page import page
 from benchmarks.predict.presets import HARSH, KIND, Gpu, Hardware
-from benchmarks.your_network import memory, strategies
-from benchmarks.your_network.answers import conclude, load, milliseconds, write
+from benchmarks.your_network import memory, spec, strategies
+from benchmarks.your_network.answers import conclude, milliseconds, write
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.spec import UserNetwork
@@ -53,7 +53,7 @@ class Row:
 
 
 def answer(options: argparse.Namespace) -> None:
-    users = load(options)
+    users = spec.load(options.spec, options.input, options.optimizer)
     counted = count(users, options.batch)
     hardware = Hardware(options.gpu, options.inner, options.network, options.gpus_per_node)
     gpu = presets.GPUS[options.gpu].name

@@ -58,7 +58,7 @@ def count(network: UserNetwork, batch: int) -> Counted:
 
 def _count(network: UserNetwork, batch: int) -> Counted:
     model = training.build(network)
-    optimizer = training.make_optimizer(network, model)
+    optimizer = training.make_optimizer(network, training.trained(model))
 
     def loss_of(samples: int) -> Callable[[], Tensor]:
         return partial(training.loss_of, network, model, training.make_batch(network, samples))
@@ -92,8 +92,7 @@ def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -
     def is_there(parameter: nn.Parameter) -> None:
         gradients.append(Gradient(parameter.numel(), multiply_adds() - of_forward))
 
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in trained]
+    hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in training.trained(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
     with sdpa_kernel(SDPBackend.MATH), time_steps_apart(), counter:
         result = loss()
