@@ -67,7 +67,7 @@ def _count(network: UserNetwork, batch: int) -> Counted:
         # A sample may multiply more in a larger batch, as where each is compared with each.
         samples = max(batch, FEWEST)
         multiply_adds, gradients = count_products(model, loss_of(samples), samples)
-        training_step(optimizer, loss_of(FEWEST))  # the first step also makes the optimizer's state
+        optimizer.step()  # the first one also makes its state
         few = count_step(optimizer, loss_of(FEWEST))
         more = max(batch, 2 * FEWEST)
         # What does not depend on the batch, such as the optimizer's bytes, cancels.
@@ -144,13 +144,9 @@ def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> 
 
     Attention is one operator, as on a GPU.
     """
-    with StepCount() as counted:
-        training_step(optimizer, loss)
-    return counted
-
-
-def training_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
     optimizer.zero_grad()
-    with FusedAttention(), time_steps_apart():
-        loss().backward()
-    optimizer.step()
+    with StepCount() as counted:
+        with FusedAttention(), time_steps_apart():
+            loss().backward()
+        optimizer.step()
+    return counted

@@ -29,7 +29,7 @@ CLOSE = 1.01  # how far a larger batch that might fit may be from the one that i
 TRIES = 20  # batches that are run for one size at most
 GROWTH = 256  # times the largest batch that was run: no line is trusted beyond it
 SMALLEST = 2  # samples: a batch normalisation needs more than one
-HEADS = ("weights", "grads", "optim.", "acts.", "comm.", "temp.", "peak", "least")
+HEADS = "on devices          weights  grads optim.  acts.  comm.  temp.    peak   least"
 LEGEND = """MiB at the peak of a step on the device that needs most. weights: parameters, the
 gathered ones too; optim.: the optimizer's state; acts.: activations, which
 forward keeps for backward; comm.: DDP's buckets, DataParallel's copies, messages;
@@ -106,14 +106,11 @@ def answer(options: argparse.Namespace) -> None:
     network = spec.load(options.spec, options.input, options.optimizer)
     print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
     print(LEGEND)
-    print(f"{'on devices':<20}" + "".join(f"{head:>7}" for head in HEADS[:6]) + "".join(f"{h:>8}" for h in HEADS[6:]))
+    print(HEADS)
     sizes = sorted(set(options.gib))
-    (on_one,) = find(network, Setting(strategies.ONE_DEVICE, 1, options.precision), [1], options.batch // counts[-1])
-    if on_one.need is None:
-        raise StepFailed(on_one.problem)
     rows: dict[tuple[str, int], Row] = {}
     slope = None
-    for devices in counts:
+    for devices in sorted({1, *counts}):  # one device says whether the network can be trained at all
         for strategy in strategies.on(devices):
             if (strategy.name, devices) not in rows:
                 setting = Setting(strategy, devices, options.precision, options.checkpointing)
@@ -122,7 +119,10 @@ def answer(options: argparse.Namespace) -> None:
                     rows[row.strategy, row.devices] = row
             row = rows[strategy.name, devices]
             slope = slope or row.slope
-            print(line(row), flush=True)
+            if devices == 1 and row.need is None:
+                raise StepFailed(row.problem)
+            if devices in counts:
+                print(line(row), flush=True)
     found = [rows[strategy.name, devices] for devices in counts for strategy in strategies.on(devices)]
     print_batches(found, sizes)
     print(NOT_COUNTED)
@@ -307,8 +307,9 @@ class Curve:
                 if most <= CLOSE * least or most < least + 1:
                     return least
                 # The half of a power of two is one that others run too.
-                half = min(too_large) // 2
-                samples = half if half > 2 * max(fitting) else max(max(fitting) + 1, int(least + most) // 2)
+                samples = min(too_large) // 2
+                if samples <= 2 * max(fitting):
+                    samples = max(max(fitting) + 1, int(least + most) // 2)
             self.peaks[samples] = self.run.need(samples).most
         return max(fitting, default=0)
 

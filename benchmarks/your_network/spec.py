@@ -155,11 +155,14 @@ def _shared_inputs(path: Path, batch: Callable[[int], tuple[Any, Any]]) -> froze
 def _batch_of_shape(shape: tuple[int, ...], build: Callable[[], nn.Module]) -> Callable[[int], tuple[Tensor, Tensor]]:
     """Noise of a shape, with classes that fit the output of the network: one for each sample, or for each pixel."""
 
+    @torch.no_grad()
+    def logits_of_one() -> Tensor:
+        model = build().eval()
+        return main_output(model(torch.zeros(1, *shape)))
+
     @functools.cache
     def target_shape() -> torch.Size:
-        with torch.no_grad():
-            output = hollow_if_possible(lambda: main_output(build().eval()(torch.zeros(1, *shape))))
-        return output.shape[2:]
+        return hollow_if_possible(logits_of_one).shape[2:]
 
     def batch(n: int) -> tuple[Tensor, Tensor]:
         return torch.randn(n, *shape), torch.zeros(n, *target_shape(), dtype=torch.long)

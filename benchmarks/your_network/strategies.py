@@ -67,7 +67,10 @@ class Replicated(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree_flatten((args, kwargs))
-        shards = [leaf.chunk(self.devices) if isinstance(leaf, Tensor) else [leaf] * self.devices for leaf in leaves]
+        shards = []
+        for leaf in leaves:
+            # What is no tensor goes to all of them.
+            shards.append(leaf.chunk(self.devices) if isinstance(leaf, Tensor) else [leaf] * self.devices)
         count = min(len(shard) for shard in shards)
         run = count if self.threads else min(count, 2)
         forwards = []

@@ -1,7 +1,6 @@
 """The prediction for a network of somebody else's: its counts, and what follows from them."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from torchvision import models
@@ -9,7 +8,7 @@ from torchvision import models
 from benchmarks.predict import presets
 from benchmarks.predict.answer import measured, predicted, row
 from benchmarks.predict.count import Counted, count
-from benchmarks.predict.model import Network, speed_up, step
+from benchmarks.predict.model import Network
 from benchmarks.predict.networks import networks
 from benchmarks.predict.presets import Hardware
 from benchmarks.your_network import __main__ as program
@@ -106,16 +105,6 @@ def test_parameters_and_multiply_adds_are_those_that_torchvision_publishes(name)
     assert network.multiply_adds / 1e9 == pytest.approx(published["_ops"], abs=0.001)
 
 
-def test_the_rows_are_the_models():
-    found = range_of("ResNet-50", batch=64)
-    setup = presets.setup(networks()["ResNet-50"], Hardware(), 64)
-    for gpus in (1, 8, 512):
-        of_gpus = row(found, gpus)
-        assert of_gpus.seconds == step(setup, gpus)
-        assert of_gpus.kind <= of_gpus.seconds <= of_gpus.harsh
-        assert of_gpus.worth == speed_up(setup, 64 * gpus, gpus) / gpus
-
-
 @pytest.mark.parametrize("seconds", [0.25, 0.0001])
 def test_a_step_that_was_measured_is_the_step_on_one_gpu(seconds):
     """Also where it is shorter than its launches are assumed to be."""
@@ -148,9 +137,8 @@ def test_a_batch_that_the_gpu_cannot_hold_is_said_not_to_fit(texts_file, capsys,
 
 def test_gpus_pay_only_where_fewer_with_more_samples_each_are_slower():
     """A step of BasicNet is launch-bound: one GPU takes 64 samples in the time of 32."""
-    found = range_of("BasicNet", 32)
-    two = row(found, 2)
-    assert row(found, 1).seconds == replace(found.usual, batch=64).compute <= two.seconds
+    two = row(range_of("BasicNet", 32), 2)
+    assert two.kind <= two.seconds <= two.harsh
     assert two.worth <= 0.5
     assert two.pays_from > 64
 
