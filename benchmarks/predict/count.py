@@ -1,4 +1,4 @@
-"""Counts a network of somebody else's: layer by layer, its multiply-adds, operators and bytes.
+"""Counts a network of somebody else's: its multiply-adds, gradients, operators and bytes.
 
 Nothing is computed (see `hollow`). An RNN, GRU or LSTM of torch is counted step by step in time: each time step has
 operators of its own. On a GPU it is one operator of torch, for which cuDNN fuses the operations of a time step and
@@ -6,7 +6,7 @@ batches those of several (Appleyard et al., "Optimizing Performance of Recurrent
 many kernels that makes is not published.
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness.fused_attention import FusedAttention
 from benchmarks.harness.hollow import flat, hollow_if_possible
-from benchmarks.predict.step import Layer, Network
+from benchmarks.predict.model import Gradient, Network
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.spec import UserNetwork
 
-EXAMPLES = 2  # a batch normalisation needs more than one
+FEWEST = 2  # samples: a batch normalisation needs more than one
 # Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as
 # the step that AdamW counts for each parameter), or say where they begin in a profile.
 NO_KERNEL = {
@@ -41,21 +41,10 @@ NO_KERNEL = {
 
 
 class Counted(NamedTuple):
-    """A network, and what its counts leave out.
-
-    Attributes:
-        samples: the batch in which the multiply-adds of a sample were counted.
-        recurrent: whether it has an RNN, GRU or LSTM of torch.
-    """
+    """A network, and whether it has an RNN, GRU or LSTM of torch."""
 
     network: Network
-    samples: int
     recurrent: bool
-
-    @property
-    def grows(self) -> bool:
-        """True where a sample multiplies more in a larger batch, as where each is compared with each."""
-        return self.samples > EXAMPLES
 
 
 def count(network: UserNetwork, batch: int) -> Counted:
@@ -69,77 +58,49 @@ def count(network: UserNetwork, batch: int) -> Counted:
 
 def _count(network: UserNetwork, batch: int) -> Counted:
     model = training.build(network)
-    optimizer = training.make_optimizer(network, model)
+    optimizer = training.make_optimizer(network, training.trained(model))
 
     def loss_of(samples: int) -> Callable[[], Tensor]:
         return partial(training.loss_of, network, model, training.make_batch(network, samples))
 
     with training.explained(f"a step of {network.title} failed"):
-        samples = EXAMPLES
-        layers = count_layers(model, loss_of(EXAMPLES), EXAMPLES)
-        of_twice = count_layers(model, loss_of(2 * EXAMPLES), 2 * EXAMPLES)
-        if of_twice != layers and batch > EXAMPLES:
-            samples = batch
-            layers = count_layers(model, loss_of(batch), batch)
-        training_step(optimizer, loss_of(EXAMPLES))  # the first step also makes the optimizer's state
-        few = count_step(optimizer, loss_of(EXAMPLES))
-        more = max(samples, 2 * EXAMPLES)
+        # A sample may multiply more in a larger batch, as where each is compared with each.
+        samples = max(batch, FEWEST)
+        multiply_adds, gradients = count_products(model, loss_of(samples), samples)
+        optimizer.step()  # the first one also makes its state
+        few = count_step(optimizer, loss_of(FEWEST))
+        more = max(batch, 2 * FEWEST)
         # What does not depend on the batch, such as the optimizer's bytes, cancels.
-        bytes_of_a_sample = (count_step(optimizer, loss_of(more)).bytes - few.bytes) // (more - EXAMPLES)
-    counts = Network(network.title, layers, few.operators, bytes_of_a_sample)
-    if not counts.multiply_adds:
+        bytes_of_a_sample = (count_step(optimizer, loss_of(more)).bytes - few.bytes) // (more - FEWEST)
+    if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    return Counted(counts, samples, recurrent)
+    return Counted(Network(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample), recurrent)
 
 
-def count_layers(network: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[Layer, ...]:
-    """The modules that have parameters or multiply, in the order in which forward reaches them.
+def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[int, tuple[Gradient, ...]]:
+    """The multiply-adds of a forward for one of its `samples`, and the gradients in the order of backward.
 
-    What a module's forward multiplies belongs to it, but for what it lets its children do. A child whose forward is not
-    called, because its parent computes with its parameters itself as attention does, is a part of its parent.
-
-    Args:
-        loss: runs a forward of `samples` samples. The multiply-adds are those of one sample. Of normalisations and
-            activations none are counted.
+    Of normalisations and activations no operations are counted.
     """
     counter = FlopCounterMode(display=False)
-    # The operations of each module, without those of its children.
-    reached: dict[nn.Module, int] = {network: 0}
-    running: list[tuple[nn.Module, int]] = []  # the modules whose forward is under way, and all operations before it
+    gradients: list[Gradient] = []
 
-    def begin(module: nn.Module, _) -> None:
-        reached.setdefault(module, 0)
-        running.append((module, counter.get_total_flops()))
+    def multiply_adds() -> int:
+        return counter.get_total_flops() // (2 * samples)  # a multiplication and an addition are two operations
 
-    def end(module: nn.Module, *_) -> None:
-        _, before = running.pop()
-        spent = counter.get_total_flops() - before
-        reached[module] += spent
-        if running:
-            parent, _ = running[-1]
-            reached[parent] -= spent
+    def is_there(parameter: nn.Parameter) -> None:
+        gradients.append(Gradient(parameter.numel(), multiply_adds() - of_forward))
 
-    hooks = []
-    for module in network.modules():
-        hooks.append(module.register_forward_pre_hook(begin))
-        hooks.append(module.register_forward_hook(end))
+    hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in training.trained(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
     with sdpa_kernel(SDPBackend.MATH), time_steps_apart(), counter:
-        loss()
+        result = loss()
+        of_forward = multiply_adds()
+        result.backward()
     for hook in hooks:
         hook.remove()
-    parameters = _parameters(network, reached)
-    layers = []
-    for module, operations in reached.items():
-        # A multiplication and an addition are two operations.
-        layer = Layer(parameters[module], operations // (2 * samples))
-        if any(layer):
-            layers.append(layer)
-    of_loss = counter.get_total_flops() - sum(reached.values())
-    if of_loss:
-        layers.append(Layer(0, of_loss // (2 * samples)))
-    return tuple(layers)
+    return of_forward, tuple(gradients)
 
 
 @contextmanager
@@ -156,35 +117,11 @@ def time_steps_apart() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(was_enabled)
 
 
-def _parameters(network: nn.Module, reached: Container[nn.Module]) -> dict[nn.Module, int]:
-    """The number of parameters of each module, with those of its children whose forward is not called.
+class StepCount(TorchDispatchMode):
+    """Counts the operators that compute, and the bytes that they read and write.
 
-    A parameter that several modules share is the first one's.
+    A view of a tensor starts no kernel, and what NO_KERNEL names none either.
     """
-    counted: set[nn.Parameter] = set()
-    found: dict[nn.Module, int] = {}
-
-    def add(module: nn.Module, owner: nn.Module) -> None:
-        own = set(module.parameters(recurse=False)) - counted
-        counted.update(own)
-        trained = [parameter.numel() for parameter in own if parameter.requires_grad]
-        found[owner] = found.get(owner, 0) + sum(trained)
-        for child in module.children():
-            add(child, child if child in reached else owner)
-
-    add(network, network)
-    return found
-
-
-class StepCount(NamedTuple):
-    """The operators of a training step, and the bytes that they read and write."""
-
-    operators: int
-    bytes: int
-
-
-class _Count(TorchDispatchMode):
-    """Counts operators that compute: a view of a tensor starts no kernel, and what NO_KERNEL names none either."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +130,8 @@ class _Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
-        if not function.is_view and _name(function) not in NO_KERNEL:
+        name = f"{function.namespace}.{function.overloadpacket.__name__}"
+        if not function.is_view and name not in NO_KERNEL:
             self.operators += 1
             for leaf in flat((arguments, keywords or {}, result)):
                 if isinstance(leaf, Tensor):
@@ -201,22 +139,14 @@ class _Count(TorchDispatchMode):
         return result
 
 
-def _name(function: torch._ops.OpOverload) -> str:
-    return f"{function.namespace}.{function.overloadpacket.__name__}"
-
-
 def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> StepCount:
     """What forward, backward and a step of the optimizer run: each operator starts about one kernel on a GPU.
 
     Attention is one operator, as on a GPU.
     """
-    with _Count() as count:
-        training_step(optimizer, loss)
-    return StepCount(count.operators, count.bytes)
-
-
-def training_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
     optimizer.zero_grad()
-    with FusedAttention(), time_steps_apart():
-        loss().backward()
-    optimizer.step()
+    with StepCount() as counted:
+        with FusedAttention(), time_steps_apart():
+            loss().backward()
+        optimizer.step()
+    return counted

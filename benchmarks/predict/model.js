@@ -1,96 +1,50 @@
-// The model of all_reduce.py and step.py once more, for the page. A test holds both against each other.
+// The model of model.py once more, for the page. A test holds both against each other.
 "use strict";
 
 const Prediction = (() => {
   const GRADIENT_BYTES = 4;
 
-  // How much of the bytes each member of a ring or tree sends.
-  const volume = (members) => (2 * (members - 1)) / members;
-
   // The binary logarithm, rounded up.
   const levels = (members) => 32 - Math.clz32(members - 1);
 
-  const nodesOf = (gpus, cluster) => Math.max(1, Math.floor(gpus / cluster.gpusPerNode));
-
-  function narrowest(gpus, cluster) {
-    const nodes = nodesOf(gpus, cluster);
-    if (nodes === 1) return cluster.inner.bandwidth;
-    if (nodes === gpus) return cluster.network.bandwidth;
-    return Math.min(cluster.inner.bandwidth, cluster.network.bandwidth);
-  }
-
-  function ring(size, gpus, cluster) {
-    const nodes = nodesOf(gpus, cluster);
-    const waited = 2 * (gpus - nodes) * cluster.inner.latency + 2 * (nodes - 1) * cluster.network.latency;
-    return waited + (volume(gpus) * size) / narrowest(gpus, cluster);
-  }
-
-  function tree(size, gpus, cluster) {
-    const nodes = nodesOf(gpus, cluster);
-    const inNode = levels(Math.floor(gpus / nodes)) * cluster.inner.latency;
-    const between = levels(nodes) * cluster.network.latency;
-    return 2 * (inNode + between) + (volume(gpus) * size) / narrowest(gpus, cluster);
-  }
-
-  function withinNodes(size, gpus, cluster) {
-    const members = Math.floor(gpus / nodesOf(gpus, cluster));
-    return 2 * (members - 1) * cluster.inner.latency + (volume(members) * size) / cluster.inner.bandwidth;
-  }
-
-  function twoTiers(messages, size, gpus, cluster) {
-    const moved = (volume(nodesOf(gpus, cluster)) * size) / cluster.network.bandwidth;
-    return withinNodes(size, gpus, cluster) + messages * cluster.network.latency + moved;
-  }
-
-  const twoRings = (size, gpus, cluster) => twoTiers(2 * (nodesOf(gpus, cluster) - 1), size, gpus, cluster);
-  const ringAndTree = (size, gpus, cluster) => twoTiers(2 * levels(nodesOf(gpus, cluster)), size, gpus, cluster);
-
-  function allReduce(size, gpus, cluster) {
+  function allReduce(setup, size, gpus) {
     if (gpus === 1) return 0;
-    const costs = [ring, tree, twoRings, ringAndTree].map((cost) => cost(size, gpus, cluster));
-    return cluster.start + Math.min(...costs);
+    const nodes = Math.max(1, Math.floor(gpus / setup.gpusPerNode));
+    const within = levels(Math.floor(gpus / nodes)) * setup.inner.latency;
+    const across = levels(nodes) * setup.between.latency;
+    let bandwidth = Math.min(setup.inner.bandwidth, setup.between.bandwidth);
+    if (nodes === 1) bandwidth = setup.inner.bandwidth;
+    if (nodes === gpus) bandwidth = setup.between.bandwidth;
+    const sent = ((2 * (gpus - 1)) / gpus) * size;
+    return setup.start + 2 * (within + across) + sent / bandwidth;
   }
 
-  // A network's layers are pairs of parameters and multiply-adds, in the order of forward.
-  function gradientsOf(network) {
-    const whole = network.layers.reduce((sum, layer) => sum + layer[1], 0);
-    let done = 0;
-    const gradients = [];
-    for (const [parameters, multiplyAdds] of [...network.layers].reverse()) {
-      done += multiplyAdds;
-      if (parameters) gradients.push({ size: parameters * GRADIENT_BYTES, share: done / whole });
-    }
-    return gradients;
-  }
-
-  function* whenFull(gradients, buckets, backward, gpus, cluster) {
+  // A network's gradients are pairs: parameters, and the multiply-adds of backward that are done when they are there.
+  function transfers(setup, backward, gpus) {
+    const gradients = setup.network.gradients;
+    const whole = gradients.at(-1)[1];
+    const found = [];
     let end = 0;
     let size = 0;
-    let limit = buckets.first;
-    for (const [index, gradient] of gradients.entries()) {
-      size += gradient.size;
+    let limit = setup.firstBucket;
+    for (const [index, [parameters, done]] of gradients.entries()) {
+      size += parameters * GRADIENT_BYTES;
       if (size >= limit || index === gradients.length - 1) {
-        const start = Math.max(gradient.share * backward, end);
-        end = start + allReduce(size, gpus, cluster);
-        yield { start, end };
+        const start = Math.max((backward * done) / whole, end);
+        end = start + allReduce(setup, size, gpus);
+        found.push({ start, end });
         size = 0;
-        limit = buckets.size;
+        limit = setup.bucket;
       }
     }
+    return found;
   }
 
-  const transfers = (training, backward, gpus, cluster) => [
-    ...whenFull(gradientsOf(training.network), training.buckets, backward, gpus, cluster),
-  ];
-
-  const kernelsOf = (training, batch) => batch * training.sampleSeconds;
-  const launchesOf = (training) => training.network.operators * training.launchSeconds;
-  const compute = (training, batch) => Math.max(kernelsOf(training, batch), launchesOf(training));
-
-  const slowestKernels = (training, batch, gpus) =>
-    kernelsOf(training, batch) * (1 + training.speedSpread * expectedMaximum(gpus));
-  const slowestCompute = (training, batch, gpus) =>
-    Math.max(slowestKernels(training, batch, gpus), launchesOf(training));
+  const kernelsOf = (setup) => setup.batch * setup.sampleSeconds;
+  const launchesOf = (setup) => setup.network.operators * setup.launchSeconds;
+  const compute = (setup) => Math.max(kernelsOf(setup), launchesOf(setup));
+  const slowestKernels = (setup, gpus) => kernelsOf(setup) * (1 + setup.speedSpread * expectedMaximum(gpus));
+  const slowestCompute = (setup, gpus) => Math.max(slowestKernels(setup, gpus), launchesOf(setup));
 
   function expectedMaximum(count) {
     if (count === 1) return 0;
@@ -101,27 +55,27 @@ const Prediction = (() => {
     return t - numerator / denominator;
   }
 
-  function step(training, batch, gpus, cluster) {
-    if (gpus === 1) return compute(training, batch);
-    const kernels = slowestKernels(training, batch, gpus);
-    const slowest = slowestCompute(training, batch, gpus);
-    const backward = slowest * training.backwardShare;
+  function step(setup, gpus) {
+    if (gpus === 1) return compute(setup);
+    const kernels = slowestKernels(setup, gpus);
+    const slowest = slowestCompute(setup, gpus);
+    const backward = slowest * setup.backwardShare;
     let hidden = 0;
-    for (const { start, end } of transfers(training, backward, gpus, cluster)) {
+    for (const { start, end } of transfers(setup, backward, gpus)) {
       hidden += Math.min(end, backward) - Math.min(start, backward);
     }
     const hiddenKernels = (hidden * kernels) / slowest;
-    const slowed = Math.max(kernels * training.backwardShare + training.contention * hiddenKernels, backward);
-    const last = transfers(training, slowed, gpus, cluster).at(-1);
+    const slowed = Math.max(kernels * setup.backwardShare + setup.contention * hiddenKernels, backward);
+    const last = transfers(setup, slowed, gpus).at(-1);
     return slowest - backward + Math.max(slowed, last.end);
   }
 
   // What a step consists of, in seconds.
-  function parts(training, batch, gpus, cluster) {
-    const alone = compute(training, batch);
-    const uneven = slowestCompute(training, batch, gpus);
-    const withNetwork = step({ ...training, contention: 0 }, batch, gpus, cluster);
-    const whole = step(training, batch, gpus, cluster);
+  function parts(setup, gpus) {
+    const alone = compute(setup);
+    const uneven = slowestCompute(setup, gpus);
+    const withNetwork = step({ ...setup, contention: 0 }, gpus);
+    const whole = step(setup, gpus);
     return {
       compute: alone,
       slowest: uneven - alone,
@@ -130,20 +84,19 @@ const Prediction = (() => {
     };
   }
 
-  const weakEfficiency = (training, batch, gpus, cluster) =>
-    compute(training, batch) / step(training, batch, gpus, cluster);
+  const weakEfficiency = (setup, gpus) => compute(setup) / step(setup, gpus);
 
-  const speedUp = (training, globalBatch, gpus, cluster) =>
-    compute(training, globalBatch) / step(training, globalBatch / gpus, gpus, cluster);
+  function speedUp(setup, globalBatch, gpus) {
+    const alone = compute({ ...setup, batch: globalBatch });
+    return alone / step({ ...setup, batch: globalBatch / gpus }, gpus);
+  }
 
-  function paysFrom(training, gpus, cluster, efficiency, most = 2 ** 24) {
+  function paysFrom(setup, gpus, efficiency, most = 2 ** 24) {
     for (let globalBatch = gpus; globalBatch <= most; globalBatch *= 2) {
-      if (speedUp(training, globalBatch, gpus, cluster) > efficiency * gpus) return globalBatch;
+      if (speedUp(setup, globalBatch, gpus) > efficiency * gpus) return globalBatch;
     }
     return null;
   }
 
   return { allReduce, step, parts, weakEfficiency, speedUp, paysFrom };
 })();
-
-if (typeof module !== "undefined") module.exports = Prediction;

@@ -1,10 +1,10 @@
-"""Networks that are counted already, layer by layer. A test counts those of networks.json anew."""
+"""Networks that are counted already. A test counts those of networks.json anew."""
 
 import functools
 import json
 from pathlib import Path
 
-from benchmarks.predict.step import Layer, Network
+from benchmarks.predict.model import Gradient, Network
 
 PATH = Path(__file__).with_name("networks.json")
 
@@ -14,6 +14,6 @@ def networks() -> dict[str, Network]:
     """All networks, by name."""
     found = {}
     for name, counted in json.loads(PATH.read_text()).items():
-        layers = [Layer(*numbers) for numbers in counted["layers"]]
-        found[name] = Network(name, tuple(layers), counted["operators"], counted["bytes_of_a_sample"])
+        counted["gradients"] = tuple(Gradient(*numbers) for numbers in counted["gradients"])
+        found[name] = Network(name, **counted)
     return found

@@ -2,8 +2,8 @@
 "use strict";
 
 (() => {
-  const data = JSON.parse(document.getElementById("prediction-data").textContent);
-  const field = (name) => document.getElementById(`prediction-${name}`);
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const field = (name) => document.getElementById(name);
   const COUNTS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
   const SHOWN = [2, 8, 64, 512];
   const PARTS = [
@@ -24,31 +24,41 @@
     return `${value < 10 ? value.toPrecision(2) : Math.round(value).toLocaleString("en")} ms`;
   }
 
-  function readTraining() {
+  function fillSelect(name, texts) {
+    for (const [value, text] of texts) field(name).add(new Option(text, value));
+  }
+
+  // The controls begin where the command's flags are.
+  function begin() {
+    fillSelect("model", Object.keys(data.networks).map((name) => [name, name]));
+    fillSelect("gpu", Object.entries(data.gpus).map(([key, gpu]) => [key, gpu.name]));
+    fillSelect("node", data.nodes.map((size) => [size, size]));
+    fillSelect("inner", Object.entries(data.inner).map(([key, link]) => [key, link.name]));
+    field("batch").min = data.start.batch % 1; // so that the slider can stand at any batch
+    for (const [name, value] of Object.entries(data.start)) field(name).value = value;
+  }
+
+  function readSetup() {
     const network = data.networks[field("model").value];
-    const rate = data.gpus[field("gpu").value].rate;
     return {
       network,
-      sampleSeconds: network.timesResnet50 / rate,
+      batch: perGpu(),
+      sampleSeconds: network.timesResnet50 / data.gpus[field("gpu").value].rate,
       launchSeconds: Number(field("launch").value) * 1e-6,
+      gpusPerNode: Number(field("node").value),
+      inner: data.inner[field("inner").value],
+      between: { latency: Number(field("latency").value) * 1e-6, bandwidth: gigabits() * data.bytesPerGigabit },
+      start: data.allReduceStart,
       backwardShare: data.backwardShare,
-      buckets: data.buckets,
+      bucket: data.bucket,
+      firstBucket: data.firstBucket,
       speedSpread: Number(field("spread").value) / 100,
       contention: Number(field("contention").value) / 100,
     };
   }
 
-  function readCluster() {
-    return {
-      gpusPerNode: Number(field("node").value),
-      inner: data.inner[field("inner").value],
-      network: { latency: Number(field("latency").value) * 1e-6, bandwidth: gigabits() * data.bytesPerGigabit },
-      start: data.start,
-    };
-  }
-
   function say(name, text) {
-    document.querySelector(`output[for="prediction-${name}"]`).textContent = text;
+    document.querySelector(`output[for="${name}"]`).textContent = text;
     field(name).setAttribute("aria-valuetext", text);
   }
 
@@ -72,16 +82,16 @@
     return `<g class="${kind}"><polyline points="${points.join(" ")}"/>${dots.join("")}</g>`;
   }
 
-  function drawEfficiency(training, cluster) {
+  function drawEfficiency(setup) {
     const picture = field("picture");
     const width = Math.max(300, picture.parentElement.clientWidth);
     const height = width < 500 ? 200 : 300;
     const [left, right, top, bottom] = [48, 12, 12, 44];
     const x = (gpus) => left + (Math.log2(gpus) / 9) * (width - left - right);
     const y = (share) => top + (1 - share) * (height - top - bottom);
-    const weak = COUNTS.map((gpus) => [gpus, Prediction.weakEfficiency(training, perGpu(), gpus, cluster)]);
+    const weak = COUNTS.map((gpus) => [gpus, Prediction.weakEfficiency(setup, gpus)]);
     const split = COUNTS.filter((gpus) => gpus <= inAll());
-    const strong = split.map((gpus) => [gpus, Prediction.speedUp(training, inAll(), gpus, cluster) / gpus]);
+    const strong = split.map((gpus) => [gpus, Prediction.speedUp(setup, inAll(), gpus) / gpus]);
     const across = [0, 0.25, 0.5, 0.75, 1].map(
       (share) =>
         `<line x1="${left}" x2="${width - right}" y1="${y(share)}" y2="${y(share)}"/>` +
@@ -97,9 +107,9 @@
     field("strong").textContent = `strong scaling: ${samples(inAll())} samples in all`;
   }
 
-  function drawParts(training, cluster) {
+  function drawParts(setup) {
     const rows = [1, ...SHOWN].map((gpus) => {
-      const parts = Prediction.parts(training, perGpu(), gpus, cluster);
+      const parts = Prediction.parts(setup, gpus);
       return { gpus, parts, whole: Object.values(parts).reduce((sum, part) => sum + part, 0) };
     });
     const longest = Math.max(...rows.map((row) => row.whole));
@@ -114,10 +124,10 @@
     field("parts").innerHTML = bars.join("");
   }
 
-  function fillTable(training, cluster) {
+  function fillTable(setup) {
     const rows = SHOWN.map((gpus) => {
       const batches = [1 / gpus, 0.5, 0.9].map((share) =>
-        samples(Prediction.paysFrom(training, gpus, cluster, share)),
+        samples(Prediction.paysFrom(setup, gpus, share)),
       );
       return `<tr><td>${gpus}</td>${batches.map((batch) => `<td>${batch}</td>`).join("")}</tr>`;
     });
@@ -125,14 +135,14 @@
   }
 
   function update() {
-    const training = readTraining();
-    const cluster = readCluster();
+    const setup = readSetup();
     sayValues();
-    drawEfficiency(training, cluster);
-    drawParts(training, cluster);
-    fillTable(training, cluster);
+    drawEfficiency(setup);
+    drawParts(setup);
+    fillTable(setup);
   }
 
+  begin();
   document.querySelector("form").addEventListener("input", update);
   window.addEventListener("resize", update);
   update();

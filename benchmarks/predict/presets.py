@@ -7,7 +7,7 @@ Sources:
 - TensorFlow, guide "Benchmarks", May 2017: images per second of one P100 on ResNet-50 with batch 64.
 - NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5: images per second of one V100 and of one A100 of 80 GB.
 - NVIDIA, datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM: dense peaks,
-  which are half of those with sparsity that the newer ones print, and size and bandwidth of memory. The latter also of
+  which are half of those with sparsity that the newer ones print, and size and bandwidth of memory. The size also of
   "Tesla P100" (2016) and "V100" (2020), each with the largest memory that it was sold with.
 - Sinha et al., "Not All GPUs Are Created Equal", SC 2022: GPUs of one kind in one cluster differ by 8 % on average
   and by 22 % at most in how fast they are.
@@ -27,74 +27,72 @@ Assumptions, each with the range that it leaves:
 - An H100, H200 or B200 is as much faster than an A100, for which a rate of PyTorch's ResNet-50 is published, as its
   memory is. The other end is the ratio of the dense peaks. In MLPerf Training 3.0 Dell trained ResNet-50 on 16 H100
   in 7.8 minutes and on 16 A100 in 14.4: a factor of 1.85, between 1.64 and 3.17.
-- A gradient is there when its layer's share of the multiply-adds of backward is done.
+- A gradient is there when the multiply-adds of backward up to its own are done.
+- NCCL's messages of protocol LL wait 2.7 µs in place of 9.6, and a long ring's large ones 1.9 times as long.
 """
 
 from typing import NamedTuple
 
-from benchmarks.predict.all_reduce import Cluster, Link
+from benchmarks.predict.model import Link, Network, Setup
 from benchmarks.predict.networks import networks
-from benchmarks.predict.step import Network, Workload
 
-MICROSECOND = 1e-6
 GIGABYTE = 1e9
 WHISKERS = 5.4  # standard deviations between the whiskers of a box plot of normal samples
 SPEED_SPREAD = 0.08 / WHISKERS
-LARGEST_SPEED_SPREAD = 0.22 / WHISKERS
 CONTENTION = 0.189
-LARGEST_CONTENTION = 0.40
-LAUNCH = 10 * MICROSECOND
-START = 8.4 * MICROSECOND
-NVLINK_LATENCY = 3.4 * MICROSECOND
-PCIE_LATENCY = 5.7 * MICROSECOND
-NETWORK_LATENCY = 9.6 * MICROSECOND
+BACKWARD_SHARE = 2 / 3
+LAUNCH = 10e-6
+START = 8.4e-6
+NVLINK_LATENCY = 3.4e-6
+PCIE_LATENCY = 5.7e-6
+NETWORK_LATENCY = 9.6e-6
+
+# The two ends of what nobody has published, as factors of a Setup's numbers. With the kind one the least time is lost.
+KIND = {"speed_spread": 0.0, "contention": 0.0, "backward_share": 0.7 / BACKWARD_SHARE, "latency": 2.7 / 9.6}
+HARSH = {
+    "speed_spread": 0.22 / 0.08,
+    "contention": 0.40 / CONTENTION,
+    "backward_share": 0.6 / BACKWARD_SHARE,
+    "latency": 1.9,
+}
+KIND_LAUNCH = 0.5
+HARSH_LAUNCH = 2.0
+LONGER_THAN_BOTH = 1.17  # of Inception V3 on a P100: what it takes over the longer one of two estimates
 
 
 class Gpu(NamedTuple):
-    """A kind of GPU by what one alone trains of ResNet-50 in a second, which is published or derived from another's.
+    """A kind of GPU.
 
-    `fastest` is the other end of a derived rate, as a factor of it.
+    Attributes:
+        resnet50_per_second: what one alone trains of ResNet-50, which is published or derived from another's.
+        gib: of its memory.
+        is_mixed: whether the rate is one in mixed precision.
+        fastest: the other end of a derived rate, as a factor of it.
     """
 
     name: str
     resnet50_per_second: float
+    gib: int
+    is_mixed: bool = False
     fastest: float = 1.0
 
 
-class Memory(NamedTuple):
-    """The memory of a GPU: gibibytes, and gigabytes per second at its peak."""
-
-    gib: int
-    bandwidth: float
-
-
-class Peaks(NamedTuple):
-    """The dense peaks of a GPU, in teraflops."""
-
-    tf32: float
-    bf16: float
-
-
-MEMORY = {
-    "p100": Memory(16, 732),
-    "v100": Memory(32, 900),
-    "a100": Memory(80, 2039),
-    "h100": Memory(80, 3350),
-    "h200": Memory(141, 4800),
-    "b200": Memory(180, 8000),
-}
-A100 = Peaks(156, 312)
-NEWER = {"h100": Peaks(494.7, 989.4), "h200": Peaks(494.7, 989.4), "b200": Peaks(1100, 2250)}
 GPUS = {
-    "p100": Gpu("P100, float32", 219),
-    "v100": Gpu("V100, float32", 367),
-    "a100": Gpu("A100, TF32", 938),
-    "a100-amp": Gpu("A100, mixed precision", 2470),
+    "p100": Gpu("P100, float32", 219, 16),
+    "v100": Gpu("V100, float32", 367, 32),
+    "a100": Gpu("A100, TF32", 938, 80),
+    "a100-amp": Gpu("A100, mixed precision", 2470, 80, is_mixed=True),
 }
-for key, peaks in NEWER.items():
-    faster = MEMORY[key].bandwidth / MEMORY["a100"].bandwidth
-    GPUS[key] = Gpu(f"{key.upper()}, TF32", 938 * faster, peaks.tf32 / A100.tf32 / faster)
-    GPUS[f"{key}-amp"] = Gpu(f"{key.upper()}, mixed precision", 2470 * faster, peaks.bf16 / A100.bf16 / faster)
+# GiB and GB/s of the memory, and the dense peaks with TF32 and bf16, the latter three as multiples of an A100's.
+NEWER = {
+    "h100": (80, 3350 / 2039, 494.7 / 156, 989.4 / 312),
+    "h200": (141, 4800 / 2039, 494.7 / 156, 989.4 / 312),
+    "b200": (180, 8000 / 2039, 1100 / 156, 2250 / 312),
+}
+for key, (gib, faster, tf32, bf16) in NEWER.items():
+    GPUS[key] = Gpu(f"{key.upper()}, TF32", 938 * faster, gib, fastest=tf32 / faster)
+    mixed = Gpu(f"{key.upper()}, mixed precision", 2470 * faster, gib, is_mixed=True, fastest=bf16 / faster)
+    GPUS[f"{key}-amp"] = mixed
 # NCCL: links of a GPU times the bandwidth of each; for the A100 the most that tuning.cc expects of an all-reduce.
 INNER = {
     "nvlink-p100": Link(NVLINK_LATENCY, 4 * 18 * GIGABYTE),
@@ -124,7 +122,6 @@ NETWORK = {
     "8x400g": ethernet(400, cards=8),
 }
 
-
 NODE_SIZES = (1, 2, 4, 8)  # GPUs
 
 
@@ -135,16 +132,6 @@ class Hardware(NamedTuple):
     inner: str = "nvlink-a100"
     network: str = "8x200g"
     gpus_per_node: int = 8
-
-    @property
-    def is_mixed(self) -> bool:
-        """True where the GPU's rate is one in mixed precision."""
-        return self.gpu.endswith("-amp")
-
-    @property
-    def memory(self) -> Memory:
-        """Of one GPU."""
-        return MEMORY[self.gpu.removesuffix("-amp")]
 
 
 class Estimates(NamedTuple):
@@ -167,17 +154,25 @@ def sample_seconds(network: Network, gpu: Gpu) -> float:
     return max(estimates(network)) / gpu.resnet50_per_second
 
 
-def training(network: Network, gpu: Gpu) -> Workload:
-    """A network on a kind of GPU under DDP, with the effects at their published averages."""
-    return Workload(
+def compute_range(network: Network, gpu: Gpu) -> tuple[float, float]:
+    """The kind and the harsh end of `sample_seconds`, as factors of it."""
+    both = estimates(network)
+    is_resnet50 = network.gradients == networks()["ResNet-50"].gradients
+    return min(both) / max(both) / gpu.fastest, 1.0 if is_resnet50 else LONGER_THAN_BOTH
+
+
+def setup(network: Network, hardware: Hardware, batch: float) -> Setup:
+    """A network on the hardware under DDP, with the effects at their published averages."""
+    return Setup(
         network,
-        sample_seconds(network, gpu),
-        LAUNCH,
+        batch,
+        sample_seconds=sample_seconds(network, GPUS[hardware.gpu]),
+        launch_seconds=LAUNCH,
+        gpus_per_node=hardware.gpus_per_node,
+        inner=INNER[hardware.inner],
+        between=NETWORK[hardware.network],
+        start=START,
+        backward_share=BACKWARD_SHARE,
         speed_spread=SPEED_SPREAD,
         contention=CONTENTION,
     )
-
-
-def cluster(inner: str, network: str, gpus_per_node: int) -> Cluster:
-    """Nodes with one of INNER's links and one of NETWORK's. KeyError is raised for another name."""
-    return Cluster(gpus_per_node, INNER[inner], NETWORK[network], start=START)

@@ -1,25 +1,10 @@
-"""The beginning and the end of every answer about a network."""
+"""The end of every answer about a network."""
 
 import argparse
 import json
 
-from benchmarks.your_network import spec, training
-from benchmarks.your_network.spec import UserNetwork
 from common.errors import fail
 from common.files import write_atomically
-
-
-def load(options: argparse.Namespace) -> UserNetwork:
-    """The network that the flags name.
-
-    Raises:
-        UserError: where there is no such network.
-        StepFailed: where its batches have not as many samples as they are asked for.
-    """
-    network = training.with_shared_inputs(spec.load(options.spec, options.input, options.optimizer))
-    if network.assumed:
-        print(f"{network.assumed}.")
-    return network
 
 
 def conclude(options: argparse.Namespace, facts: list[str], record: dict) -> None:

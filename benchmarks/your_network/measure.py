@@ -1,4 +1,4 @@
-"""Question 3: how long does a step take here, at each level and on so many devices of this machine?
+"""How long does a step take here, at each level and on so many devices of this machine?
 
 A device is a GPU. On a machine without GPUs it is an equal part of the cores (see `common.cores`), so that level 00 has
 as much to compute with as each rank of the others. All rows have the same global batch, which every step takes from the
@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
@@ -23,11 +22,9 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.harness.paired import Samples, bootstrap, measure, ratios, summarise
-from benchmarks.your_network import memory, step_rank, strategies
-from benchmarks.your_network.answers import conclude, load, milliseconds
+from benchmarks.your_network import spec, step_rank
+from benchmarks.your_network.answers import conclude, milliseconds
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.memory import Setting
-from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.step_rank import DDP, RAW, REPLICATED, Measured, Work
 from common.cores import available_cores
 from common.errors import fail
@@ -37,7 +34,6 @@ NAMES = {"00": "raw loop", "01": "DataParallel", "02": "DDP", "03": "core", "04"
 WARM_UP_STEPS = 2  # DDP has its final buckets from the second step on
 SECONDS = 1.0  # that one sample takes, about
 MOST_STEPS = 50  # of one sample
-MEMORY = Path("/proc/meminfo")
 TIMEOUT = 900  # seconds, for any one sample
 
 
@@ -54,16 +50,12 @@ class Row:
     """A level on so many devices.
 
     Attributes:
-        simulated: the bytes of each device at its peak, by the accounting of memory.
-        cuda_peaks: the same as CUDA has counted them, if there are GPUs.
         shares: of a step of DDP on several devices, one for each sample.
         problem: why it cannot be measured, or "".
     """
 
     level: str
     devices: int
-    simulated: list[int] = field(default_factory=list)
-    cuda_peaks: list[int] = field(default_factory=list)
     shares: list[Shares] = field(default_factory=list)
     problem: str = ""
 
@@ -71,32 +63,22 @@ class Row:
     def name(self) -> str:
         return f"{self.level} {NAMES[self.level]}, {self.devices}"
 
-    @property
-    def processes(self) -> int:
-        return 1 if self.level in (RAW, REPLICATED) else self.devices
-
-    @property
-    def setting(self) -> Setting:
-        """What the accounting of memory takes for it."""
-        if self.level == RAW:
-            return Setting(strategies.ONE_DEVICE, 1)
-        return Setting(strategies.DATA_PARALLEL if self.level == REPLICATED else strategies.DDP, self.devices)
-
-    def sample(self, work: Work, steps: int, warm_up: int = WARM_UP_STEPS) -> float:
+    def sample(self, work: Work, steps: int) -> float:
         """Seconds of a step of the slowest process.
 
         Raises:
             StepFailed: if a process fails.
         """
-        pool = ranks(self.processes, on_cpu=work.cores_per_device is not None)
+        processes = 1 if self.level in (RAW, REPLICATED) else self.devices
+        pool = ranks(processes, on_cpu=work.cores_per_device is not None)
+        job = (step_rank.time_steps, work, self.level, self.devices, WARM_UP_STEPS, steps)
         try:
-            results = pool.run(step_rank.time_steps, work, self.level, self.devices, warm_up, steps, timeout=TIMEOUT)
+            results = pool.run(*job, timeout=TIMEOUT)
         except RankFailed as error:
             lines = [line for line in str(error).splitlines() if line.startswith("rank ")]
             raised = [line for line in lines if "no answer" not in line]
             raise StepFailed((raised or lines)[0]) from error
         seconds = max(result.seconds for result in results)
-        self.cuda_peaks = [peak for result in results for peak in result.peaks]
         if self.level == DDP and self.devices > 1:
             self.shares.append(shares(seconds, results))
         return seconds
@@ -110,9 +92,7 @@ def answer(options: argparse.Namespace) -> None:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {row.devices} devices")
     cores = cores_per_device(devices, options.cores_per_device)
     device = torch.cuda.get_device_name() if cores is None else f"{cores} of this machine's {available_cores()} cores"
-    network = load(options)
-    simulate(network, rows, options.batch)
-    check_memory([row for row in rows if not row.problem], cores is None)
+    network = spec.load(options.spec, options.input, options.optimizer)
     print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
     steps = steps_of_a_sample(rows, work, options.rounds, 60 * options.minutes)
@@ -122,11 +102,10 @@ def answer(options: argparse.Namespace) -> None:
     found = [record(row, samples, measured[0]) for row in measured]
     print()
     print_table(found, options.batch)
-    for row in rows:
-        if row.problem:
-            print(fill(f"{row.name} cannot: {row.problem}", 80))
-    about = {"batch": options.batch, "rounds": options.rounds, "cores_per_device": cores, "steps": steps}
     problems = {row.name: row.problem for row in rows if row.problem}
+    for name, problem in problems.items():
+        print(fill(f"{name} cannot: {problem}", 80))
+    about = {"batch": options.batch, "rounds": options.rounds, "cores_per_device": cores, "steps": steps}
     conclude(options, facts(found, options.batch), {**about, "cannot": problems, "measure": found})
 
 
@@ -162,67 +141,23 @@ def cores_per_device(devices: int, wanted: int | None) -> int | None:
     return share
 
 
-def simulate(network: UserNetwork, rows: Sequence[Row], batch: int) -> None:
-    """Simulate each row's bytes of each device at its peak, or say why it cannot train this network.
-
-    Raises:
-        StepFailed: if one device cannot train it either.
-    """
-    for row in rows:
-        found = memory.find(network, row.setting, batch)
-        row.problem = found.problem
-        if found.need:
-            peaks = found.need.peaks
-            row.simulated = peaks if len(peaks) == row.devices else peaks * row.devices
-    if all(row.problem for row in rows):
-        fail(f"{rows[0].name} cannot: {rows[0].problem}")
-
-
-def check_memory(rows: Sequence[Row], on_gpus: bool) -> None:
-    """Raises UserError if the rows do not fit."""
-    if on_gpus:
-        needed = max(max(row.simulated) for row in rows)
-        free = min(torch.cuda.mem_get_info(device)[0] for device in range(max(row.devices for row in rows)))
-    else:
-        # All processes share the machine's memory. Those of one number of processes keep their blocks from row to row.
-        of_pools: dict[int, int] = {}
-        for row in rows:
-            of_pools[row.processes] = max(sum(row.simulated), of_pools.get(row.processes, 0))
-        needed = sum(of_pools.values())
-        free = free_memory()
-    if needed > free:
-        gib = f"{needed / 2**30:.1f} GiB, where {free / 2**30:.1f} GiB are free"
-        fail(f"this would need {gib}: give a smaller --batch")
-
-
-def free_memory() -> float:
-    """Bytes that the system can give away; infinite where it does not say."""
-    if not MEMORY.exists():
-        return math.inf
-    lines = MEMORY.read_text().splitlines()
-    kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
-    return int(kibibytes) * 1024
-
-
 def steps_of_a_sample(rows: Sequence[Row], work: Work, rounds: int, limit: float) -> int:
-    """The steps that take about SECONDS. Each row runs once for it, uncounted; one that fails has a problem then.
+    """The steps that take about SECONDS. Each row runs one for it, uncounted; one that fails has a problem then.
 
     Raises:
         UserError: if no row can be measured, or all rounds would take more than `limit` seconds.
     """
     seconds: list[float] = []
-    can = [row for row in rows if not row.problem]
-    for row in can:
+    for row in rows:
         try:
-            if not seconds:  # the first row says already whether the others would take hours
-                alone = row.sample(work, steps=1, warm_up=1)
-                check_time(alone * sum(row.devices / other.devices for other in can), rounds, 1, limit)
             seconds.append(row.sample(work, steps=1))
         except StepFailed as error:
             row.problem = str(error)
         row.shares.clear()
+        # Each row says already whether the others would take hours.
+        check_time(sum(seconds), rounds, 1, limit)
     if not seconds:
-        fail(f"{can[0].name} cannot: {can[0].problem}")
+        fail(f"{rows[0].name} cannot: {rows[0].problem}")
     steps = max(1, min(round(SECONDS / statistics.median(seconds)), MOST_STEPS))
     check_time(sum(seconds), rounds, steps, limit)
     return steps
@@ -233,7 +168,7 @@ def check_time(step_of_all: float, rounds: int, steps: int, limit: float) -> Non
     needed = rounds * (WARM_UP_STEPS + steps) * step_of_all
     if needed > limit:
         minutes = math.ceil(needed / 60)
-        fail(f"all would take some {minutes} minutes here. Give a smaller --batch, or --minutes {minutes}")
+        fail(f"all would take at least {minutes} minutes here. Give a smaller --batch, or more --minutes")
 
 
 def shares(step: float, results: list[Measured]) -> Shares:
@@ -264,23 +199,17 @@ def record(row: Row, samples: Samples, first: Row) -> dict:
 
 
 def print_table(found: Sequence[dict], batch: int) -> None:
-    """Print the rows in 83 columns."""
-    heads = f"{'level, devices':<17}{'ms a step':>11}{'middle half':>15}{'samples/s':>11}{'faster':>8}{'interval':>13}"
-    print(f"{heads}{'MiB':>7}")
+    """Print the rows in 76 columns."""
+    print(f"{'level, devices':<17}{'ms a step':>11}{'middle half':>15}{'samples/s':>11}{'faster':>8}{'interval':>13}")
     for row in found:
         times = f"{milliseconds(row['low'])}–{milliseconds(row['high'])}"
         interval = "{:.2f}–{:.2f}".format(*row["interval"])
         rate = batch / row["seconds"]
         line = f"{row['name']:<17}{milliseconds(row['seconds']):>11}{times:>15}{rate:>11,.1f}{row['speed_up']:>7.2f}×"
-        peak = max(row["simulated"]) / 2**20
-        print(f"{line}{interval:>13}{peak:>6,.0f}{'!' if row['noisy'] else ' '}")
+        print(f"{line}{interval:>13}{'!' if row['noisy'] else ''}")
     print()
     print(f"faster: than {found[0]['name']}, round by round, and the interval of the median.")
-    print("MiB: the fullest device's peak, simulated. !: noisy, the middle half is wide.")
-    for row in found:
-        if row["cuda_peaks"]:
-            peaks = ", ".join(f"{peak / 2**20:,.0f}" for peak in row["cuda_peaks"])
-            print(f"CUDA's own peak of {row['name']}: {peaks} MiB")
+    print("!: noisy, the middle half is wide.")
 
 
 def facts(found: Sequence[dict], batch: int) -> list[str]:

@@ -9,6 +9,7 @@ module or a dict of named ones; targets may be nested as you like. An input whos
 causal mask, is one that all samples share.
 """
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -19,13 +20,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
 
+from benchmarks.harness.hollow import hollow_if_possible
 from common.errors import fail
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 IMAGE = (3, 224, 224)
 AUXILIARY_WEIGHT = 0.4  # of Inception's second loss. Source: Szegedy et al., 2014, has 0.3 for GoogLeNet's
-_OTHER_TARGETS = ("rcnn", "retinanet", "fcos", "ssd", "keypoint")
+_OTHER_TARGETS = ("rcnn", "retinanet", "fcos", "ssd", "keypoint", "raft")
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,6 @@ class UserNetwork:
         batch: `batch(n)` makes the inputs and targets of n samples.
         loss: of outputs and targets, a scalar.
         optimizer: of the parameters.
-        has_own_batch: whether `batch` is somebody's own.
-        assumed: what had to be assumed, in a sentence, or "".
         shared: the positions, among all tensors of the inputs, of those that all samples share.
     """
 
@@ -48,8 +49,6 @@ class UserNetwork:
     batch: Callable[[int], tuple[Any, Any]]
     loss: Callable[[Any, Any], Tensor]
     optimizer: Callable[..., torch.optim.Optimizer]
-    has_own_batch: bool = False
-    assumed: str = ""
     shared: frozenset[int] = frozenset()
 
 
@@ -71,36 +70,51 @@ def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adam
         optimizer: a key of OPTIMIZERS, unless the file has an `optimizer`.
 
     Raises:
-        UserError: where there is no such network.
+        UserError: where there is no such network, or no batch for it.
     """
-    source, colon, name = text.rpartition(":")
-    if not colon or not source or not name:
+    source, _, name = text.rpartition(":")
+    if not source or not name:
         fail(f"{text!r} names no network: write torchvision:NAME, or FILE.py:FUNCTION")
     if source == "torchvision":
-        return _of_torchvision(name, shape or IMAGE, OPTIMIZERS[optimizer])
-    return _of_file(Path(source), name, shape, OPTIMIZERS[optimizer])
+        build = _of_torchvision(name)
+        return UserNetwork(
+            name, build, _batch_of_shape(shape or IMAGE, build), classification_loss, OPTIMIZERS[optimizer]
+        )
+    path = Path(source)
+    module = _imported(path)
+    build = getattr(module, name, None)
+    if not callable(build):
+        fail(f"{path} has no function {name!r}")
+    batch = getattr(module, "batch", None)
+    if batch and shape:
+        fail(f"--input: {path} has a function 'batch', which says what a sample is")
+    return UserNetwork(
+        title=f"{path.stem}:{name}",
+        build=build,
+        batch=batch or _batch_of_shape(shape or IMAGE, build),
+        loss=getattr(module, "loss", classification_loss),
+        optimizer=getattr(module, "optimizer", OPTIMIZERS[optimizer]),
+        shared=_shared_inputs(path, batch) if batch else frozenset(),
+    )
 
 
-def _of_torchvision(name: str, shape: tuple[int, ...], optimizer: Callable) -> UserNetwork:
+def _of_torchvision(name: str) -> Callable[[], nn.Module]:
     from torchvision import models
 
     if name not in models.list_models():
         fail(f"torchvision has no network {name!r}; `torchvision.models.list_models()` lists those that it has")
     if name.startswith("quantized_"):
         fail(f"{name} is quantized, and cannot be trained")
-    if name.startswith("raft") or any(word in name for word in _OTHER_TARGETS):
+    if any(word in name for word in _OTHER_TARGETS):
         fail(f"{name} is trained with boxes or flows, not with classes: write a file with build, batch and loss")
     without_download = {"weights": None}
     if models.get_model_builder(name).__module__.startswith("torchvision.models.segmentation"):
         without_download["weights_backbone"] = None
-
-    def build() -> nn.Module:
-        return models.get_model(name, **without_download)
-
-    return UserNetwork(name, build, _batch_of_shape(shape, build), classification_loss, optimizer)
+    return lambda: models.get_model(name, **without_download)
 
 
-def _of_file(path: Path, function: str, shape: tuple[int, ...] | None, optimizer: Callable) -> UserNetwork:
+def _imported(path: Path) -> Any:
+    """The module in a file, as if it was run: it may import what lies beside it."""
     if not path.is_file():
         fail(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"network_in_{path.stem}", path)
@@ -108,54 +122,52 @@ def _of_file(path: Path, function: str, shape: tuple[int, ...] | None, optimizer
         fail(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where a dataclass with annotations that are texts looks for it
-    sys.path.insert(0, str(path.parent.resolve()))  # as if it was run: it may import what lies beside it
+    sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         fail(f"{path} cannot be imported: {type(error).__name__}: {error}")
-    build = getattr(module, function, None)
-    if not callable(build):
-        fail(f"{path} has no function {function!r}")
-    batch = getattr(module, "batch", None)
-    if batch and shape:
-        fail(f"--input: {path} has a function 'batch', which says what a sample is")
-    assumed = ""
-    if not batch and not shape:
-        assumed = f"{path.name} has no batch(n), so images of {'x'.join(map(str, IMAGE))} were assumed"
-    return UserNetwork(
-        title=f"{path.stem}:{function}",
-        build=build,
-        batch=batch or _batch_of_shape(shape or IMAGE, build),
-        loss=getattr(module, "loss", classification_loss),
-        optimizer=getattr(module, "optimizer", optimizer),
-        has_own_batch=batch is not None,
-        assumed=assumed,
-    )
+    return module
+
+
+def _shared_inputs(path: Path, batch: Callable[[int], tuple[Any, Any]]) -> frozenset[int]:
+    """The inputs that keep their shape however many samples there are."""
+
+    def shapes() -> list[list[torch.Size]]:
+        found = []
+        for size in (2, 4):  # samples may come in pairs
+            inputs, _ = batch(size)
+            found.append([leaf.shape for leaf in tree_iter(inputs) if isinstance(leaf, Tensor)])
+        return found
+
+    try:
+        of_two, of_four = hollow_if_possible(shapes)
+    except Exception as error:
+        fail(f"batch(2) of {path} failed: {type(error).__name__}: {error}")
+    if not of_two:
+        fail(f"the inputs of batch(2) of {path} must be tensors")
+    shared = [position for position, pair in enumerate(zip(of_two, of_four, strict=False)) if pair[0] == pair[1]]
+    if len(shared) == len(of_two):
+        fail(f"batch(2) of {path} made inputs of the same shapes as batch(4), where the first dimension is the sample")
+    return frozenset(shared)
 
 
 def _batch_of_shape(shape: tuple[int, ...], build: Callable[[], nn.Module]) -> Callable[[int], tuple[Tensor, Tensor]]:
     """Noise of a shape, with classes that fit the output of the network: one for each sample, or for each pixel."""
 
+    @torch.no_grad()
+    def logits_of_one() -> Tensor:
+        model = build().eval()
+        return main_output(model(torch.zeros(1, *shape)))
+
+    @functools.cache
+    def target_shape() -> torch.Size:
+        return hollow_if_possible(logits_of_one).shape[2:]
+
     def batch(n: int) -> tuple[Tensor, Tensor]:
-        nonlocal target_shape
-        images = torch.randn(n, *shape)
-        if target_shape is None:
-            try:
-                with torch.device("meta"):
-                    output = _output(build, shape)
-            except (NotImplementedError, RuntimeError):  # numbers decide, or tensors that do not follow the device
-                output = _output(build, shape)
-            target_shape = tuple(output.shape[2:])
-        return images, torch.zeros(n, *target_shape, dtype=torch.long)
+        return torch.randn(n, *shape), torch.zeros(n, *target_shape(), dtype=torch.long)
 
-    target_shape: tuple[int, ...] | None = None
     return batch
-
-
-@torch.no_grad()
-def _output(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Tensor:
-    """The logits of one sample."""
-    return main_output(build().eval()(torch.zeros(1, *shape)))
 
 
 def main_output(outputs: Any) -> Any:
@@ -171,10 +183,7 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets)
     main = main_output(outputs)
     if not isinstance(main, Tensor):
-        kind = type(main).__name__
-        raise TypeError(
-            f"the cross-entropy takes a tensor, and the network returns a {kind}: write loss(outputs, targets)"
-        )
+        raise TypeError(f"the network returns a {type(main).__name__} and no tensor: write loss(outputs, targets)")
     of_main = F.cross_entropy(main, targets)
     logits = outputs.values() if isinstance(outputs, dict) else outputs
     others = [output for output in logits if isinstance(output, Tensor) and output is not main]

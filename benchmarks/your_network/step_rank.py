@@ -48,20 +48,14 @@ class Work:
     cores_per_device: int | None
 
     def network(self) -> UserNetwork:
-        return training.with_shared_inputs(spec.load(self.spec, self.shape, self.optimizer))
+        return spec.load(self.spec, self.shape, self.optimizer)
 
 
 class Measured(NamedTuple):
-    """Seconds of a step.
-
-    Attributes:
-        alone: the same without averaging gradients; 0 but for DDP on several devices.
-        peaks: the most bytes that CUDA has had allocated on each GPU of this process.
-    """
+    """Seconds of a step, and of one that averages no gradients: 0 but for DDP on several devices."""
 
     seconds: float
     alone: float = 0.0
-    peaks: tuple[int, ...] = ()
 
 
 class Clock:
@@ -78,27 +72,17 @@ class Clock:
     def count(self) -> None:
         """A step has ended."""
         self.done += 1
-        if self.done in (self.warm_up, self.all_steps):
-            synchronize(self.device)
+        if self.done in (self.warm_up, self.all_steps) and self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
         if self.done == self.warm_up:
             self.began = time.perf_counter()
         if self.done == self.all_steps:
             self.seconds = (time.perf_counter() - self.began) / (self.all_steps - self.warm_up)
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def time_steps(work: Work, level: str, devices: int, warm_up: int, steps: int) -> Measured:
     """The time of so many steps after a warm-up, with this rank's share of the batch."""
     device = _take_device(work)
-    gpus = []
-    if device.type == "cuda":
-        gpus = [torch.device("cuda", index) for index in range(devices)] if level == REPLICATED else [device]
-    for gpu in gpus:
-        torch.cuda.reset_peak_memory_stats(gpu)
     model = copy.deepcopy(_model(work))
     network = work.network()
     clock = Clock(device, warm_up, steps)
@@ -116,7 +100,7 @@ def time_steps(work: Work, level: str, devices: int, warm_up: int, steps: int) -
             _core(network, model, device, batch, clock)
         case "04":
             _trainer(network, model, device, batch, clock)
-    return Measured(clock.seconds, alone, tuple(torch.cuda.max_memory_allocated(gpu) for gpu in gpus))
+    return Measured(clock.seconds, alone)
 
 
 def _take_device(work: Work) -> torch.device:
@@ -160,11 +144,11 @@ def _loop(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     """The raw loop, which all levels but the Trainer's have."""
-    optimizer = optimizer or training.make_optimizer(network, model)
+    optimizer = optimizer or training.make_optimizer(network, training.trained(model))
     while clock.done < clock.all_steps:
         samples = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
         backward(training.loss_of(network, model, samples))
-        training.update(network, optimizer)
+        optimizer.step()
         optimizer.zero_grad()
         clock.count()
 
@@ -187,7 +171,7 @@ def _core(network: UserNetwork, model: nn.Module, device: torch.device, batch: A
     from common.accelerator import Accelerator
 
     accelerator = Accelerator(cpu=device.type == "cpu")
-    prepared, optimizer = accelerator.prepare(model, training.make_optimizer(network, model))
+    prepared, optimizer = accelerator.prepare(model, training.make_optimizer(network, training.trained(model)))
     _loop(network, prepared, device, batch, clock, accelerator.backward, optimizer)
     accelerator.end_training()
 
@@ -226,7 +210,7 @@ def _trainer(network: UserNetwork, model: nn.Module, device: torch.device, batch
         )
         # As many samples as the steps need. What they are does not matter: the collator has the batch.
         samples = range(clock.all_steps * int(os.environ["WORLD_SIZE"]))
-        optimizers = (training.make_optimizer(network, model), None)
+        optimizers = (training.make_optimizer(network, training.trained(model)), None)
         more = {"callbacks": [Counting()], "optimizers": optimizers}
         trainer = OwnTrainer(model, arguments, collate, samples, **more)
         trainer.train()

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from benchmarks.your_network import training
 from benchmarks.your_network.spec import UserNetwork
@@ -37,31 +37,26 @@ class Strategy:
     Attributes:
         name: for tables.
         wrap: of the model, which lies on its device, and the group's mesh.
-        shard_optimizer: ZeRO-1: each rank has the optimizer's state of its parameters only.
-        one_process: whether it is one process for all devices, instead of one for each.
-        cuts_inputs: whether it cuts each input for its devices, those too that all samples share.
+        cuts_inputs: DataParallel: one process has the inputs of all devices, and cuts them, those too that all samples
+            share.
+        is_alone: whether a rank needs the same however many others there are.
         warm_up: the steps before one that is as all later ones: the first makes the optimizer's state, and DDP has its
             final buckets only in the third.
     """
 
     name: str
     wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
-    shard_optimizer: bool = False
-    one_process: bool = False
     cuts_inputs: bool = False
+    is_alone: bool = False
     warm_up: int = 1
-
-    def batch_of_process(self, global_batch: int, devices: int) -> int:
-        """Samples of a step that one process has."""
-        return global_batch if self.one_process else global_batch // devices
 
 
 class Replicated(nn.Module):
     """DataParallel's four steps, as in `common.small.data_parallel`, for inputs and outputs of any structure.
 
     Args:
-        threads: of each replica. Without them the replicas run one after the other, and each device holds what it would
-            hold if they ran side by side.
+        threads: of each replica. Without them only two replicas run, one after the other: what the devices behind the
+            second need is what it needs, and the first device gets its outputs in place of theirs.
     """
 
     def __init__(self, module: nn.Module, devices: int, threads: Sequence[ThreadPoolExecutor] = ()) -> None:
@@ -72,11 +67,15 @@ class Replicated(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree_flatten((args, kwargs))
-        shards = [self._shards(leaf) for leaf in leaves]
+        shards = []
+        for leaf in leaves:
+            # What is no tensor goes to all of them.
+            shards.append(leaf.chunk(self.devices) if isinstance(leaf, Tensor) else [leaf] * self.devices)
         count = min(len(shard) for shard in shards)
+        run = count if self.threads else min(count, 2)
         forwards = []
-        for device, replica in enumerate(replicate(self.module, count)):
-            own = [_sent(shard[device], device) for shard in shards]
+        for device, replica in enumerate(replicate(self.module, run)):
+            own = [tree_map_only(Tensor, partial(copy_to, source=0, target=device), shard[device]) for shard in shards]
             own_args, own_kwargs = tree_unflatten(own, structure)
             forwards.append(partial(replica, *own_args, **own_kwargs))
         if self.threads:
@@ -84,31 +83,15 @@ class Replicated(nn.Module):
             outputs = [job.result() for job in jobs]
         else:
             outputs = [forward() for forward in forwards]
-        return _joined(outputs)
-
-    def _shards(self, leaf: Any) -> Sequence:
-        """Each device's part of a tensor; what is no tensor goes to all of them."""
-        if isinstance(leaf, Tensor):
-            return leaf.chunk(self.devices)
-        return [leaf] * self.devices
+        others = tree_map_only(Tensor, Tensor.detach, outputs[-1])
+        return tree_map(_joined, *outputs, *[others] * (count - run))
 
 
-def _sent(leaf: Any, device: int) -> Any:
-    return copy_to(leaf, 0, device) if isinstance(leaf, Tensor) else leaf
-
-
-def _joined(outputs: list) -> Any:
-    """The outputs of the replicas on the first device, tensor by tensor; numbers become a vector, as with torch's."""
-    flat = [tree_flatten(output) for output in outputs]
-    structure = flat[0][1]
-    joined = []
-    for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
-        if isinstance(leaves[0], Tensor):
-            rows = [torch.atleast_1d(leaf) for leaf in leaves]
-            joined.append(gather(rows))
-        else:
-            joined.append(leaves[0])
-    return tree_unflatten(joined, structure)
+def _joined(*leaves: Any) -> Any:
+    """The outputs of the replicas on the first device; numbers become a vector, as with torch's."""
+    if isinstance(leaves[0], Tensor):
+        return gather([torch.atleast_1d(leaf) for leaf in leaves])
+    return leaves[0]
 
 
 def _data_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -152,26 +135,15 @@ def units(model: nn.Module) -> list[nn.Module]:
     An element that is a container of such elements itself is opened. One that chains single layers is a block, as a
     U-Net's are, and stays whole: to keep each layer's input would save nothing. What lies deeper belongs to it.
     """
-    if type(model) in _CONTAINERS:
-        return _elements(model)
     found = []
     for child in model.children():
-        found += units(child)
-    return found
-
-
-def _holds_blocks(container: nn.Module) -> bool:
-    """True where an element of the container has modules of its own: it is a block, and no single layer."""
-    return any(list(element.children()) for element in container.children())
-
-
-def _elements(container: nn.Module) -> list[nn.Module]:
-    found = []
-    for element in container.children():
-        if type(element) in _CONTAINERS and _holds_blocks(element):
-            found += _elements(element)
-        elif any(True for _ in element.parameters()):
-            found.append(element)
+        holds_blocks = any(list(element.children()) for element in child.children())
+        opened = type(child) in _CONTAINERS and holds_blocks
+        if type(model) in _CONTAINERS and not opened:
+            if any(True for _ in child.parameters()):
+                found.append(child)
+        else:
+            found += units(child)
     return found
 
 
@@ -189,11 +161,11 @@ def _unchanged(model: nn.Module, _: DeviceMesh) -> nn.Module:
     return model
 
 
-ONE_DEVICE = Strategy("one device", _unchanged, one_process=True)
-DATA_PARALLEL = Strategy("DataParallel", _data_parallel, one_process=True, cuts_inputs=True)
-DDP = Strategy("DDP", _ddp, warm_up=2)
-BUCKET_VIEWS = Strategy("DDP, bucket views", partial(_ddp, gradient_as_bucket_view=True), warm_up=2)
-ZERO_1 = Strategy("ZeRO-1", _ddp, shard_optimizer=True, warm_up=2)
+ONE_DEVICE = Strategy("one device", _unchanged)
+DATA_PARALLEL = Strategy("DataParallel", _data_parallel, cuts_inputs=True)
+DDP = Strategy("DDP", _ddp, is_alone=True, warm_up=2)
+BUCKET_VIEWS = Strategy("DDP, bucket views", partial(_ddp, gradient_as_bucket_view=True), is_alone=True, warm_up=2)
+ZERO_1 = Strategy("ZeRO-1", _ddp, warm_up=2)
 ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False))
 ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True))
 ON_SEVERAL = (DATA_PARALLEL, DDP, BUCKET_VIEWS, ZERO_1, ZERO_2, ZERO_3)
@@ -214,11 +186,37 @@ def lone_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
         dist.destroy_process_group()
 
 
-def make_optimizer(network: UserNetwork, model: nn.Module, sharded: bool) -> torch.optim.Optimizer:
-    """The network's optimizer, or ZeRO-1's around it."""
-    if not sharded:
-        return training.make_optimizer(network, model)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+class ShardedOptimizer:
+    """The network's optimizer under FSDP, on the plain tensors that this rank has of each parameter.
+
+    They need what sharded ones need. Those take seconds: torch works out for every list how its operations share it.
+    """
+
+    @torch.no_grad()
+    def __init__(self, network: UserNetwork, model: nn.Module) -> None:
+        self.parameters = training.trained(model)
+        self.shards = [parameter.to_local() for parameter in self.parameters]
+        self.optimizer = training.make_optimizer(network, self.shards)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            if parameter.grad is not None:
+                shard.grad = parameter.grad.to_local()
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        for tensor in (*self.parameters, *self.shards):
+            tensor.grad = None
+
+
+def make_optimizer(network: UserNetwork, model: nn.Module, strategy: Strategy) -> Any:
+    """The network's optimizer, or ZeRO's."""
+    if strategy in (ZERO_2, ZERO_3):
+        return ShardedOptimizer(network, model)
+    parameters = training.trained(model)
+    if strategy is not ZERO_1:
+        return training.make_optimizer(network, parameters)
     with training.explained(f"the optimizer of {network.title} cannot be sharded"):
         optimizer = ZeroRedundancyOptimizer(parameters, network.optimizer)
     training.for_all_at_once(optimizer.optim)

@@ -99,6 +99,18 @@ def coarse(monkeypatch):
 
 
 @pytest.fixture
+def written(tmp_path):
+    """A file of somebody's, as SPEC names the function `build` in it."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(f"import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n{text}")
+        return f"{path}:build"
+
+    return write
+
+
+@pytest.fixture
 def texts_file(tmp_path):
     path = tmp_path / "texts.py"
     path.write_text(TEXTS)

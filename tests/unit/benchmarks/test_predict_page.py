@@ -6,24 +6,26 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.predict import page, presets
-from benchmarks.predict.all_reduce import Cluster, Link, all_reduce
+from benchmarks.predict.model import Link, Setup, all_reduce, pays_from, speed_up, step
 from benchmarks.predict.networks import networks
 from benchmarks.predict.presets import Hardware
-from benchmarks.predict.step import DDP, Workload, pays_from, speed_up, step
 from benchmarks.your_network import __main__ as program
 
 SHOWN = (2, 8, 64, 512)
 NODE = shutil.which("node")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MODEL = page.FOLDER / "model.js"
-NARROW = Cluster(4, presets.INNER["pcie3"], presets.NETWORK["25g"], start=presets.START)
-WIDE = Cluster(8, presets.INNER["nvlink-a100"], presets.NETWORK["8x200g"])
-ONE_EACH = Cluster(1, Link(1e-3, 1e9), Link(3e-5, 2e8), start=1e-5)
+CLUSTERS = (
+    (4, presets.INNER["pcie3"], presets.NETWORK["25g"]),
+    (8, presets.INNER["nvlink-a100"], presets.NETWORK["8x200g"]),
+    (1, Link(1e-3, 1e9), Link(3e-5, 2e8)),
+)
 
 
 def chromium(path: Path, folder: Path) -> str:
@@ -48,93 +50,89 @@ def evaluate(expression: str, folder: Path) -> list:
     return json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', chromium(path, folder))[1]))
 
 
-def training_data(training: Workload) -> dict:
+def as_the_page_has_it(setup: Setup) -> dict:
+    """A Setup as model.js takes it."""
     return {
-        "network": page.network_data(training.network),
-        "sampleSeconds": training.sample_seconds,
-        "launchSeconds": training.launch_seconds,
-        "backwardShare": training.backward_share,
-        "buckets": DDP._asdict(),
-        "speedSpread": training.speed_spread,
-        "contention": training.contention,
+        "network": page.network_data(setup.network),
+        "batch": setup.batch,
+        "sampleSeconds": setup.sample_seconds,
+        "launchSeconds": setup.launch_seconds,
+        "gpusPerNode": setup.gpus_per_node,
+        "inner": setup.inner._asdict(),
+        "between": setup.between._asdict(),
+        "start": setup.start,
+        "backwardShare": setup.backward_share,
+        "bucket": setup.bucket,
+        "firstBucket": setup.first_bucket,
+        "speedSpread": setup.speed_spread,
+        "contention": setup.contention,
     }
 
 
-def cluster_data(cluster: Cluster) -> dict:
-    inner, network = cluster.inner._asdict(), cluster.network._asdict()
-    return {"gpusPerNode": cluster.gpus_per_node, "inner": inner, "network": network, "start": cluster.start}
-
-
-def grid() -> list[tuple[Workload, float, int, Cluster]]:
-    """Networks, effects, batches, GPUs and links."""
-    trainings = []
-    for network, effects, launch in itertools.product(networks().values(), (0.0, 0.05), (0.0, 1e-5)):
-        seconds = presets.sample_seconds(network, presets.GPUS["v100"])
-        training = Workload(network, seconds, launch, 0.6, speed_spread=effects, contention=4 * effects)
-        trainings.append(training)
-    counts = (1, 2, 8, 64, 512)
-    combined = itertools.product(trainings, (1, 100), counts, (NARROW, WIDE, ONE_EACH))
-    return [(training, batch, gpus, cluster) for training, batch, gpus, cluster in combined]
+def grid() -> list[tuple[Setup, int]]:
+    """Networks, effects, batches, links and numbers of GPUs."""
+    found = []
+    for name, effect, launch, batch, cluster, gpus in itertools.product(
+        ("BasicNet", "ResNet-50", "VGG-16"), (0.0, 0.05), (0.0, 1e-5), (1, 100), CLUSTERS, (1, 2, 8, 64, 512)
+    ):
+        gpus_per_node, inner, between = cluster
+        setup = replace(
+            presets.setup(networks()[name], Hardware("v100"), batch),
+            launch_seconds=launch,
+            gpus_per_node=gpus_per_node,
+            inner=inner,
+            between=between,
+            speed_spread=effect,
+            contention=4 * effect,
+        )
+        found.append((setup, gpus))
+    return found
 
 
 @pytest.mark.skipif(not (NODE or CHROMIUM), reason="neither node nor chromium is installed: the scripts are not run")
 def test_the_pages_script_computes_what_python_computes(tmp_path):
     points = grid()
-    given = []
-    expected = []
-    for training, batch, gpus, cluster in points:
-        given.append([training_data(training), batch, gpus, cluster_data(cluster)])
-        seconds = step(training, batch, gpus, cluster)
-        expected.append(
-            [
-                all_reduce(1e7, gpus, cluster),
-                seconds,
-                seconds,
-                speed_up(training, batch * gpus, gpus, cluster),
-                pays_from(training, gpus, cluster, 0.5, most=2**16),
-            ]
-        )
-    expression = f"""{json.dumps(given)}.map(([training, batch, gpus, cluster]) => [
-        Prediction.allReduce(1e7, gpus, cluster),
-        Prediction.step(training, batch, gpus, cluster),
-        Object.values(Prediction.parts(training, batch, gpus, cluster)).reduce((sum, part) => sum + part, 0),
-        Prediction.speedUp(training, batch * gpus, gpus, cluster),
-        Prediction.paysFrom(training, gpus, cluster, 0.5, 2 ** 16),
+    given = [[as_the_page_has_it(setup), gpus] for setup, gpus in points]
+    expression = f"""{json.dumps(given)}.map(([setup, gpus]) => [
+        Prediction.allReduce(setup, 1e7, gpus),
+        Prediction.step(setup, gpus),
+        Object.values(Prediction.parts(setup, gpus)).reduce((sum, part) => sum + part, 0),
+        Prediction.speedUp(setup, setup.batch * gpus, gpus),
+        Prediction.paysFrom(setup, gpus, 0.5, 2 ** 16),
     ])"""
-    found = evaluate(expression, tmp_path)
-    assert len(found) == len(expected) > 300
-    for (*mine, batch), (*theirs, batch_of_page) in zip(expected, found, strict=True):
-        assert theirs == pytest.approx(mine, rel=1e-9)
-        assert batch_of_page == batch
+    for (setup, gpus), found in zip(points, evaluate(expression, tmp_path), strict=True):
+        seconds = step(setup, gpus)
+        expected = [all_reduce(setup, 1e7, gpus), seconds, seconds, speed_up(setup, setup.batch * gpus, gpus)]
+        assert found[:-1] == pytest.approx(expected, rel=1e-9)
+        assert found[-1] == pays_from(setup, gpus, 0.5, most=2**16)
 
 
-def test_the_page_starts_where_the_flags_say_and_loads_nothing(texts_file, tmp_path, capsys):
+def test_the_page_starts_where_the_flags_say_and_loads_nothing(texts_file, tmp_path):
     path = tmp_path / "page.html"
     flags = ["--gpu", "v100", "--inner", "pcie3", "--network", "25g", "--gpus-per-node", "4", "--batch", "48"]
-    program.main(["predict", texts_file, *flags, "--page", str(path)])
+    program.main(["predict", texts_file, *flags, "--measured-ms", "5", "--page", str(path)])
     text = path.read_text()
     assert "This is a prediction, not a measurement." in text
     assert not re.search(r'(?:src|href)="|@import|url\(|fetch\(|XMLHttpRequest', text)
-    assert set(re.findall(r'value="([^"]*)" selected', text)) == {"texts:build", "v100", "pcie3", "4"}
-    for name, shown in {"network": 25, "batch": 48}.items():
-        (value,) = re.findall(rf'id="prediction-{name}" [^>]*value="([\d.]+)"', text)
-        assert 2 ** float(value) == pytest.approx(shown)
-    program.main(["predict", texts_file, "--measured-ms", "5", "--page", str(path)])
-    assert '<option value="own" selected>your GPU, measured: 5 ms for 64</option>' in path.read_text()
-    with pytest.raises(SystemExit):
-        program.main(["predict", texts_file, "--page", "/proc/x.html"])
-    assert "error: --page: " in capsys.readouterr().err
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    start = data["start"]
+    assert (start["model"], start["gpu"], start["inner"], start["node"]) == ("texts:build", "own", "pcie3", 4)
+    assert 2 ** start["network"] == pytest.approx(25)
+    assert 2 ** start["batch"] == pytest.approx(48)
+    own = data["gpus"]["own"]
+    assert own["name"] == "your GPU, measured: 5 ms for 48"
+    assert 48 * data["networks"]["texts:build"]["timesResnet50"] / own["rate"] == pytest.approx(0.005)
 
 
 # The page in a frame of the wanted width: a headless window is never narrower than 500 pixels.
 PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="800" srcdoc="{page}"></iframe>
 <pre id="out"></pre><script>document.getElementById("f").onload = event => {{
   const own = event.target.contentDocument, root = own.documentElement, view = own.defaultView;
-  const cells = () => [...own.querySelectorAll("#prediction-pays tr")].map(
+  const cells = () => [...own.querySelectorAll("#pays tr")].map(
     row => [...row.cells].map(cell => cell.textContent));
   const before = cells();
   const set = (name, value) => {{
-    const field = own.getElementById("prediction-" + name);
+    const field = own.getElementById(name);
     field.value = value;
     field.dispatchEvent(new view.Event("input", {{ bubbles: true }}));
   }};
@@ -164,12 +162,12 @@ PROBE = """<!doctype html><body><iframe id="f" width="{width}" height="800" srcd
 }};</script></body>"""
 
 
-def shown_batches(network: str, cluster: Cluster) -> list[list[str]]:
+def shown_batches(network: str, hardware: Hardware) -> list[list[str]]:
     """The cells that the page's table has to show of a network."""
-    training = presets.training(networks()[network], presets.GPUS["a100"])
+    setup = presets.setup(networks()[network], hardware, 64)
     lines = []
     for gpus in SHOWN:
-        batches = [pays_from(training, gpus, cluster, share) for share in (1 / gpus, 0.5, 0.9)]
+        batches = [pays_from(setup, gpus, share) for share in (1 / gpus, 0.5, 0.9)]
         lines.append([str(gpus), *(f"{batch:,}" for batch in batches)])
     return lines
 
@@ -180,12 +178,12 @@ def shown_batches(network: str, cluster: Cluster) -> list[list[str]]:
 def test_the_page_answers_its_sliders_and_fits_a_phone_and_a_desktop(tmp_path, width):
     probe = tmp_path / "probe.html"
     gigabits_25 = 4.643856
-    shown = page.page(Hardware(), networks()["BasicNet"], None, 64, presets.LAUNCH)
+    shown = page.page(presets.setup(networks()["BasicNet"], Hardware(), 64), Hardware())
     probe.write_text(PROBE.format(width=width, page=html.escape(shown), slider=gigabits_25))
     dumped = chromium(probe, tmp_path)
     seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dumped, re.DOTALL)[1]))
-    assert seen["before"] == shown_batches("BasicNet", presets.cluster("nvlink-a100", "8x200g", 8))
-    assert seen["after"] == shown_batches("VGG-16", presets.cluster("nvlink-a100", "25g", 8))
+    assert seen["before"] == shown_batches("BasicNet", Hardware())
+    assert seen["after"] == shown_batches("VGG-16", Hardware(network="25g"))
     assert width - 20 <= seen["inner"] <= width
     assert seen["scroll"] <= seen["inner"] and seen["right"] <= seen["inner"]
     assert seen["beside"] == (width > 760)
