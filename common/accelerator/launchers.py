@@ -19,9 +19,8 @@ import torch
 
 from common.gpus import hide_gpus
 
-from .state import PRECISIONS, AcceleratorState, GradientState, PartialState, parse_flag_from_env
-from .utils.environment import patch_environment
-from .utils.launch import RANKS
+from .environment import RANKS, parse_flag_from_env, patch_environment
+from .state import PRECISIONS, AcceleratorState, GradientState, PartialState
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 THIS_MACHINE = "127.0.0.1"
@@ -99,19 +98,13 @@ def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes
     """Run `function(*args)` in `num_processes` processes on the CPU, whatever the machine has.
 
     Raises:
-        torch.multiprocessing.ProcessRaisedException: with the traceback of the rank that raised first.
-        torch.multiprocessing.ProcessExitedException: if a rank was killed.
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: with the traceback of the rank that failed.
         RuntimeError, NotImplementedError: as `notebook_launcher`.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
     with patch_environment(ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="no"):
-        try:
-            # As in the original, a single process belongs to no group.
-            launched = function if num_processes > 1 else _without_ranks(function)
-            _fork(launched, args, num_processes, port="0", supervision=_Supervision())
-        except ChildFailedError as failed:
-            raise _as_spawn_error(failed) from failed
+        # As in the original, a single process belongs to no group.
+        launched = function if num_processes > 1 else _without_ranks(function)
+        _fork(launched, args, num_processes, port="0", supervision=_Supervision())
 
 
 def _without_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,20 +115,6 @@ def _without_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
         function(*args)
 
     return run
-
-
-def _as_spawn_error(failed: Any) -> Exception:
-    """The error that torch.multiprocessing would have raised, by which the original starts these processes."""
-    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
-
-    rank, failure = failed.get_first_failure()
-    if failure.exitcode < 0:
-        name = failure.signal_name()
-        message = f"process {rank} terminated with signal {name}"
-        return ProcessExitedException(message, rank, failure.pid, failure.exitcode, signal_name=name)
-    return ProcessRaisedException(
-        f"\n\n-- Process {rank} terminated with the following error:\n{failed}", rank, failure.pid
-    )
 
 
 def _count_gpus() -> int:
