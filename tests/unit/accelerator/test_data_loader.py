@@ -19,7 +19,6 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -172,64 +171,6 @@ def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once():
         assert gathered(loaders) == list(range(11))[skip * 2 * world :]
 
 
-def test_evaluation_sampler_is_not_sharded_again_and_gathers_each_sample_once():
-    for n, batch, world in itertools.product((1, 2, 5, 12, 13), (1, 4), (1, 2, 3, 5)):
-        loaders = ranks(
-            world,
-            lambda rank, n=n, b=batch, w=world: DataLoader(
-                Numbers(n), batch_size=b, sampler=DistributedEvalSampler(range(n), w, rank)
-            ),
-        )
-        assert sorted(gathered(loaders)) == list(range(n))
-        assert len({len(list(loader)) for loader in loaders}) == 1  # so that no collective in the loop hangs
-        assert {len(loader) for loader in loaders} == {len(list(loaders[0]))}
-
-
-@pytest.mark.parametrize("collated", [True, False])
-def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(collated):
-    class Records(Dataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            return {"image": torch.ones(3, 4), "name": f"sample {index}", "label": index, "pair": (1.0, "x")}
-
-    class Batches(TensorDataset):
-        def __getitems__(self, indices):
-            return super().__getitem__(torch.as_tensor(indices, dtype=torch.long))
-
-    if collated:
-        data, collate = Records(), None
-    else:
-        data, collate = Batches(torch.ones(2, 3, 4), torch.arange(2)), lambda batch: batch
-    (*_, batch) = ranks(
-        3,
-        lambda rank: DataLoader(data, batch_size=2, collate_fn=collate, sampler=DistributedEvalSampler(data, 3, rank)),
-    )[2]
-    if collated:
-        assert batch["image"].shape == (0, 3, 4) and batch["label"].shape == (0,)
-        assert batch["pair"][0].shape == (0,)
-    else:
-        assert batch[0].shape == (0, 3, 4) and batch[1].shape == (0,)
-
-
-def test_an_empty_batch_has_no_texts_and_keeps_what_belongs_to_no_sample():
-    """On the rank that has no sample a scalar in the batch was an error, and the texts of a sample stayed."""
-
-    def collate(samples):
-        return {"text": [f"sample {i}" for i in samples], "scale": torch.tensor(2.0), "rows": torch.tensor(samples)}
-
-    loaders = ranks(
-        2,
-        lambda rank: DataLoader(
-            range(1), batch_size=2, collate_fn=collate, sampler=DistributedEvalSampler(range(1), 2, rank)
-        ),
-    )
-    ((full,), (empty,)) = (list(loader) for loader in loaders)
-    assert full["text"] == ["sample 0"] and full["rows"].tolist() == [0]
-    assert empty["text"] == [] and empty["scale"] == 2 and empty["rows"].shape == (0,)
-
-
 def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping():
     for n, batch, world, split, even in SHAPES:
         size = batch * world if split else batch
@@ -245,14 +186,13 @@ def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping():
                 assert len(later) == len(list(later))
 
 
-def test_a_distributed_sampler_is_refused_where_it_would_shard_twice():
+@pytest.mark.parametrize("kind", [DistributedSampler, DistributedEvalSampler])
+def test_a_distributed_sampler_is_refused_where_it_would_shard_twice(kind):
     # https://github.com/huggingface/accelerate/issues/3520
-    make = lambda rank: DataLoader(Numbers(8), sampler=DistributedSampler(Numbers(8), 2, rank))  # noqa: E731
     with pytest.raises(ValueError, match="twice"):
-        ranks(2, make)
-    assert (
-        len(list(ranks(1, lambda rank: DataLoader(Numbers(8), sampler=DistributedSampler(Numbers(8), 1, 0)))[0])) == 8
-    )
+        ranks(2, lambda rank: DataLoader(Numbers(8), sampler=kind(Numbers(8), 2, rank)))
+    (loader,) = ranks(1, lambda rank: DataLoader(Numbers(8), sampler=kind(Numbers(8), 1, 0)))
+    assert len(list(loader)) == 8
 
 
 def test_what_is_out_of_scope_is_refused_by_name():
@@ -549,44 +489,6 @@ def test_a_stream_of_ready_batches_is_dealt_out_in_whole_batches():
     assert [len(list(loader)) for loader in loaders] == [3, 3]
 
 
-class EpochStream(IterableDataset):
-    epoch = None
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        return iter([self.epoch] * 4)
-
-
-class EpochSamples(Dataset):
-    epoch = None
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return self.epoch
-
-
-class EpochSamplesAtOnce(EpochSamples):
-    def __getitems__(self, indices):
-        return [self.epoch] * len(indices)
-
-
-@pytest.mark.parametrize("kind", [EpochStream, EpochSamples, EpochSamplesAtOnce])
-@pytest.mark.parametrize("world", [1, 2])
-def test_the_epoch_reaches_a_data_set_in_workers_that_stay_alive(world, kind):
-    """Each worker has a copy of the data set, made when it started."""
-    make = lambda rank: DataLoader(kind(), batch_size=2, num_workers=1, persistent_workers=True)  # noqa: E731
-    loaders = ranks(world, make)
-    for epoch in range(3):
-        assert gathered(loaders) == [epoch] * 4
-
-
 class Draws(Dataset):
     def __len__(self):
         return 8
@@ -784,9 +686,9 @@ def test_an_epoch_that_is_set_in_the_loop_reaches_the_next_batch():
 
 
 def test_skipping_leaves_the_epoch_of_a_stream_that_was_not_prepared_to_the_script():
-    stream = EpochStream()
+    stream = RangeOfEpoch()
     stream.set_epoch(3)
-    assert gathered([skip_first_batches(DataLoader(stream, batch_size=2), 1)]) == [3, 3] and stream.epoch == 3
+    assert len(gathered([skip_first_batches(DataLoader(stream, batch_size=2), 1)])) == 11 and stream.epoch == 3
 
 
 def test_a_loader_of_ones_own_making_knows_its_last_batch():
