@@ -213,18 +213,6 @@ def test_an_optimizer_whose_zero_grad_takes_no_argument_can_be_prepared():
         optimizer.zero_grad(set_to_none=False)
 
 
-def test_a_model_that_is_spread_over_devices_is_refused_where_there_are_several_processes(monkeypatch):
-    accelerator = Accelerator(cpu=True)
-    model, _ = parts()
-    model.hf_device_map = {"first": "cpu", "second": "disk"}
-    assert accelerator.verify_device_map(model) and accelerator.prepare(model) is model
-    accelerator.state.distributed_type = DistributedType.MULTI_CPU
-    other, _ = parts()
-    other.hf_device_map = model.hf_device_map
-    with pytest.raises(ValueError, match="device_map='auto'"):
-        accelerator.prepare(other)
-
-
 def test_what_scripts_ask_before_they_use_a_part_that_is_not_here():
     accelerator = Accelerator(cpu=True)
     assert accelerator.distributed_type not in (DistributedType.XLA, DistributedType.DEEPSPEED, DistributedType.FSDP)
@@ -355,10 +343,8 @@ def test_contradictory_settings_are_refused():
 def test_settings_of_the_launcher_are_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
     accelerator = Accelerator(cpu=True)
     assert accelerator.mixed_precision == "bf16" and accelerator.gradient_accumulation_steps == 4
-    assert accelerator.state.dynamo_plugin.backend == "EAGER"
 
 
 def test_handlers_give_only_what_differs_from_the_defaults():
