@@ -15,7 +15,6 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -23,7 +22,6 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-import common.accelerator.data_loader
 from common.accelerator import Accelerator
 from common.accelerator.data_loader import (
     DataLoaderShard,
@@ -35,7 +33,6 @@ from common.accelerator.data_loader import (
 )
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.state import GradientState
-from common.accelerator.utils import synchronize_rng_state
 from tests.states import THEIRS, forget_states
 from tests.toys import Numbers
 
@@ -217,15 +214,6 @@ def test_the_sampler_can_be_read_and_exchanged():
     assert get_sampler(prepare_data_loader(DataLoader(Numbers(2), batch_sampler=[[0], [1]]))) is None
 
 
-def test_a_samplers_own_order_survives():
-    class Reversed(RandomSampler):
-        def __iter__(self):
-            return reversed(range(len(self.data_source)))
-
-    data = Numbers(5)
-    assert gathered([prepare_data_loader(DataLoader(data, sampler=Reversed(data)))]) == [4, 3, 2, 1, 0]
-
-
 def test_epochs_reach_samplers_and_datasets_that_ask_for_them():
     class Asking(Numbers):
         epoch = None
@@ -324,26 +312,6 @@ def test_len_of_split_batches_is_that_of_a_batch_sampler_of_ones_own():
     loaders = ranks(2, lambda rank: DataLoader(Numbers(5), batch_sampler=Buckets()), **how)
     assert [len(loader) for loader in loaders] == [3, 3]
     assert gathered(loaders) == [0, 1, 2, 3, 4]
-
-
-def test_a_sampler_behind_skipped_batches_draws_as_on_accelerate(theirs):
-    """Of a batch sampler within another one the original does not see the sampler, and gives it no generator."""
-    for rank, seedable_sampler in itertools.product(range(2), (False, True)):
-        seen = []
-        for data_loader in (common.accelerator.data_loader, theirs):
-            torch.manual_seed(3)
-            skipped = data_loader.skip_first_batches(shuffled(rank), 2)
-            loader = data_loader.prepare_data_loader(
-                skipped,
-                num_processes=2,
-                process_index=rank,
-                rng_types=["generator"],
-                use_seedable_sampler=seedable_sampler,
-                data_seed=1,
-            )
-            assert data_loader.get_sampler(skipped) is None
-            seen.append((two_epochs(loader), torch.rand(1).item()))
-        assert seen[0] == seen[1] and len(seen[0][0][0]) == 4
 
 
 # Streams and workers
@@ -447,17 +415,6 @@ def test_on_several_processes_streams_in_workers_are_read_as_on_accelerate(kind,
         steps = []
         assert sorted(gathered(loaders, steps)) == sorted(list(range(13)) * times)
         assert steps == [[batch.tolist() for batch in step] for step in zip(*originals, strict=True)]
-
-
-def test_a_prepared_loader_has_the_scripts_stream_and_its_attributes():
-    stream = Range()
-    assert prepare_data_loader(DataLoader(stream, num_workers=2, persistent_workers=True)).dataset is stream
-    stream = RangeOfEpoch()
-    loader = prepare_data_loader(DataLoader(stream, batch_size=2, num_workers=1, persistent_workers=True))
-    loader.dataset.end = 4
-    assert loader.dataset.end == stream.end == 4
-    assert gathered([pickle.loads(pickle.dumps(loader))]) == gathered([loader]) == [0, 1, 2, 3]
-    assert not hasattr(loader.dataset, "beginning")
 
 
 def test_the_batch_size_of_a_stream_of_ones_own_says_nothing_of_the_loader():
@@ -581,15 +538,6 @@ def stopped_after(loader, steps):
 STATEFUL = {"use_stateful_dataloader": True}
 
 
-def test_a_loader_that_is_not_being_iterated_over_is_at_a_beginning():
-    (loader,) = seedable(1, **STATEFUL)
-    stopped_after(loader, 3)
-    state = loader.state_dict()
-    assert (state["epoch"], state["step"]) == (0, 0)
-    loader.load_state_dict(state)
-    assert gathered([loader]) == order(10, 2)
-
-
 def test_a_loader_continues_with_the_next_batch_on_any_number_of_processes():
     # https://github.com/huggingface/accelerate/issues/2823, /issues/3996 and /issues/4195
     for (batch, world), (other_batch, other_world) in itertools.permutations([(6, 1), (3, 2), (2, 3), (1, 6)], 2):
@@ -617,15 +565,6 @@ def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint
     loader.load_state_dict(state)
     assert gathered([skip_first_batches(loader, 4)]) == order(10, 2, 1)[4:]
     assert gathered([loader]) == order(10, 2, 1)  # as on the original, the script says which epoch comes next
-
-
-def test_generators_of_devices_that_are_out_of_scope_are_refused():
-    with pytest.raises(AssertionError, match="xla"):
-        synchronize_rng_state("xla")
-    with pytest.raises(AssertionError, match="Need a generator"):
-        synchronize_rng_state("generator")
-    with pytest.raises(ValueError, match="unknown"):
-        synchronize_rng_state("unknown")
 
 
 def test_a_position_that_is_no_whole_number_of_steps_is_refused():

@@ -17,7 +17,6 @@ from common.accelerator.utils import (
     gather,
     reduce,
     send_to_device,
-    should_reduce_batch_size,
 )
 from common.processes import ranks
 from tests.states import OURS, THEIRS, forget_states
@@ -195,22 +194,6 @@ def _exhaust(module):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     module.find_executable_batch_size(train, starting_batch_size=2)()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("MPS backend out of memory"),
-        RuntimeError("he ran out of memory and patience"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
-        RuntimeError("out of memory.", 2),
-        ValueError("CUDA out of memory."),
-    ],
-)
-def test_what_counts_as_out_of_memory(error):
-    theirs = pytest.importorskip("accelerate.utils.memory")
-    assert should_reduce_batch_size(error) == theirs.should_reduce_batch_size(error)
 
 
 def test_a_function_of_any_number_of_arguments_can_be_retried():

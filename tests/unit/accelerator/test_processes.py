@@ -141,28 +141,6 @@ def test_none_numbers_and_losses_are_gathered_too():
         assert losses == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def gather_sizes_that_are_no_multiples():
-    def job(accelerator):
-        flags = torch.tensor([True, False, True])
-        numbers = torch.tensor([1.0, 2.0])
-        gathered = accelerator.gather((flags, numbers.double(), numbers))
-        rows = []
-        for batch in accelerator.prepare(DataLoader(torch.arange(7.0), batch_size=3)):
-            _, real = accelerator.gather_for_metrics((batch > 2, batch))
-            rows += real.tolist()
-        return [each.tolist() for each in gathered], rows
-
-    return ended(job)()
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_tensors_of_any_size_travel_in_one_message(processes):
-    """Three bytes of flags come before float64 numbers, which have to begin at a multiple of eight in memory."""
-    for gathered, rows in ranks(processes).run(gather_sizes_that_are_no_multiples):
-        assert gathered == [[True, False, True] * processes, [1.0, 2.0] * processes, [1.0, 2.0] * processes]
-        assert sorted(rows) == list(range(7))
-
-
 def uneven_gather():
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False), cpu=True)
     message = None
@@ -409,14 +387,6 @@ def test_a_half_set_environment_says_what_is_missing(environment, said, monkeypa
     for _ in range(2):  # and leaves nothing half made behind
         with pytest.raises(ValueError, match=said):
             PartialState(cpu=True)
-
-
-def test_a_process_started_as_plain_python_needs_no_group():
-    state = PartialState(cpu=True)
-    assert (state.num_processes, state.backend, state.distributed_type) == (1, None, DistributedType.NO)
-    state.wait_for_everyone()
-    assert state.on_process(lambda: 1, process_index=3)() == 1
-    assert "Num processes: 1" in repr(state)
 
 
 def late(seconds):

@@ -12,7 +12,6 @@ from common.accelerator.sampler import (
     LookAhead,
     PartialStep,
     SeedableRandomSampler,
-    SkipBatchSampler,
 )
 
 # samples, batch size of one process, processes, split_batches, even_batches, drop_last: 5040 combinations
@@ -70,14 +69,6 @@ def test_processes_agree_on_who_takes_part_in_a_step():
             present = [rank for rank, seen in enumerate(every) if step < len(seen)]
             assert present == list(range(len(present))), shape
             assert {every[rank][step][2] for rank in present} == {len(present)}, shape
-
-
-def test_a_later_start_leaves_out_whole_steps_and_changes_nothing_else():
-    for shape in GRID[::3]:
-        for shard in shards(*shape):
-            rest = SkipBatchSampler(shard, 2)
-            rest.num_processes = shard.num_processes
-            assert visited(rest) == visited(shard)[2:], shape
 
 
 def test_indices_equal_those_of_accelerate():
