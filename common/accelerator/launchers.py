@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,14 +26,6 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 THIS_MACHINE = "127.0.0.1"
 
 SignalHandlers = dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]
-
-
-class _Supervision(NamedTuple):
-    """The settings by which torchrun's agent watches over the processes."""
-
-    max_restarts: int = 0
-    monitor_interval: float = 0.1
-    log_line_prefix_template: str | None = None
 
 
 def notebook_launcher(
@@ -90,8 +82,15 @@ def notebook_launcher(
             with _fresh_state(PartialState, AcceleratorState):
                 function(*args)
             return
-        supervision = _Supervision(max_restarts, monitor_interval, log_line_prefix_template)
-        _fork(function, args, num_processes, use_port, supervision)
+        _fork(
+            function,
+            args,
+            num_processes,
+            use_port,
+            max_restarts=max_restarts,
+            monitor_interval=monitor_interval,
+            log_line_prefix_template=log_line_prefix_template,
+        )
 
 
 def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes: int = 2) -> None:
@@ -104,7 +103,7 @@ def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes
     with patch_environment(ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="no"):
         # As in the original, a single process belongs to no group.
         launched = function if num_processes > 1 else _without_ranks(function)
-        _fork(launched, args, num_processes, port="0", supervision=_Supervision())
+        _fork(launched, args, num_processes, port="0", max_restarts=0)
 
 
 def _without_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,7 +121,8 @@ def _count_gpus() -> int:
     return 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
 
 
-def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, supervision: _Supervision) -> None:
+def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, **supervision: Any) -> None:
+    """Run `function(*args)` in forked processes; `supervision` are the settings by which torchrun's agent watches."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _check_that_forking_works()
@@ -137,7 +137,7 @@ def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: s
         local_addr=THIS_MACHINE,
         start_method="fork",
         signals_to_handle=signals,
-        **supervision._asdict(),
+        **supervision,
     )
     with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=signals), _signal_handlers_kept() as handlers:
         launch = elastic_launch(config, _in_child(function, handlers))

@@ -215,11 +215,6 @@ class PartialState:
         """True on the last rank only."""
         return self.process_index == self.num_processes - 1
 
-    @property
-    def default_device(self) -> torch.device:
-        """The device of a single process: Apple's GPU, the current NVIDIA GPU, or the CPU."""
-        return _single_device(cpu=False)
-
     def wait_for_everyone(self) -> None:
         """Return when every process has called this."""
         if self.distributed_type != DistributedType.NO:

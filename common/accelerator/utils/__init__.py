@@ -4,20 +4,9 @@
 
 from ..commands.config.default import write_basic_config
 from .constants import (
-    MODEL_NAME,
-    OPTIMIZER_NAME,
-    PROFILE_PATTERN_NAME,
-    RNG_STATE_NAME,
-    SAFE_MODEL_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
-    SAFE_WEIGHTS_PATTERN_NAME,
-    SAMPLER_NAME,
     SCALER_NAME,
-    SCHEDULER_NAME,
-    WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME,
-    WEIGHTS_PATTERN_NAME,
 )
 from .dataclasses import (
     AutocastKwargs,
