@@ -23,12 +23,13 @@ from torch.utils.hooks import RemovableHandle
 
 from . import checkpointing, operations
 from .data_loader import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader, skip_first_batches  # noqa: F401
+from .environment import parse_flag_from_env
 from .logging import get_logger
 from .optimizer import AcceleratedOptimizer, LossScaler
 from .sampler import BatchSamplerShard, shard_among
 from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
-from .state import AcceleratorState, DistributedType, GradientState, PartialState, parse_flag_from_env
+from .state import AcceleratorState, DistributedType, GradientState, PartialState
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers  # noqa: F401
 from .utils import other
 from .utils.dataclasses import (
@@ -264,9 +265,6 @@ class Accelerator:
         """`model` on the device, with autocast in its forward, in DDP on several processes, and compiled if asked.
 
         Its outputs come back in float32. With `evaluation_mode`, or without a parameter to train, DDP is left out.
-
-        Raises:
-            ValueError: on several processes, for a model that is spread over several devices.
         """
         if _is_prepared(model):
             # Checkpoints hold the model inside, once, compiled or not.
@@ -276,18 +274,9 @@ class Accelerator:
         self._models.append(model)
         own_model: Any = _innermost(model)
         own_model._prepared_in = self.mixed_precision
-        is_spread = self.verify_device_map(model)
-        may_be_spread = self.distributed_type == DistributedType.NO or parse_flag_from_env(
-            "ACCELERATE_BYPASS_DEVICE_MAP"
-        )
-        if is_spread and not may_be_spread:
-            raise ValueError(
-                "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode."
-                " Please rerun your script specifying `--num_processes=1` or by launching with `python myscript.py`."
-            )
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
-        if self._is_placed(device_placement) and not is_spread:
+        if self._is_placed(device_placement):
             model = model.to(self.device)
         # On the CPU a group of one process is wrapped in DDP too, as in the original.
         uses_ddp = self.multi_device or self.distributed_type == DistributedType.MULTI_CPU
@@ -334,11 +323,6 @@ class Accelerator:
         if self.ddp_handler is not None:
             self.ddp_handler.register_comm_hook(model)
         return model
-
-    def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """True if `model` was loaded with a `device_map` that spreads it over several devices."""
-        device_maps = [getattr(module, "hf_device_map", ()) for module in model.modules()]
-        return any(len(device_map) > 1 for device_map in device_maps)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None

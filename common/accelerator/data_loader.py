@@ -5,21 +5,17 @@ What they make is in `shard.py` (every process reads its share), `dispatcher.py`
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
-from common.nested import map_nested
-
 from .dispatcher import DataLoaderDispatcher
-from .operations import broadcast_object_list, is_list_of_entries
+from .operations import broadcast_object_list
 from .resume import StatefulDataLoaderDispatcher, StatefulDataLoaderShard
 from .sampler import (
     BatchSamplerShard,
     DistributedEvalSampler,
-    EvalBatches,
     SampleShard,
     SeedableRandomSampler,
     SkipBatchSampler,
@@ -28,25 +24,22 @@ from .sampler import (
 )
 from .shard import LOADING_OPTIONS, DataLoaderShard, DataLoaderStateMixin, SkipDataLoader, get_sampler, index_sampler_of  # noqa: F401
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
-from .streams import CountedCollate, CountedShard, IterableDatasetShard, MapEpochInWorkers, StreamEpochInWorkers  # noqa: F401
+from .streams import CountedCollate, CountedShard, IterableDatasetShard  # noqa: F401
 from .utils.dataclasses import RNGType  # noqa: F401
 
 
-@dataclass
-class _Source:
-    """The source of a prepared loader, as arguments for it.
+class _Source(NamedTuple):
+    """The source of a prepared loader.
 
     Attributes:
         dataset: the data set; for a stream perhaps its shard.
-        sampling: the arguments that say which samples it reads: the batch sampler, the sampler or the batch size.
+        arguments: for the loader, by which it reads its samples: the batch sampler, the sampler or the batch size.
         synchronized_generator: the one whose state all processes take over from rank 0.
-        other: further arguments.
     """
 
     dataset: Any
-    sampling: dict[str, Any]
+    arguments: dict[str, Any]
     synchronized_generator: torch.Generator | None = None
-    other: dict[str, Any] = field(default_factory=dict)
 
 
 class _Sharing(NamedTuple):
@@ -78,9 +71,8 @@ def prepare_data_loader(
 ) -> DataLoaderShard:
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
-    On several processes a sampler without a generator gets one here, seeded from torch's; a loader whose sampler is a
-    DistributedEvalSampler is sharded already and keeps its batches. With `use_seedable_sampler` and no `data_seed`
-    this call is a collective: all processes take over rank 0's seed.
+    On several processes a sampler without a generator gets one here, seeded from torch's. With `use_seedable_sampler`
+    and no `data_seed` this call is a collective: all processes take over rank 0's seed.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -100,7 +92,7 @@ def prepare_data_loader(
     Raises:
         NotImplementedError: for `torch_device_mesh` and a loader with `in_order=False`.
         ValueError: for a batch size that cannot be split, none where one is needed, `dispatch_batches` without
-            `put_on_device`, and on several processes for a DistributedSampler.
+            `put_on_device`, and on several processes for a DistributedSampler or a DistributedEvalSampler.
     """
     if torch_device_mesh is not None or not getattr(dataloader, "in_order", True):
         raise NotImplementedError("torch_device_mesh and loaders with in_order=False are out of scope")
@@ -122,7 +114,7 @@ def prepare_data_loader(
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
     source = _source(dataloader, index_sampler, sharing, use_seedable_sampler)
-    loading = _loading_options(dataloader) | source.sampling | source.other
+    loading = _loading_options(dataloader) | source.arguments
     loading["_drop_last"] = dataloader.drop_last
     loading["_non_blocking"] = non_blocking
     if dispatch_batches:
@@ -182,22 +174,18 @@ def _source(dataloader: DataLoader, index_sampler: Any, sharing: _Sharing, use_s
     sampler = innermost_sampler(index_sampler)
     if isinstance(dataloader.dataset, IterableDataset):
         return _stream(dataloader, sharing)
-    if isinstance(sampler, DistributedEvalSampler) and not sharing.dispatch_batches:
-        return _evaluation_shards(dataloader, index_sampler)
     if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sharing.num_processes > 1:
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     if sharing.dispatch_batches:
         return _Source(dataloader.dataset, _sampling(dataloader, index_sampler))
-    source = _sharded_batches(dataloader, index_sampler, sharing, use_seedable_sampler)
-    source.dataset = _with_epoch_in_workers(source.dataset, dataloader)
-    return source
+    return _sharded_batches(dataloader, index_sampler, sharing, use_seedable_sampler)
 
 
 def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
     stream: Any = dataloader.dataset
-    sampling = {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+    sampling: dict[str, Any] = {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
     if sharing.num_processes == 1 or sharing.dispatch_batches:
-        return _Source(_with_epoch_in_workers(stream, dataloader), sampling)
+        return _Source(stream, sampling)
     shard = CountedShard(
         stream,
         batch_size=dataloader.batch_size or 1,
@@ -209,29 +197,8 @@ def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
     )
     if dataloader.batch_size is not None:
         sampling["batch_size"] = shard.samples_per_step
-    return _Source(
-        dataset=_with_epoch_in_workers(shard, dataloader),
-        sampling=sampling,
-        synchronized_generator=generator_of(stream),
-        other={"collate_fn": CountedCollate(dataloader.collate_fn)},
-    )
-
-
-def _with_epoch_in_workers(dataset: Any, dataloader: DataLoader) -> Any:
-    """`dataset` itself or, if it has a `set_epoch` and its workers stay alive, one that calls it there too."""
-    if not dataloader.persistent_workers or not hasattr(dataset, "set_epoch"):
-        return dataset
-    if isinstance(dataset, IterableDataset):
-        return StreamEpochInWorkers(dataset)
-    return MapEpochInWorkers(dataset)
-
-
-def _evaluation_shards(dataloader: DataLoader, index_sampler: Any) -> _Source:
-    if dataloader.batch_size is None:
-        raise ValueError("a loader with a DistributedEvalSampler needs a batch size")
-    sampling = _sampling(dataloader, EvalBatches(index_sampler))
-    collate_fn = _EmptyBatchCollate(dataloader.dataset, dataloader.collate_fn)
-    return _Source(dataloader.dataset, sampling, other={"collate_fn": collate_fn})
+    sampling["collate_fn"] = CountedCollate(dataloader.collate_fn)
+    return _Source(shard, sampling, synchronized_generator=generator_of(stream))
 
 
 def _sharded_batches(
@@ -297,29 +264,3 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
         return SkipDataLoader(dataloader.dataset, num_batches, **loading)
     rest = SkipBatchSampler(index_sampler_of(dataloader), num_batches)
     return DataLoader(dataloader.dataset, **_sampling(dataloader, rest), **loading)
-
-
-class _EmptyBatchCollate:
-    """`collate_fn`, except that it makes an empty batch of the usual structure where a process gets no samples."""
-
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
-        self.dataset = dataset
-        self.collate_fn = collate_fn
-
-    def __call__(self, samples: Any) -> Any:
-        if not isinstance(samples, list) or samples:
-            return self.collate_fn(samples)
-        reads_several = hasattr(self.dataset, "__getitems__")
-        first_sample = self.dataset.__getitems__([0]) if reads_several else [self.dataset[0]]
-        return without_rows(self.collate_fn(first_sample))
-
-
-def without_rows(batch: Any) -> Any:
-    """`batch` with nothing in it: empty tensors and lists. What has no rows, like a scalar, stays."""
-
-    def empty(leaf: Any) -> Any:
-        if isinstance(leaf, list):
-            return []
-        return leaf[:0] if getattr(leaf, "shape", None) else leaf
-
-    return map_nested(empty, batch, is_leaf=is_list_of_entries)

@@ -1,11 +1,14 @@
-"""Environment variables: truth values, numbers, and the rank of this process among the others."""
+"""Environment variables: truth values, choices, and changing them for a while."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
 FALSE_WORDS = ("n", "no", "f", "false", "off", "0")
+# What an outer job may have left behind. A world of one has none of them.
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
@@ -27,10 +30,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
 
 def parse_flag_from_env(key: str, default: bool = False) -> bool:
     """The environment variable `key` as a truth value; `default` where it is not set."""
-    text = os.environ.get(key)
-    if text is None and isinstance(default, bool):
-        return default
-    return str_to_bool(str(default) if text is None else text) == 1
+    return str_to_bool(os.environ.get(key, str(default))) == 1
 
 
 def parse_choice_from_env(key: str, default: str = "no") -> str:
@@ -38,34 +38,27 @@ def parse_choice_from_env(key: str, default: str = "no") -> str:
     return os.environ.get(key, str(default))
 
 
-def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """The first of the environment variables `env_keys` that holds a number from 0; `default` where none does."""
-    for key in env_keys:
-        number = int(os.environ.get(key, -1))
-        if number >= 0:
-            return number
-    return default
+@contextmanager
+def patch_environment(**kwargs: Any) -> Iterator[None]:
+    """Set variables for the block, their names in upper case, and put back what was there before."""
+    changes = {name.upper(): str(value) for name, value in kwargs.items()}
+    before = {name: os.environ[name] for name in changes if name in os.environ}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
-@dataclass
-class CPUInformation:
-    """The place of a process: `rank` of `world_size` among all, `local_rank` of `local_world_size` on its machine."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-
-
-def get_cpu_distributed_information() -> CPUInformation:
-    """The place that torchrun, Intel MPI, OpenMPI or MVAPICH wrote into the environment, the first of them first."""
-    return CPUInformation(
-        rank=get_int_from_env(["RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"], 0),
-        world_size=get_int_from_env(["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"], 1),
-        local_rank=get_int_from_env(
-            ["LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"], 0
-        ),
-        local_world_size=get_int_from_env(
-            ["LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"], 1
-        ),
-    )
+@contextmanager
+def clear_environment() -> Iterator[None]:
+    """No variable is set in the block; afterwards those that were there before are, and no others."""
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

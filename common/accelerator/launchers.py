@@ -13,29 +13,20 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from common.gpus import hide_gpus
 from common.process_group import free_left_group
 
-from .state import PRECISIONS, AcceleratorState, GradientState, PartialState, parse_flag_from_env
-from .utils.environment import patch_environment
-from .utils.launch import RANKS
+from .environment import RANKS, parse_flag_from_env, patch_environment
+from .state import PRECISIONS, AcceleratorState, GradientState, PartialState
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 THIS_MACHINE = "127.0.0.1"
 
 SignalHandlers = dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]
-
-
-class _Supervision(NamedTuple):
-    """The settings by which torchrun's agent watches over the processes."""
-
-    max_restarts: int = 0
-    monitor_interval: float = 0.1
-    log_line_prefix_template: str | None = None
 
 
 def notebook_launcher(
@@ -92,27 +83,28 @@ def notebook_launcher(
             with _fresh_state(PartialState, AcceleratorState):
                 function(*args)
             return
-        supervision = _Supervision(max_restarts, monitor_interval, log_line_prefix_template)
-        _fork(function, args, num_processes, use_port, supervision)
+        _fork(
+            function,
+            args,
+            num_processes,
+            use_port,
+            max_restarts=max_restarts,
+            monitor_interval=monitor_interval,
+            log_line_prefix_template=log_line_prefix_template,
+        )
 
 
 def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes: int = 2) -> None:
     """Run `function(*args)` in `num_processes` processes on the CPU, whatever the machine has.
 
     Raises:
-        torch.multiprocessing.ProcessRaisedException: with the traceback of the rank that raised first.
-        torch.multiprocessing.ProcessExitedException: if a rank was killed.
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: with the traceback of the rank that failed.
         RuntimeError, NotImplementedError: as `notebook_launcher`.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
     with patch_environment(ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="no"):
-        try:
-            # As in the original, a single process belongs to no group.
-            launched = function if num_processes > 1 else _without_ranks(function)
-            _fork(launched, args, num_processes, port="0", supervision=_Supervision())
-        except ChildFailedError as failed:
-            raise _as_spawn_error(failed) from failed
+        # As in the original, a single process belongs to no group.
+        launched = function if num_processes > 1 else _without_ranks(function)
+        _fork(launched, args, num_processes, port="0", max_restarts=0)
 
 
 def _without_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,26 +117,13 @@ def _without_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _as_spawn_error(failed: Any) -> Exception:
-    """The error that torch.multiprocessing would have raised, by which the original starts these processes."""
-    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
-
-    rank, failure = failed.get_first_failure()
-    if failure.exitcode < 0:
-        name = failure.signal_name()
-        message = f"process {rank} terminated with signal {name}"
-        return ProcessExitedException(message, rank, failure.pid, failure.exitcode, signal_name=name)
-    return ProcessRaisedException(
-        f"\n\n-- Process {rank} terminated with the following error:\n{failed}", rank, failure.pid
-    )
-
-
 def _count_gpus() -> int:
     """The GPUs that processes may use."""
     return 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
 
 
-def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, supervision: _Supervision) -> None:
+def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, **supervision: Any) -> None:
+    """Run `function(*args)` in forked processes; `supervision` are the settings by which torchrun's agent watches."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _check_that_forking_works()
@@ -160,7 +139,7 @@ def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: s
         local_addr=THIS_MACHINE,
         start_method="fork",
         signals_to_handle=signals,
-        **supervision._asdict(),
+        **supervision,
     )
     with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=signals), _signal_handlers_kept() as handlers:
         launch = elastic_launch(config, _in_child(function, handlers))

@@ -5,7 +5,7 @@ import operator
 import pickle
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import update_wrapper, wraps
 from itertools import chain
@@ -20,42 +20,9 @@ from ..nested import leaves, map_nested, zip_nested
 from .sampler import PartialStep
 from .state import DistributedType, PartialState
 
-# What gloo can move and add up; everything else it can only move, as bytes.
-GLOO_DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
-# nccl's, which moves these bytes too.
-NCCL_DTYPES = (
-    *GLOO_DTYPES,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-)
-
-
-class DistributedOperationException(Exception):
-    """In debug mode: a collective was called with different arguments, or in a different order, on some rank."""
-
 
 class CannotPadNestedTensorWarning(UserWarning):
     """A nested tensor was left as it is, since nobody can say how to pad it."""
-
-
-@dataclass
-class TensorInformation:
-    """Shape and dtype of a tensor, of which another one can be made."""
-
-    shape: torch.Size
-    dtype: torch.dtype
 
 
 # Nested structures
@@ -64,11 +31,6 @@ class TensorInformation:
 def is_torch_tensor(tensor: Any) -> bool:
     """True for a tensor."""
     return isinstance(tensor, torch.Tensor)
-
-
-def is_tensor_information(tensor_info: Any) -> bool:
-    """True for the description of a tensor."""
-    return isinstance(tensor_info, TensorInformation)
 
 
 def recursively_apply(
@@ -120,58 +82,6 @@ def send_to_device(
     if isinstance(skip_keys, str):
         skip_keys = [skip_keys]
     return map_nested(move, tensor, is_leaf=has_to, skip_keys=skip_keys or ())
-
-
-def get_data_structure(data: Any) -> Any:
-    """Nested `data` with a TensorInformation in place of each tensor."""
-
-    def describe(tensor: torch.Tensor) -> TensorInformation:
-        return TensorInformation(shape=tensor.shape, dtype=tensor.dtype)
-
-    return recursively_apply(describe, data)
-
-
-def get_shape(data: Any) -> Any:
-    """Nested `data` with the list of its dimensions in place of each tensor."""
-
-    def list_dimensions(tensor: torch.Tensor) -> list[int]:
-        return list(tensor.shape)
-
-    return recursively_apply(list_dimensions, data)
-
-
-def initialize_tensors(data_structure: Any) -> Any:
-    """Tensors of undefined content in place of each TensorInformation in nested `data_structure`."""
-
-    def make(information: TensorInformation) -> torch.Tensor:
-        return torch.empty(*information.shape, dtype=information.dtype)
-
-    return recursively_apply(make, data_structure, test_type=is_tensor_information)
-
-
-def find_batch_size(data: Any) -> int:
-    """The first dimension of the first tensor in nested `data`.
-
-    Raises:
-        ValueError: if a list, tuple or mapping on the way is empty.
-        TypeError: if what is found first is no tensor.
-    """
-    while isinstance(data, (tuple, list, Mapping)):
-        if not data:
-            raise ValueError(f"Cannot find the batch size from empty {type(data)}.")
-        values = data.values() if isinstance(data, Mapping) else data
-        data = next(iter(values))
-    if not isinstance(data, torch.Tensor):
-        raise TypeError(f"Can only find the batch size of tensors but got {type(data)}.")
-    return data.shape[0]
-
-
-def ignorant_find_batch_size(data: Any) -> int | None:
-    """`find_batch_size`, or None where there is none to find."""
-    try:
-        return find_batch_size(data)
-    except (ValueError, TypeError):
-        return None
 
 
 def listify(data: Any) -> Any:
@@ -244,65 +154,18 @@ def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def verify_operation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, a collective on nested tensors, that compares them over the ranks first if `PartialState().debug`.
-
-    All processes must then call the same collective with tensors of the same shapes and dtypes, or a
-    DistributedOperationException says what each one did.
-    """
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        state = PartialState()
-        if state.debug and state.distributed_type != DistributedType.NO:
-            tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
-            _verify_structure(tensor, function.__name__)
-        return function(*args, **kwargs)
-
-    return run
-
-
-def _verify_structure(tensor: Any, operation: str) -> None:
-    def describe(leaf: torch.Tensor) -> str:
-        return f"{list(leaf.shape)} {leaf.dtype}"
-
-    mine = f"{operation} of {recursively_apply(describe, tensor)}"
-    everyone: list[Any] = [None] * PartialState().num_processes
-    dist.all_gather_object(everyone, mine)
-    if len(set(everyone)) == 1:
-        return
-    lines = "".join(f"\n  - Process {rank}: {what}" for rank, what in enumerate(everyone))
-    raise DistributedOperationException(
-        f"`{operation}` failed on {_identify()}: Cannot apply desired operation due to shape mismatches, or because "
-        f"not all processes call the same one.\n\nOperation: `{operation}`\nInput shapes:{lines}"
-    )
-
-
 # Collectives
 
 
-def _only_moved(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` for a collective that only moves data; its bytes where the backend lacks the dtype."""
-    if _backend_knows(tensor):
-        return tensor
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of `tensor`, in its memory. gloo and nccl each lack some dtypes; bytes are moved by both."""
     rows = tensor.detach()
     if rows.ndim == 0:
         rows = rows[None]
     return rows.view(torch.uint8)
 
 
-def _backend_knows(tensor: torch.Tensor) -> bool:
-    """True if the dtype is one of gloo's or nccl's. torch itself takes complex numbers apart.
-
-    Source: `ncclDataType` in torch's ProcessGroupNCCL. It has no int16 and no unsigned integers but uint8.
-    """
-    known: dict[str | None, tuple[torch.dtype, ...]] = {"gloo": GLOO_DTYPES, "nccl": NCCL_DTYPES}
-    backend = PartialState().backend
-    return backend not in known or tensor.dtype in known[backend] or tensor.is_complex()
-
-
 @_named_in_errors
-@verify_operation
 def gather(tensor: Any) -> Any:
     """Nested tensors of equal shape from all processes, concatenated in rank order: (n, …) becomes (n·world size, …).
 
@@ -312,7 +175,6 @@ def gather(tensor: Any) -> Any:
     Raises:
         TypeError: for leaves that are no tensors.
         RuntimeError: on a CPU, if the shapes or dtypes of several tensors differ between the processes.
-        DistributedOperationException: in debug mode, if the processes call different collectives.
     """
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
@@ -329,7 +191,7 @@ def _gather_one(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().contiguous()
     if tensor.ndim == 0:
         tensor = tensor[None]
-    content = _only_moved(tensor)
+    content = _as_bytes(tensor)
     everyone = [torch.empty_like(content) for _ in range(state.num_processes)]
     dist.all_gather(everyone, content)
     return torch.cat(everyone).view(tensor.dtype)
@@ -607,19 +469,17 @@ def _join(parts: tuple[_Column, ...], partial: PartialStep | None, is_last: bool
 
 
 @_named_in_errors
-@verify_operation
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Fill nested tensors, in place, with those of rank `from_process`, and return them.
 
     Raises:
         TypeError: for leaves that are no tensors.
-        DistributedOperationException: in debug mode, if the processes call different collectives.
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
 
     def broadcast_one(tensor: torch.Tensor) -> torch.Tensor:
-        dist.broadcast(_only_moved(tensor), from_process)
+        dist.broadcast(_as_bytes(tensor), from_process)
         return tensor
 
     return recursively_apply(broadcast_one, tensor, error_on_other_type=True)
@@ -637,7 +497,6 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 
 @_named_in_errors
-@verify_operation
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """Nested tensors combined over all processes by `reduction`: "mean", "sum", "max", or "none" for no operation.
 
@@ -649,8 +508,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     Raises:
         ValueError: for any other reduction.
         TypeError: for leaves that are no tensors.
-        RuntimeError: for a dtype that gloo cannot add up.
-        DistributedOperationException: in debug mode, if the processes call different collectives.
+        RuntimeError: for a dtype that the backend cannot add up, such as int16.
     """
     if reduction not in ("mean", "sum", "max", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum', 'max' or 'none', not {reduction!r}")
@@ -662,10 +520,6 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     result = tensor.clone()
     if state.distributed_type == DistributedType.NO or reduction == "none":
         return result
-    if not _backend_knows(tensor):
-        raise RuntimeError(
-            f"{state.backend} cannot reduce {tensor.dtype}: convert the tensor first, for instance to torch.int32"
-        )
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     dist.all_reduce(result, operation)
     if reduction == "mean":
@@ -682,7 +536,6 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
     Raises:
         TypeError: for leaves that are no tensors.
-        DistributedOperationException: in debug mode, if the processes call different collectives.
     """
     return recursively_apply(_pad_one, tensor, dim, pad_index, pad_first, error_on_other_type=True)
 
@@ -697,9 +550,8 @@ def _pad_one(tensor: torch.Tensor, dim: int, pad_index: float, pad_first: bool) 
         return tensor
     if not -tensor.ndim <= dim < tensor.ndim:
         return tensor
-    mine = torch.tensor(tensor.shape, device=tensor.device)
-    sizes = gather(mine[None])
-    longest = int(sizes[:, dim].max())
+    mine = torch.tensor([tensor.shape[dim]], device=tensor.device)
+    longest = int(gather(mine).max())
     if longest == tensor.shape[dim]:
         return tensor
     shape = list(tensor.shape)
@@ -707,13 +559,6 @@ def _pad_one(tensor: torch.Tensor, dim: int, pad_index: float, pad_first: bool) 
     padding = tensor.new_zeros(shape) + pad_index
     parts = [padding, tensor] if pad_first else [tensor, padding]
     return torch.cat(parts, dim=dim)
-
-
-def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
-    """The `tensor` that one process has, on all processes; the others pass None and need not know its shape."""
-    of_ranks = gather_object([None if tensor is None else tensor.cpu()])
-    copy = next(each for each in of_ranks if each is not None)
-    return copy.to(PartialState().device)
 
 
 # Precision

@@ -1,6 +1,5 @@
 """Which samples, in which order, on which process: arithmetic on indices, without data and without collectives."""
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, cycle, islice
@@ -320,33 +319,6 @@ class SampleShard(BatchSamplerShard):
                 yield CountedSample(batch[0], batch.partial.of_unknown_rows())
             else:
                 yield batch[0]
-
-
-class EvalBatches(BatchSamplerShard):
-    """The batches that `batch_sampler` makes of a DistributedEvalSampler, in equally many steps on every process.
-
-    Where this process has no sample left and another has, the batch is empty: a forward through DDP, or any other
-    collective in the loop, is then called on all of them.
-    """
-
-    def __init__(self, batch_sampler: Any) -> None:
-        sampler = batch_sampler.sampler
-        super().__init__(batch_sampler, sampler.num_replicas, sampler.rank, even_batches=False)
-
-    def __iter__(self) -> Iterator[list]:
-        own = iter(self.batch_sampler)
-        for _ in range(len(self)):
-            batch: list = next(own, [])
-            if self.num_processes > 1:
-                rows = len(batch)
-                batch = PartialBatch(batch, PartialStep(rows, rows, self.num_processes, most_rows=self.batch_size))
-            yield batch
-
-    def __len__(self) -> int:
-        most_samples = math.ceil(len(self.batch_sampler.sampler.dataset) / self.num_processes)
-        if self.drop_last:
-            return most_samples // self.batch_size
-        return math.ceil(most_samples / self.batch_size)
 
 
 class DrawnStep(NamedTuple):

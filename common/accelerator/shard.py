@@ -22,7 +22,7 @@ from .sampler import (
     shard_among,
 )
 from .state import GradientState, PartialState
-from .streams import CountedShard, shard_of
+from .streams import CountedShard, IterableDatasetShard
 from .utils.random import synchronize_rng_states
 
 logger = logging.getLogger(__name__)
@@ -312,7 +312,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
         source: Any = shard_among(index_sampler_of(self))
         if isinstance(self.dataset, IterableDataset):
-            source = shard_of(self.dataset)
+            source = self.dataset if isinstance(self.dataset, IterableDatasetShard) else None
         # If a batch sampler of the script's own has a `num_processes`, it may mean anything.
         is_shared = source is not None and not source.split_batches
         num_processes = source.num_processes if is_shared else 1
@@ -325,9 +325,8 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     def total_dataset_length(self) -> int:
         """Samples in the whole data set."""
         dataset: Any = self.dataset
-        shard = shard_of(dataset)
-        if isinstance(shard, CountedShard):
-            dataset = shard.dataset
+        if isinstance(dataset, CountedShard):
+            dataset = dataset.dataset
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
     def __getstate__(self) -> dict[str, Any]:

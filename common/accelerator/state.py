@@ -15,16 +15,18 @@ from common.cores import threads_per_worker
 from common.process_group import leave_process_group
 from common.rendezvous import meet
 
-from .environment import (
-    get_cpu_distributed_information,
-    parse_choice_from_env,
-    parse_flag_from_env,
-    str_to_bool,  # noqa: F401 - imported from here by scripts
-)
+from .environment import parse_choice_from_env, parse_flag_from_env
 
 # What torchrun writes for each process. Without MASTER_ADDR and MASTER_PORT only where another meeting point is given.
 PROCESS_VARIABLES = ("RANK", "LOCAL_RANK")
 MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+# What Intel MPI, OpenMPI and MVAPICH write for each process, by torchrun's names.
+MPI_VARIABLES = {
+    "RANK": ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
+    "WORLD_SIZE": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
+    "LOCAL_RANK": ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    "LOCAL_WORLD_SIZE": ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+}
 # The values of mixed_precision.
 PRECISIONS = ("no", "fp16", "bf16")
 NCCL_TIMEOUT = timedelta(minutes=10)
@@ -78,8 +80,6 @@ class PartialState:
         backend: of the process group; None without one.
         distributed_type: a DistributedType.
         num_processes, process_index, local_process_index: of all, among all, and on this machine.
-        debug: ACCELERATE_DEBUG_MODE: collectives on tensors are compared over the ranks, and raise where they differ.
-        fork_launched: whether a launcher that forks started this process (FORK_LAUNCHED).
 
     Raises:
         ValueError: for an environment that is incomplete or contradicts itself, for a backend that is not available,
@@ -94,10 +94,8 @@ class PartialState:
         "_mixed_precision",
         "_shared_state",
         "backend",
-        "debug",
         "device",
         "distributed_type",
-        "fork_launched",
         "local_process_index",
         "num_processes",
         "process_index",
@@ -112,7 +110,6 @@ class PartialState:
                 # Nothing half made stays behind: the next instance starts anew.
                 PartialState._reset_state()
                 raise
-        self.fork_launched = parse_flag_from_env("FORK_LAUNCHED")
 
     def _start(
         self,
@@ -122,7 +119,6 @@ class PartialState:
         timeout: timedelta | None = None,
     ) -> None:
         self._cpu = cpu
-        self.debug = parse_flag_from_env("ACCELERATE_DEBUG_MODE")
         self.backend = None
         gpus = _count_gpus(cpu)
         if cpu:
@@ -219,20 +215,13 @@ class PartialState:
         """True on the last rank only."""
         return self.process_index == self.num_processes - 1
 
-    @property
-    def default_device(self) -> torch.device:
-        """The device of a single process: Apple's GPU, the current NVIDIA GPU, or the CPU."""
-        return _single_device(cpu=False)
-
     def wait_for_everyone(self) -> None:
         """Return when every process has called this."""
         if self.distributed_type != DistributedType.NO:
             dist.barrier(device_ids=[self.device.index] if self.backend == "nccl" else None)
 
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
-        """Leave `group`; by default the process group of the run. Nothing happens to the latter in a forked process."""
-        if self.fork_launched and group is None:
-            return
+        """Leave `group`; by default the process group of the run."""
         if group is None:
             leave_process_group()
         elif dist.is_initialized():
@@ -376,14 +365,12 @@ def _translate_mpi_variables() -> None:
     """Write what mpirun says about this process under torchrun's names, as the original does."""
     if "WORLD_SIZE" in os.environ:
         return
-    information = get_cpu_distributed_information()
-    if information.world_size == 1:
-        return
-    os.environ["RANK"] = str(information.rank)
-    os.environ["WORLD_SIZE"] = str(information.world_size)
-    os.environ["LOCAL_RANK"] = str(information.local_rank)
-    os.environ["LOCAL_WORLD_SIZE"] = str(information.local_world_size)
-    os.environ.setdefault("MASTER_PORT", "29500")
+    for name, names_of_mpi in MPI_VARIABLES.items():
+        for name_of_mpi in names_of_mpi:
+            if name_of_mpi in os.environ:
+                os.environ.setdefault(name, os.environ[name_of_mpi])
+    if "WORLD_SIZE" in os.environ:
+        os.environ.setdefault("MASTER_PORT", "29500")
 
 
 def _read_processes(gpus: int, needs_meeting_point: bool) -> _Processes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import BatchSampler, IterableDataset
 
 from .sampler import BatchSamplerShard, CountedSample, PartialBatch
 
@@ -101,88 +101,6 @@ class CountedShard(IterableDatasetShard):
                     yield CountedSample(sample, batch.partial)
             else:
                 yield from batch
-
-
-class EpochInWorkers:
-    """A data set in loader workers that stay alive: in every pass its `set_epoch` is called there too.
-
-    Each worker has a copy of the data set, made when the worker started. It sees a later epoch only through memory
-    that it shares with this process.
-
-    In all else this object is the data set: its attributes are read and set there, as `loader.dataset` in this process
-    and as `get_worker_info().dataset` in a worker.
-
-    Args:
-        dataset: what has a `set_epoch`.
-    """
-
-    _dataset: Any
-    _epoch_for_workers: torch.Tensor
-
-    def __init__(self, dataset: Any) -> None:
-        own_attributes = vars(self)  # past `__setattr__`, which sets those of the data set
-        own_attributes["_dataset"] = dataset
-        own_attributes["_epoch_for_workers"] = torch.zeros((), dtype=torch.int64)
-
-    def __getattr__(self, name: str) -> Any:
-        # While a copy is being unpickled, it has no data set yet, and it must not take over that one's way of pickling.
-        if name == "_dataset" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, in the workers too."""
-        self._epoch_for_workers.share_memory_()  # here, because a copy of this object has a tensor of its own
-        self._epoch_for_workers.fill_(epoch)
-        self._dataset.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-
-class StreamEpochInWorkers(EpochInWorkers, IterableDataset):
-    """An EpochInWorkers of a stream."""
-
-    def __iter__(self) -> Iterator[Any]:
-        if get_worker_info() is not None:
-            self._dataset.set_epoch(int(self._epoch_for_workers))
-        return iter(self._dataset)
-
-
-class MapEpochInWorkers(EpochInWorkers, Dataset):
-    """An EpochInWorkers of a data set whose samples have numbers."""
-
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset)
-        vars(self)["_epoch_of_copy"] = None  # the last one that a worker gave to its copy
-
-    def __getitem__(self, index: Any) -> Any:
-        self._update_copy()
-        return self._dataset[index]
-
-    def __getitems__(self, indices: list) -> list:
-        self._update_copy()
-        if hasattr(self._dataset, "__getitems__"):
-            return self._dataset.__getitems__(indices)
-        return [self._dataset[index] for index in indices]
-
-    def _update_copy(self) -> None:
-        if get_worker_info() is None:
-            return
-        epoch = int(self._epoch_for_workers)
-        if epoch != self._epoch_of_copy:
-            self._dataset.set_epoch(epoch)
-            vars(self)["_epoch_of_copy"] = epoch
-
-
-def shard_of(dataset: Any) -> IterableDatasetShard | None:
-    """The share of a stream that `dataset` is, in a worker that stays alive or not; None where it is no share."""
-    if isinstance(dataset, EpochInWorkers):
-        dataset = dataset._dataset
-    return dataset if isinstance(dataset, IterableDatasetShard) else None
 
 
 class CountedCollate:

@@ -1,7 +1,7 @@
 """Experiment trackers behind one interface: TensorBoard, Weights & Biases, JSON lines, or one of your own.
 
 The Accelerator starts, feeds and finishes them on the main process only. A tracker's package is imported when its run
-starts, never before. A value that a tracker cannot take is skipped with a warning: it does not end a training.
+starts, never before.
 """
 
 import functools
@@ -125,7 +125,6 @@ class TensorBoardTracker(GeneralTracker):
         self.run_name = run_name
         self.logging_dir = os.path.join(logging_dir, run_name)
         self.init_kwargs = kwargs
-        self._skipped: set[str] = set()
 
     def start(self) -> None:
         """Open the event file."""
@@ -162,13 +161,10 @@ class TensorBoardTracker(GeneralTracker):
             elif _is_figure(value):
                 self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
-                _pass_over(self, name, value)
+                # Python shows the same warning once.
+                kind = type(value).__name__
+                warnings.warn(f"tensorboard cannot log {name!r} as {kind}: it is skipped", stacklevel=3)
         self.writer.flush()
-
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add batches of images; `kwargs` are of `add_images`."""
-        for name, images in values.items():
-            self.writer.add_images(name, images, global_step=step, **kwargs)
 
     def finish(self) -> None:
         """Close the event file."""
@@ -192,7 +188,6 @@ class WandBTracker(GeneralTracker):
         super().__init__()
         self.run_name = run_name
         self.init_kwargs = kwargs
-        self._skipped: set[str] = set()
 
     def start(self) -> None:
         """Open the run."""
@@ -208,36 +203,7 @@ class WandBTracker(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log `values` at `step`; `kwargs` are of the run's `log`."""
-        try:
-            self.run.log(values, step=step, **kwargs)
-        except (TypeError, ValueError):
-            for name, value in values.items():
-                try:
-                    self.run.log({name: value}, step=step, **kwargs)
-                except (TypeError, ValueError):
-                    _pass_over(self, name, value)
-
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of images."""
-        import wandb
-
-        for name, images in values.items():
-            self.log({name: [wandb.Image(image) for image in images]}, step=step, **kwargs)
-
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str | int] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Log a table of `columns` and rows of `data`, or a `dataframe`."""
-        import wandb
-
-        table = wandb.Table(columns=columns, data=data, dataframe=dataframe)
-        self.log({table_name: table}, step=step, **kwargs)
+        self.run.log(values, step=step, **kwargs)
 
     def finish(self) -> None:
         """Close the run."""
@@ -365,13 +331,3 @@ def _is_figure(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     return all(isinstance(part, (int, float)) for part in value.values())
-
-
-def _pass_over(tracker: Any, name: str, value: Any) -> None:
-    """Warn once for each name that its value is not logged."""
-    if name not in tracker._skipped:
-        tracker._skipped.add(name)
-        warnings.warn(
-            f"{tracker.name} cannot log {name!r} as {type(value).__name__}: it is skipped, this time and later",
-            stacklevel=4,
-        )

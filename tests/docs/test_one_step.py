@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from common import ladder
-from common.accelerator.utils.other import get_free_port
 from common.process_group import process_group
-from common.processes import ranks
+from common.processes import free_port, ranks
 
 SCRIPT = ladder.ROOT / "02_ddp_raw" / "one_step.py"
 PAGE = (ladder.ROOT / "02_ddp_raw" / "README.md").read_text()
@@ -77,7 +76,7 @@ def test_the_page_shows_what_is_printed():
 @pytest.mark.slow
 def test_the_commands_that_torchrun_stands_for_do_the_same():
     (commands,) = re.findall(r"^```bash\n(export MASTER_ADDR.*?)^```$", COLLECTIVES, re.MULTILINE | re.DOTALL)
-    done = run(["bash", "-c", commands.replace("29500", str(get_free_port()))])
+    done = run(["bash", "-c", commands.replace("29500", str(free_port()))])
     assert done.returncode == 0, done.stderr
     assert done.stdout == HAND_COMPUTED
 

@@ -33,7 +33,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from common.accelerator import state
-from common.accelerator.operations import NCCL_DTYPES
 from common.nested import leaves
 from tests.states import forget_states
 
@@ -49,6 +48,19 @@ COUNTS_FIRST = (
     _aten.repeat_interleave.Tensor,
 )
 INDEXINGS = (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
+
+# `ncclDataType` in torch's ProcessGroupNCCL has no int16 and no unsigned integers but uint8.
+NCCL_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
 
 
 class Misplaced(AssertionError):

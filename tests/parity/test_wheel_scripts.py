@@ -27,15 +27,13 @@ def run(world_size: int, *command: str, **environment: str) -> str:
     return result.stdout
 
 
-# With one process under torchrun, test_sync fails on accelerate too; test_ops then expects no process group, but here
-# ACCELERATE_USE_CPU makes a group of one, see DIFFERENCES.md.
+# With one process under torchrun, test_sync fails on accelerate too.
 @pytest.mark.parametrize(
     "name, world_size",
     [
         pytest.param("test_script", 1, marks=pytest.mark.long),
         pytest.param("test_script", 2, marks=pytest.mark.slow),
         pytest.param("test_sync", 2, marks=pytest.mark.slow),
-        pytest.param("test_ops", 2, marks=pytest.mark.slow),
         pytest.param("test_cli", 2, marks=pytest.mark.slow),
     ],
 )
@@ -43,9 +41,17 @@ def test_a_script_of_the_wheel_passes_on_the_core(name, world_size):
     run(world_size, "-m", "tests.alias", str(SCRIPTS / f"{name}.py"))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("library", ["core", "original"])
-@pytest.mark.parametrize("name", ["ddp_comm_hook", "distributed_data_loop"])
+@pytest.mark.parametrize(
+    "name, library",
+    [
+        pytest.param("ops", "core", marks=pytest.mark.slow),
+        pytest.param("ops", "original", marks=pytest.mark.long),
+        pytest.param("ddp_comm_hook", "core", marks=pytest.mark.long),
+        pytest.param("ddp_comm_hook", "original", marks=pytest.mark.long),
+        pytest.param("distributed_data_loop", "core", marks=pytest.mark.long),
+        pytest.param("distributed_data_loop", "original", marks=pytest.mark.long),
+    ],
+)
 def test_the_parts_of_a_script_that_run_on_cpus_pass_on_both(name, library):
     run(2, "-m", "tests.parity.wheel_parts", name, library)
 

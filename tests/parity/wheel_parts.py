@@ -1,9 +1,10 @@
-"""The parts that run here of wheel scripts that do not run as a whole on accelerate itself.
+"""The parts that run here of wheel scripts that do not run as a whole, on CPUs on accelerate itself or on the core.
 
     python -m tests.parity.wheel_parts NAME core|original
 
 On CPUs, `test_ddp_comm_hook` gives DDP device ids, which DDP refuses. `test_distributed_data_loop` joins uneven inputs,
-which accelerate does on GPUs only: it hangs. Resuming a loader needs torchdata there.
+which accelerate does on GPUs only: it hangs. Resuming a loader needs torchdata there. `test_ops` also tries debug
+mode, which the core does not have.
 """
 
 import functools
@@ -50,9 +51,17 @@ def distributed_data_loop() -> None:
     accelerator.end_training()
 
 
+def ops() -> None:
+    """The whole script but for debug mode."""
+    script = importlib.import_module(f"{SCRIPTS}.test_ops")
+    with mock.patch.object(script, "test_op_checker"):
+        script.main()
+
+
 PARTS = {
     "ddp_comm_hook": ddp_comm_hook,
     "distributed_data_loop": distributed_data_loop,
+    "ops": ops,
 }
 
 

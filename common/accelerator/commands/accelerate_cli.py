@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from .config import ConfigError, get_config_parser
+from .config import get_config_parser
+from .config.config_args import ConfigError
 from .env import env_command_parser
 from .launch import launch_command_parser
 from .test import test_command_parser

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from .config import ConfigError, default_config_path, load_config_from_file
+from .config.config_args import ConfigError, default_config_path, load_config_from_file
 from .utils import CustomArgumentParser, command_parser
 
 PREFIXES = ("ACCELERATE_", "CUDA_", "GLOO_", "MASTER_", "NCCL_", "OMP_", "TORCH")
@@ -30,7 +30,7 @@ def env_command(args: argparse.Namespace) -> int:
     path = args.config_file or default_config_path()
     print(f"Configuration {path}:")
     try:
-        print(load_config_from_file(path).to_yaml())
+        print(f"    {load_config_from_file(path)}")
     except ConfigError as error:
         print(f"    cannot be used: {error}")
     return 0

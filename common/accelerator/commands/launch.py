@@ -1,31 +1,28 @@
-"""Run a script in one or many processes: the configuration file and the flags become a torchrun launch.
+"""Run a script in one or many processes: the configuration file and the flags become a torchrun command.
 
     launch [--config_file F.yaml] [--num_processes N] … script.py [its arguments]
 
 Flags win over the file; without `--config_file` it is the default file, if there is one. What the script itself has to
-know (mixed precision, accumulation, CPU, debug mode) travels in the ACCELERATE_* variables of the original. One process
-on one machine is simply this interpreter running the script.
+know (mixed precision, accumulation, CPU) travels in the ACCELERATE_* variables of the original. One process on one
+machine is simply Python running the script.
 """
 
 import argparse
 import dataclasses
 import os
-import signal
 import sys
-import warnings
-from typing import Any
+from typing import NoReturn
 
-from ..utils.environment import patch_environment
-from ..utils.launch import _filter_args, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
-from .config.config_args import (
-    SETTINGS,
-    ClusterConfig,
-    ConfigError,
-    load_config_from_file,
-    read_setting,
-    require,
-)
+from common.cores import available_cores
+
+from ..environment import RANKS, patch_environment
+from ..state import PRECISIONS
+from ..utils.other import is_port_in_use
+from .config.config_args import RENDEZVOUS, SETTINGS, ClusterConfig, ConfigError, load_config_from_file, require
 from .utils import CustomArgumentParser, command_parser
+
+# The options that torchrun gets as they are given here, under its spelling.
+TORCHRUN_OPTIONS = ("rdzv_conf", "max_restarts", "monitor_interval", "log_dir", "tee", "role")
 
 
 def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) -> CustomArgumentParser:
@@ -33,15 +30,13 @@ def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) 
     parser = command_parser("launch", subparsers, __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config_file", help="YAML that `config` wrote")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no summary of the ranks that failed")
     _add_hardware_arguments(parser)
     _add_machine_arguments(parser)
-    _add_torchrun_arguments(parser)
     parser.add_argument("-m", "--module", action="store_true", help="a module's name, as for `python -m`")
     parser.add_argument("--no_python", action="store_true", help="the script is a program to execute as it is")
     parser.add_argument("training_script")
     parser.add_argument("training_script_args", nargs="...")
-    parser.set_defaults(func=launch_and_explain)
+    parser.set_defaults(func=launch_command)
     return parser
 
 
@@ -51,9 +46,8 @@ def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--multi_gpu", action="store_true", help="one GPU per process, or an error")
     parser.add_argument("--gpu_ids", help="devices of this machine to use, as 0,1")
     parser.add_argument("--num_cpu_threads_per_process", type=int, help="by default the cores shared out")
-    parser.add_argument("--mixed_precision", help="no, fp16 or bf16")
+    parser.add_argument("--mixed_precision", choices=PRECISIONS)
     parser.add_argument("--gradient_accumulation_steps", type=int)
-    parser.add_argument("--debug", action="store_true", help="compare collectives of the ranks (ACCELERATE_DEBUG_MODE)")
 
 
 def _add_machine_arguments(parser: CustomArgumentParser) -> None:
@@ -62,72 +56,44 @@ def _add_machine_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--main_process_ip", help="address of machine 0")
     parser.add_argument("--main_process_port", type=int, help="where the machines meet; 0 is a free port")
     parser.add_argument("--same_network", action="store_true", help="needs no action: they meet at main_process_ip")
-    parser.add_argument("--rdzv_backend", help="static or c10d")
-
-
-def _add_torchrun_arguments(parser: CustomArgumentParser) -> None:
-    parser.add_argument("--rdzv_conf", default="", help="more about the rendezvous: key=value,key=value")
-    parser.add_argument("--max_restarts", type=int, default=0, help="how often to start all again after a failure")
-    parser.add_argument("--monitor_interval", type=float, default=0.1, help="seconds between looks at the processes")
+    parser.add_argument("--rdzv_backend", choices=RENDEZVOUS)
+    parser.add_argument("--rdzv_conf", help="more about the rendezvous: key=value,key=value")
+    parser.add_argument("--max_restarts", type=int, help="how often to start all again after a failure")
+    parser.add_argument("--monitor_interval", type=float, help="seconds between looks at the processes")
     parser.add_argument("--log_dir", help="a folder for log files of the processes' output")
-    parser.add_argument("-t", "--tee", default="0", help="output to log files too: 1 stdout, 2 stderr, 3 both")
-    parser.add_argument("--role", default="default", help="the name of the processes in torchrun's messages")
+    parser.add_argument("-t", "--tee", help="output to log files too: 1 stdout, 2 stderr, 3 both")
+    parser.add_argument("--role", help="the name of the processes in torchrun's messages")
 
 
-def launch_and_explain(args: argparse.Namespace) -> int:
-    """Launch, and show torchrun's summary of the ranks that failed.
-
-    Returns:
-        0; 1 after a failed process; 128 + n after signal n to the launcher. One process on one machine without
-        restarts does not return: this process becomes the script.
-
-    Raises:
-        ConfigError: for a launch that cannot be.
-    """
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_in_one_line
-            launch_command(args)
-    except ChildFailedError as job:
-        if not args.quiet:
-            print(job, file=sys.stderr)
-        return 1
-    except SignalException as error:
-        print(f"launch: stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
-        return 128 + error.sigval
-    except (DistError, RendezvousError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"the machines did not meet: {reason}") from error
-    return 0
-
-
-def _show_in_one_line(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"launch: {message}", file=sys.stderr)
-
-
-def launch_command(args: argparse.Namespace) -> None:
-    """Run the script as `args`, of launch_command_parser, and the configuration file say. `args` holds both after this.
+def launch_command(args: argparse.Namespace) -> NoReturn:
+    """Become the script, or the torchrun that starts it, with its signals and its exit code. Does not return.
 
     Raises:
         ConfigError: a ValueError, for a launch that cannot be.
-        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: if a process fails.
     """
-    file = load_config_from_file(args.config_file)
-    config = merge(file, args)
-    check_numbers(args)
+    config = merge(load_config_from_file(args.config_file), args)
     config.num_processes = count_processes(config)
     check_devices(config)
-    check_script(args)
-    vars(args).update(vars(config))
-    if config.num_processes == 1 and args.max_restarts == 0:
-        simple_launcher(args)
+    require(not (args.module and args.no_python), "--module and --no_python cannot be used together")
+    is_there = args.module or args.no_python or os.path.exists(args.training_script)
+    require(is_there, f"no such script: {args.training_script}")
+    environment = os.environ | launch_environment(args, config)
+    if config.num_processes == 1 and not args.max_restarts:
+        command = simple_command(args)
+        for name in RANKS:
+            environment.pop(name, None)
     else:
-        multi_gpu_launcher(args)
+        command = torchrun_command(args, config)
+        # torchrun would give each process one thread; the cores that are there, shared out, are what one wants.
+        cores = available_cores() // config.processes_per_machine
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+        # A machine that comes back after a loss could not join: torch 2.15 says only once where the ranks meet.
+        several_machines = config.num_machines > 1
+        environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(several_machines)))
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        raise ConfigError(f"cannot execute {command[0]}: {error.strerror}") from error
 
 
 def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
@@ -137,7 +103,7 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
     for name, value in vars(args).items():
         absent = value is None or value is False
         if name in SETTINGS and not absent:
-            given[name] = read_setting(name, value, name=f"--{name}")
+            given[name] = value
     config = dataclasses.replace(config, **given)
     if args.cpu:
         config.distributed_type = None
@@ -149,14 +115,6 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
         config.distributed_type = None
     config.check()
     return config
-
-
-def check_numbers(args: argparse.Namespace) -> None:
-    """Raise ConfigError for a number that cannot be counted to."""
-    least = {"gradient_accumulation_steps": 1, "num_cpu_threads_per_process": 1, "max_restarts": 0}
-    for name, minimum in least.items():
-        value = getattr(args, name)
-        require(value is None or value >= minimum, f"--{name} must be at least {minimum}, not {value}")
 
 
 def count_gpus(config: ClusterConfig) -> int:
@@ -185,47 +143,68 @@ def count_processes(config: ClusterConfig) -> int:
 def check_devices(config: ClusterConfig) -> None:
     """Raise ConfigError if the configuration wants more GPUs than this machine has."""
     asks_for_gpus = config.distributed_type == "MULTI_GPU" or config.gpu_ids != "all"
+    if not asks_for_gpus:
+        return
     wanted = config.processes_per_machine
     present = count_gpus(config)
-    if not asks_for_gpus or wanted <= present:
-        return
-    gpus = "1 GPU" if wanted == 1 else f"{wanted} GPUs"
-    problem = f"this launch needs {gpus} on this machine, which has {present}"
-    if config.gpu_ids != "all":
-        problem += f" among gpu_ids {config.gpu_ids}"
-    way_out = "add --cpu to run on the CPU"
-    if present:
-        way_out += f", or --num_processes {present * config.num_machines} for fewer"
-    raise ConfigError(f"{problem}: {way_out}")
+    chosen = "" if config.gpu_ids == "all" else f" among gpu_ids {config.gpu_ids}"
+    require(
+        wanted <= present,
+        f"this launch needs {wanted} GPUs on this machine, which has {present}{chosen}: add --cpu to run on the CPU, "
+        "or change --num_processes",
+    )
 
 
-def check_script(args: argparse.Namespace) -> None:
-    """Raise ConfigError if the script is a file that is not there."""
-    is_file = not args.module and not args.no_python
-    if is_file:
-        require(os.path.exists(args.training_script), f"no such script: {args.training_script}")
+def launch_environment(args: argparse.Namespace, config: ClusterConfig) -> dict[str, str]:
+    """The variables that carry the launch's settings into the script; what nobody asked for is not set."""
+    threads = args.num_cpu_threads_per_process
+    asked_for = {
+        "ACCELERATE_MIXED_PRECISION": config.mixed_precision,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": args.gradient_accumulation_steps,
+        "ACCELERATE_USE_CPU": "true" if config.on_cpu else None,
+        "CUDA_VISIBLE_DEVICES": None if config.gpu_ids == "all" else config.gpu_ids,
+        "OMP_NUM_THREADS": threads,
+        "ACCELERATE_CPU_THREADS": threads,  # torchrun sets the other one too, to 1
+    }
+    return {name: str(value) for name, value in asked_for.items() if value is not None}
 
 
-def simple_launcher(args: argparse.Namespace) -> None:
-    """Become the script: its signals, its exit code. Does not return."""
-    command, environment = prepare_simple_launcher_cmd_env(args)
-    sys.stdout.flush()
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        raise ConfigError(f"cannot execute {command[0]}: {error.strerror}") from error
+def simple_command(args: argparse.Namespace) -> list[str]:
+    """The command that runs the script as one process."""
+    command = [] if args.no_python else [sys.executable]
+    if args.module:
+        command.append("-m")
+    return [*command, args.training_script, *args.training_script_args]
 
 
-def multi_gpu_launcher(args: argparse.Namespace) -> None:
-    """Run torchrun in this process, with one process per GPU or, on the CPU, as many as asked for."""
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.errors import record
+def torchrun_command(args: argparse.Namespace, config: ClusterConfig) -> list[str]:
+    """The command that runs the script in this machine's processes, on one GPU each or on the CPU.
 
-    environment = prepare_multi_gpu_env(args)
-    changes = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-    script = [args.training_script, *args.training_script_args]
-    torchrun_args = _filter_args(args, run.get_args_parser(), script)
-    with patch_environment(**changes):
-        # `record` hands the first failing rank's error file on to whoever launched the launcher.
-        run_recorded = record(run.run)
-        run_recorded(torchrun_args)
+    Without a port, or with port 0, the processes of one machine meet at a free one.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command.append(f"--nproc-per-node={config.processes_per_machine}")
+    rendezvous = args.rdzv_conf
+    port = config.main_process_port
+    if not port:
+        command.append("--standalone")
+    else:
+        serves = config.machine_rank == 0
+        is_taken = serves and is_port_in_use(port)
+        require(not is_taken, f"main_process_port {port} is in use on this machine: take another")
+        command.append(f"--nnodes={config.num_machines}")
+        command.append(f"--node-rank={config.machine_rank}")
+        command.append(f"--rdzv-backend={config.rdzv_backend}")
+        command.append(f"--rdzv-endpoint={config.main_process_ip or '127.0.0.1'}:{port}")
+        if config.rdzv_backend == "c10d":
+            # Say who serves the meeting point, which torch would guess from host names.
+            is_host = f"is_host={int(serves)}"
+            rendezvous = f"{is_host},{rendezvous}" if rendezvous else is_host
+    for name, value in {**vars(args), "rdzv_conf": rendezvous}.items():
+        if name in TORCHRUN_OPTIONS and value is not None:
+            command.append(f"--{name.replace('_', '-')}={value}")
+    if args.module:
+        command.append("--module")
+    if args.no_python:
+        command.append("--no-python")
+    return [*command, args.training_script, *args.training_script_args]

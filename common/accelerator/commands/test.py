@@ -1,10 +1,10 @@
 """Check this machine and its configuration with a real run: sharding, gathering, equal weights; prints a verdict."""
 
 import argparse
+import subprocess
 import sys
 
-from .config import ConfigError, default_config_path
-from .launch import launch_and_explain, launch_command_parser
+from .config.config_args import default_config_path
 from .utils import CustomArgumentParser, command_parser
 
 
@@ -20,12 +20,9 @@ def test_command_parser(subparsers: argparse._SubParsersAction | None = None) ->
 
 def test_command(args: argparse.Namespace) -> int:
     """Launch `self_check` as the configuration says and return the exit code."""
-    launch = launch_command_parser()
-    try:
-        code = launch_and_explain(launch.parse_args(launch_arguments(args)))
-    except ConfigError as error:
-        print(f"{args.parser.prog}: {error}", file=sys.stderr)
-        code = 2
+    core = __package__.removesuffix(".commands")
+    launch = [sys.executable, "-m", core, "launch", *launch_arguments(args)]
+    code = subprocess.run(launch, check=False).returncode
     if code:
         print("FAILED: the reason stands above")
     return code

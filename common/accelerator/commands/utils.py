@@ -1,15 +1,7 @@
 """The argument parser of all commands: one line for what is wrong, and options spelt with `_` or with `-`."""
 
 import argparse
-import difflib
-from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
-
-
-def suggestion(wrong: str, known: Iterable[str]) -> str:
-    """The end of a message about the unknown name `wrong`: the name that was probably meant, or nothing."""
-    near = difflib.get_close_matches(wrong, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class CustomArgumentParser(argparse.ArgumentParser):
@@ -26,21 +18,6 @@ class CustomArgumentParser(argparse.ArgumentParser):
             if name.startswith("--") and "_" in name:
                 self._option_string_actions[name.replace("_", "-")] = action
         return action
-
-    def parse_args(  # type: ignore[override]  # argparse's is generic in the namespace
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        """Like argparse's; an unknown option is refused with the option that was probably meant."""
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            command = getattr(parsed, "parser", self)
-            command.refuse(unknown[0])
-        return parsed
-
-    def refuse(self, argument: str) -> NoReturn:
-        """End the program with one line about an argument that no command takes."""
-        option = argument.partition("=")[0]
-        self.error(f"unknown argument {option}{suggestion(option, self._option_string_actions)}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")

@@ -4,20 +4,9 @@
 
 from ..commands.config.default import write_basic_config
 from .constants import (
-    MODEL_NAME,
-    OPTIMIZER_NAME,
-    PROFILE_PATTERN_NAME,
-    RNG_STATE_NAME,
-    SAFE_MODEL_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
-    SAFE_WEIGHTS_PATTERN_NAME,
-    SAMPLER_NAME,
     SCALER_NAME,
-    SCHEDULER_NAME,
-    WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME,
-    WEIGHTS_PATTERN_NAME,
 )
 from .dataclasses import (
     AutocastKwargs,
@@ -38,9 +27,6 @@ from .dataclasses import (
     TorchDynamoPlugin,
 )
 from .environment import (
-    CPUInformation,
-    get_cpu_distributed_information,
-    get_int_from_env,
     parse_choice_from_env,
     parse_flag_from_env,
     patch_environment,
@@ -54,10 +40,6 @@ from .imports import (
     is_tensorboard_available,
     is_wandb_available,
 )
-from .launch import (
-    prepare_multi_gpu_env,
-    prepare_simple_launcher_cmd_env,
-)
 from .memory import clear_device_cache, find_executable_batch_size, release_memory, should_reduce_batch_size
 from .modeling import (
     convert_file_size_to_int,
@@ -67,25 +49,17 @@ from .modeling import (
 )
 from .operations import (
     CannotPadNestedTensorWarning,
-    DistributedOperationException,
-    TensorInformation,
     broadcast,
     broadcast_object_list,
     concatenate,
     convert_outputs_to_fp32,
     convert_to_fp32,
-    copy_tensor_to_devices,
-    find_batch_size,
     find_device,
     gather,
     gather_for_metrics,
     gather_object,
-    get_data_structure,
     honor_type,
-    ignorant_find_batch_size,
-    initialize_tensors,
     is_namedtuple,
-    is_tensor_information,
     is_torch_tensor,
     listify,
     pad_across_processes,
@@ -105,4 +79,3 @@ from .other import (
 )
 from .random import set_seed, synchronize_rng_state, synchronize_rng_states
 from .tqdm import tqdm
-from .versions import compare_versions, is_torch_version

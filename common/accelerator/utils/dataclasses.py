@@ -11,30 +11,14 @@ from typing import Any
 import torch
 
 from ..state import DistributedType  # noqa: F401
-from .environment import clear_environment, parse_flag_from_env
+from .environment import clear_environment
 
 
-class EnumWithContains(enum.EnumMeta):
-    """Lets `value in SomeEnum` answer for plain values too, where Python 3.11 raises a TypeError."""
-
-    def __contains__(cls, item: Any) -> bool:
-        try:
-            cls(item)
-        except ValueError:
-            return False
-        return True
-
-
-class BaseEnum(enum.Enum, metaclass=EnumWithContains):
+class BaseEnum(enum.Enum):
     """An enumeration whose members are written as their values."""
 
     def __str__(self) -> str:
         return self.value
-
-    @classmethod
-    def list(cls) -> list[str]:
-        """The values of all members."""
-        return [str(member) for member in cls]
 
 
 class PrecisionType(str, BaseEnum):
@@ -204,8 +188,7 @@ class ProfileKwargs(KwargsHandler):
     """For `torch.profiler.profile`; see `Accelerator.profile`.
 
     Args:
-        activities: what to record: "cpu", "cuda", and "xpu", "mtia" or "hpu" where torch finds such a device. By
-            default all that torch supports here.
+        activities: what to record: "cpu", "cuda". By default all that torch supports here.
         schedule_option: of `torch.profiler.schedule`: "wait", "warmup", "active", "repeat", "skip_first".
         on_trace_ready: called with the profiler whenever a cycle of the schedule is complete.
         record_shapes: keep the shapes of operators' inputs.
@@ -226,16 +209,6 @@ class ProfileKwargs(KwargsHandler):
     with_modules: bool = False
     output_trace_dir: str | None = None
 
-    def _get_profiler_activity(self, activity: str) -> torch.profiler.ProfilerActivity:
-        known = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
-        for device in ("xpu", "mtia", "hpu"):
-            module = getattr(torch, device, None)
-            if module is not None and module.is_available():
-                known[device] = getattr(torch.profiler.ProfilerActivity, device.upper())
-        if activity not in known:
-            raise ValueError(f"Invalid profiler activity: {activity}. Must be one of {list(known)}.")
-        return known[activity]
-
     def build(self) -> torch.profiler.profile:
         """The profiler with these settings, not yet started.
 
@@ -244,7 +217,11 @@ class ProfileKwargs(KwargsHandler):
         """
         activities = None
         if self.activities is not None:
-            activities = [self._get_profiler_activity(activity) for activity in self.activities]
+            known = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
+            for activity in self.activities:
+                if activity not in known:
+                    raise ValueError(f"Invalid profiler activity: {activity}. Must be one of {list(known)}.")
+            activities = [known[activity] for activity in self.activities]
         schedule = None
         if self.schedule_option is not None:
             schedule = torch.profiler.schedule(**self.schedule_option)
@@ -343,7 +320,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
-    """For `torch.compile`. What is not given is read from the launcher's variables ACCELERATE_DYNAMO_….
+    """For `torch.compile`.
 
     Args:
         backend: a DynamoBackend, in either case; "no" does not compile.
@@ -368,19 +345,8 @@ class TorchDynamoPlugin(KwargsHandler):
     use_regional_compilation: bool | None = None
 
     def __post_init__(self) -> None:
-        prefix = "ACCELERATE_DYNAMO_"
-        if self.backend is None:
-            self.backend = os.environ.get(f"{prefix}BACKEND", "no")
-        backend_name = str(self.backend).upper()
+        backend_name = str(self.backend or "no").upper()
         self.backend = DynamoBackend(backend_name)
-        if self.mode is None:
-            self.mode = os.environ.get(f"{prefix}MODE", "default")
-        if self.fullgraph is None:
-            self.fullgraph = parse_flag_from_env(f"{prefix}USE_FULLGRAPH")
-        if self.dynamic is None and f"{prefix}USE_DYNAMIC" in os.environ:
-            self.dynamic = parse_flag_from_env(f"{prefix}USE_DYNAMIC")
-        if self.use_regional_compilation is None:
-            self.use_regional_compilation = parse_flag_from_env(f"{prefix}USE_REGIONAL_COMPILATION")
         if self.use_regional_compilation:
             raise NotImplementedError("use_regional_compilation is out of scope: the whole model is compiled")
 

@@ -1,6 +1,5 @@
 """Questions of scripts: is a library installed, and what can the hardware do?"""
 
-import importlib.metadata
 import importlib.util
 
 import torch
@@ -8,27 +7,22 @@ import torch
 from .environment import patch_environment
 
 
-def _is_package_available(pkg_name: str, metadata_name: str | None = None) -> bool:
-    """True if a library is installed, not only a folder of that name."""
-    if importlib.util.find_spec(pkg_name) is None:
-        return False
-    try:
-        importlib.metadata.metadata(metadata_name or pkg_name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def _is_installed(package: str) -> bool:
+    """True if a library is installed; not for a folder of that name, such as wandb's in which it writes."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def is_peft_available() -> bool:
-    return _is_package_available("peft")
+    return _is_installed("peft")
 
 
 def is_tensorboard_available() -> bool:
-    return _is_package_available("tensorboard") or _is_package_available("tensorboardX")
+    return _is_installed("tensorboard") or _is_installed("tensorboardX")
 
 
 def is_wandb_available() -> bool:
-    return _is_package_available("wandb")
+    return _is_installed("wandb")
 
 
 def is_cuda_available() -> bool:

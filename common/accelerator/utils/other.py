@@ -26,13 +26,6 @@ def is_port_in_use(port: int | str | None = None) -> bool:
     return False
 
 
-def get_free_port() -> int:
-    """A port that no process of this machine uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
-
-
 def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
     """Write `obj` to `f` from the main process: whole or not at all, if `f` is a path.
 
@@ -88,7 +81,6 @@ def extract_model_from_parallel(
     model: Any,
     keep_fp32_wrapper: bool = True,
     keep_torch_compile: bool = True,
-    recursive: bool = False,
 ) -> torch.nn.Module:
     """The model inside DistributedDataParallel or DataParallel.
 
@@ -96,7 +88,6 @@ def extract_model_from_parallel(
         model: prepared or not.
         keep_fp32_wrapper: leave the forward as `prepare` made it for mixed precision, instead of the script's own.
         keep_torch_compile: of a compiled model return the compiled one, which then holds the unwrapped model.
-        recursive: unwrap every submodule too.
     """
     compiled = None
     if is_compiled_module(model):
@@ -104,8 +95,6 @@ def extract_model_from_parallel(
         model = model._orig_mod
     while isinstance(model, (DistributedDataParallel, DataParallel)):
         model = model.module
-    if recursive:
-        model = _unwrap_with_submodules(model)
     if not keep_fp32_wrapper:
         original_forward = model.__dict__.pop("_original_forward", None)
         if original_forward is not None:
@@ -114,15 +103,6 @@ def extract_model_from_parallel(
         compiled._orig_mod = model
         return compiled
     return model
-
-
-def _unwrap_with_submodules(module: Any) -> torch.nn.Module:
-    if hasattr(module, "module"):
-        module = _unwrap_with_submodules(module.module)
-    for name, child in module.named_children():
-        unwrapped = _unwrap_with_submodules(child)
-        setattr(module, name, unwrapped)
-    return module
 
 
 def wait_for_everyone() -> None:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from common.accelerator import Accelerator, DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
-from common.accelerator.utils import DataLoaderConfiguration, listify, slice_tensors
+from common.accelerator.utils import DataLoaderConfiguration, listify
 from common.processes import RankFailed, ranks
 from tests.states import forget_states
 
@@ -237,15 +237,6 @@ def test_what_has_no_entry_per_sample_stays_as_it_is():
     assert dispatched_with_numbers("accelerate") == ours
 
 
-def test_single_values_are_not_sliced():
-    assert slice_tensors(3, slice(0, 1)) == 3
-    assert slice_tensors({"a": torch.arange(4), "b": (None, "xy"), "c": [1, 2]}, slice(0, 1)) == {
-        "a": torch.tensor([0]),
-        "b": (None, "xy"),
-        "c": [1, 2],
-    }
-
-
 def test_what_cannot_be_dispatched_is_refused():
     def prepare(loader, **kwargs):
         return prepare_data_loader(loader, num_processes=2, process_index=0, dispatch_batches=True, **kwargs)
@@ -267,27 +258,6 @@ def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
     assert two == [([2, 3], [0, 1, 2, 3]), ([6, 0], [4, 5, 6])]
     with pytest.raises(RankFailed, match="a step of 3 samples cannot be divided by 2 processes"):
         ranks(2).run(run, of_varying_size, [[0, 1], [2], [3]], dispatch_batches=True)
-
-
-def of_own_making(library):
-    """Two epochs of a loader that no `prepare` made."""
-    data_loader = importlib.import_module(f"{library}.data_loader")
-    accelerator = importlib.import_module(library).Accelerator(cpu=True)
-    loader = data_loader.DataLoaderDispatcher(range(16), batch_size=4)
-    steps = [[(batch.tolist(), loader.end_of_dataloader) for batch in loader] for _ in range(2)]
-    accelerator.end_training()
-    forget_states(library)
-    return steps
-
-
-def test_a_dispatcher_of_ones_own_making_reads_as_on_accelerate():
-    alone = of_own_making("common.accelerator")
-    assert [batch for batch, _ in alone[1]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
-    of_two = ranks(2).run(of_own_making, "common.accelerator")
-    assert [batch for batch, _ in of_two[1][0]] == [[4, 5, 6, 7], [12, 13, 14, 15]]
-    pytest.importorskip("accelerate")
-    assert alone == of_own_making("accelerate")
-    assert of_two == ranks(2).run(of_own_making, "accelerate")
 
 
 class InOrder(SizedStream):

@@ -6,7 +6,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.utils import DataLoaderConfiguration
 from common.nested import leaves
 from common.processes import ranks
@@ -38,8 +37,7 @@ def gather_steps(n, batch_size, kind):
     """Of each step: its collectives, the sample numbers, and whether all that was gathered belongs to them."""
     config = DataLoaderConfiguration(even_batches=kind != "uneven")
     accelerator = Accelerator(cpu=True, dataloader_config=config)
-    sampler = DistributedEvalSampler(range(n)) if kind == "eval" else None
-    loader = accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size, sampler=sampler))
+    loader = accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size))
     steps = []
     for numbers in loader:
         with Collectives() as counter:
@@ -55,7 +53,6 @@ def gather_steps(n, batch_size, kind):
     ("kind", "n", "expected"),
     [
         ("even", 13, [list(range(12)), [12]]),
-        ("eval", 7, [[0, 3, 6, 1, 4, 2, 5]]),
         ("uneven", 11, [list(range(11))]),
     ],
 )

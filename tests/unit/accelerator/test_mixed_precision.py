@@ -92,16 +92,6 @@ def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(fused
     assert accelerator.scaler.get_scale() == 2.0**9
 
 
-def test_a_step_without_gradients_after_a_skipped_one_was_not_skipped():
-    accelerator, model, optimizer, _ = fp16_parts(init_scale=2.0**10)
-    accelerator.backward(float("inf") * model(torch.ones(2, 4)).mean())
-    optimizer.step()
-    assert optimizer.step_was_skipped
-    optimizer.zero_grad()
-    optimizer.step()
-    assert not optimizer.step_was_skipped
-
-
 @pytest.mark.parametrize("order", ["one after the other", "together"])
 def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(order):
     # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
@@ -142,20 +132,6 @@ def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(order)
                     parameter.grad = None
     for model, reference in zip(models, references, strict=True):
         torch.testing.assert_close(model.weight, reference.weight, rtol=0, atol=2e-3)
-
-
-def test_gradients_that_were_unscaled_but_not_stepped_do_not_confuse_the_next_window():
-    accelerator, model, optimizer, reference = fp16_parts()
-    x = torch.randn(3, 4)
-    for step in (False, True):
-        accelerator.backward(model(x).square().mean())
-        accelerator.unscale_gradients(optimizer)
-        if step:
-            optimizer.step()
-        optimizer.zero_grad()
-    reference(x).square().mean().backward()
-    expected = reference.weight - 0.1 * reference.weight.grad
-    torch.testing.assert_close(model.weight, expected, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

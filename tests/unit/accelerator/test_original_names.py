@@ -25,6 +25,7 @@ OTHER_SIGNATURE = {
     "AcceleratorState": "the plugins that it takes there are out of scope",
     "ClusterConfig": "a file's settings have defaults here, and no place among the others",
     "DataLoaderDispatcher": "`prepare_data_loader` makes it, by keywords",
+    "extract_model_from_parallel": "what is recursive there is for parts that are out of scope",
 }
 
 
@@ -99,6 +100,7 @@ def test_the_accelerator_has_accelerates_methods_and_properties():
         "should_save_model",
         "tensor_parallel_rank",
         "torch_device_mesh",
+        "verify_device_map",
     }
     public = {name for name in dir(accelerate.Accelerator) if not name.startswith("_")}
     assert public - set(dir(Accelerator)) == left_out

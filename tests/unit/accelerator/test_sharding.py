@@ -9,12 +9,9 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from common.accelerator.sampler import (
     BatchSamplerShard,
-    DistributedEvalSampler,
-    EvalBatches,
     LookAhead,
     PartialStep,
     SeedableRandomSampler,
-    SkipBatchSampler,
 )
 
 # samples, batch size of one process, processes, split_batches, even_batches, drop_last: 5040 combinations
@@ -40,11 +37,6 @@ def visited(shard):
         assert type(batch) is list and partial.rows == len(batch)
         seen.append((batch, partial.num_real, partial.num_ranks_present, drawn.is_last))
     return seen
-
-
-def drawn_steps(shard):
-    reading = iter(LookAhead(shard))
-    return [*(reading.steps.popleft() for _ in reading)]
 
 
 def test_every_sample_is_real_on_exactly_one_process_and_in_the_global_order():
@@ -77,14 +69,6 @@ def test_processes_agree_on_who_takes_part_in_a_step():
             present = [rank for rank, seen in enumerate(every) if step < len(seen)]
             assert present == list(range(len(present))), shape
             assert {every[rank][step][2] for rank in present} == {len(present)}, shape
-
-
-def test_a_later_start_leaves_out_whole_steps_and_changes_nothing_else():
-    for shape in GRID[::3]:
-        for shard in shards(*shape):
-            rest = SkipBatchSampler(shard, 2)
-            rest.num_processes = shard.num_processes
-            assert visited(rest) == visited(shard)[2:], shape
 
 
 def test_indices_equal_those_of_accelerate():
@@ -127,22 +111,6 @@ def test_a_short_batch_in_the_middle_is_an_error_where_batches_must_be_even():
 def test_a_batch_size_that_cannot_be_split_is_refused():
     with pytest.raises(ValueError, match="2 processes can split, not 5"):
         BatchSamplerShard(BatchSampler(range(10), 5, False), 2, 0, split_batches=True)
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 8, 13, 21, 34])
-def test_evaluation_without_padding_visits_each_sample_once_in_equally_many_steps(n):
-    for batch, world, drop_last in itertools.product((1, 2, 3, 8), (1, 2, 3, 4, 7), (False, True)):
-        samplers = [DistributedEvalSampler(range(n), world, rank) for rank in range(world)]
-        every = [EvalBatches(BatchSampler(sampler, batch, drop_last)) for sampler in samplers]
-        seen = [visited(shard) for shard in every]
-        assert {len(steps) for steps in seen} == {len(shard) for shard in every} == {len(seen[0])}
-        samples = sorted(sample for steps in seen for batch, real, *_ in steps for sample in batch[:real])
-        if drop_last:
-            assert len(set(samples)) == len(samples)
-        else:
-            assert samples == list(range(n))
-        for shard in every:
-            assert all((step.partial is None) == (world == 1) for step in drawn_steps(shard))
 
 
 @pytest.mark.parametrize(("n", "seed", "epoch"), [(1, 0, 0), (10, 42, 3), (50, 2**40, 1)])

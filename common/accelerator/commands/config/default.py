@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...state import PRECISIONS
 from ..utils import CustomArgumentParser, command_parser
-from .config_args import ClusterConfig, default_config_path, read_setting
+from .config_args import ClusterConfig, default_config_path, require
 
 
 def default_command_parser(
@@ -36,22 +36,20 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
     A file that exists is left as it is, and False returned. Raises ConfigError, a ValueError, for an unknown precision
     or a place that cannot be written.
     """
+    import torch
+
     path = Path(save_location or default_config_path())
     if path.exists():
         print(f"{path} exists and is left as it is: remove it or choose another place", file=sys.stderr)
         return False
-    config = config_for_this_machine()
-    config.mixed_precision = read_setting("mixed_precision", mixed_precision.lower())
-    config.write(path)
-    return path
-
-
-def config_for_this_machine() -> ClusterConfig:
-    """One process per GPU; without GPUs, one process on the CPU."""
-    import torch
-
+    precision = mixed_precision.lower()
+    require(precision in PRECISIONS, f"mixed_precision {precision!r} is none of {', '.join(PRECISIONS)}")
     gpus = torch.cuda.device_count()
-    if gpus == 0:
-        return ClusterConfig(distributed_type="NO", num_processes=1, use_cpu=True)
-    kind = "MULTI_GPU" if gpus > 1 else "NO"
-    return ClusterConfig(distributed_type=kind, num_processes=gpus)
+    config = ClusterConfig(
+        distributed_type="MULTI_GPU" if gpus > 1 else "NO",
+        num_processes=max(1, gpus),
+        mixed_precision=precision,
+        use_cpu=gpus == 0,
+    )
+    config.to_yaml_file(path)
+    return path
