@@ -182,9 +182,9 @@ def check_dataloader_pin_memory(tmp_path):
     trainer = make_trainer(tmp_path)
     assert not trainer.get_train_dataloader().pin_memory  # on the CPU there is nothing to pin for
     trainer.accelerator = SimpleNamespace(device=torch.device("cuda"), process_index=0)
-    assert trainer._loader_maker().for_training(Points(8)).pin_memory
+    assert trainer._make_loader(Points(8), 4).pin_memory
     trainer.args.dataloader_pin_memory = False
-    assert not trainer._loader_maker().for_training(Points(8)).pin_memory
+    assert not trainer._make_loader(Points(8), 4).pin_memory
 
 
 class Junk(Points):

@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.accelerator.utils import load
 from common.processes import ranks
 from common.trainer import TrainerCallback, TrainingArguments, get_last_checkpoint
 from tests.states import on_a_rank
 from tests.toys import Net, Points, seeded_net
-from tests.unit.trainer.toy import CutAt, accuracy, make_trainer, weights, without_timings
+from tests.unit.trainer.toy import accuracy, make_trainer, weights, without_timings
 
 ROOT = Path(__file__).parents[3]
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
@@ -61,7 +60,6 @@ def run(
     resume=None,
     stop_at=None,
     stop_within=None,
-    cut_at=None,
     dropout=0.0,
     **arguments,
 ):
@@ -80,8 +78,6 @@ def run(
         trainer.add_callback(Stop(stop_at))
     if stop_within is not None:
         trainer.add_callback(StopWithinStep(stop_within))
-    if cut_at is not None:
-        trainer.add_callback(CutAt(cut_at))
     trainer.train(resume_from_checkpoint=resume)
     return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
 
@@ -109,19 +105,6 @@ def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(t
     ranks(2).run(run, stopped, 2, 2, stop_within=3, **saving)
     resumed = ranks(2).run(run, stopped, 2, 2, resume=str(stopped / "checkpoint-3"), **saving)
     assert torch.equal(resumed[0][0], resumed[1][0])
-    for got, expected in zip(resumed, straight, strict=True):
-        assert torch.equal(got[0], expected[0])
-        assert got[1] == expected[1]
-
-
-def test_each_process_takes_its_own_gradients_into_the_next_epoch_also_after_a_resumption(tmp_path):
-    """A callback ends each epoch within its third step, before the ranks have averaged the gradients of that step."""
-    saving = {"save_strategy": "epoch", "eval_strategy": "no", "logging_steps": 1}
-    straight = ranks(2).run(run, tmp_path / "straight", 2, 2, cut_at=3, **saving)
-    checkpoint = str(tmp_path / "straight" / "checkpoint-2")
-    first, second = (load(f"{checkpoint}/random_states_{rank}.pkl")["gradients"][0] for rank in (0, 1))
-    assert any(not torch.equal(first[name], second[name]) for name in first)
-    resumed = ranks(2).run(run, tmp_path / "again", 2, 2, cut_at=3, resume=checkpoint, **saving)
     for got, expected in zip(resumed, straight, strict=True):
         assert torch.equal(got[0], expected[0])
         assert got[1] == expected[1]

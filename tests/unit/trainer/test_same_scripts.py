@@ -326,6 +326,39 @@ def test_a_stop_acts_at_the_same_moment(event, switch, accumulation, tmp_path):
     same_on_both(script, tmp_path)
 
 
+def test_a_callback_that_changes_the_accumulation_loses_no_sample_and_is_told(tmp_path, caplog):
+    def script(library, folder):
+        class Change(library.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                args.gradient_accumulation_steps = 1
+
+        extra = {"train_dataset": Points(24), "callbacks": [Change]}
+        trainer = make(library, folder, extra=extra, gradient_accumulation_steps=3, per_device_train_batch_size=4)
+        seen = []
+        trainer.model.linear.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+        trainer.train()
+        return sum(seen)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert theirs < ours == 2 * 24
+    assert "gradient_accumulation_steps has become 1 within a training, which goes on with 3" in caplog.text
+
+
+@pytest.mark.parametrize("loads_best", [False, True])
+def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path):
+    """The original leaves the best one alone, from which the run cannot go on."""
+
+    def script(library, folder):
+        by_epoch = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
+        best = {"metric_for_best_model": "score", "load_best_model_at_end": loads_best, "save_total_limit": 1}
+        trainer = make(library, folder, **by_epoch, **best)
+        trainer.compute_metrics = lambda prediction: {"score": {3: 9, 6: 1, 9: 2}[trainer.state.global_step]}
+        trainer.train()
+        return sorted(path.name for path in Path(folder).iterdir())
+
+    assert on_both(script, tmp_path) == (["checkpoint-3", "checkpoint-9"], ["checkpoint-3"])
+
+
 LABELLED = {
     "whole numbers": {"label": 3},
     "whole numbers of NumPy": {"label": np.int64(3)},

@@ -1,8 +1,8 @@
-"""A Trainer for the small classification task in one call, and callbacks for its tests."""
+"""A Trainer for the small classification task in one call, and what its tests compare."""
 
 import torch
 
-from common.trainer import Trainer, TrainerCallback, TrainingArguments
+from common.trainer import Trainer, TrainingArguments
 from tests.toys import Points, seeded_net
 
 
@@ -30,21 +30,6 @@ def trained(output_dir, **kwargs) -> torch.Tensor:
     trainer = make_trainer(output_dir, **kwargs)
     trainer.train()
     return weights(trainer)
-
-
-class CutAt(TrainerCallback):
-    """Ends every epoch after so many of the micro-batches that do not end a step."""
-
-    def __init__(self, substeps):
-        self.substeps = substeps
-        self.seen = 0
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        self.seen = 0
-
-    def on_substep_end(self, args, state, control, **kwargs):
-        self.seen += 1
-        control.should_epoch_stop = self.seen == self.substeps
 
 
 def without_timings(log_history: list[dict]) -> list[dict]:
