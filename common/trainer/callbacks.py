@@ -286,7 +286,7 @@ class CallbackHandler:
 class DefaultFlowCallback(TrainerCallback):
     """Logs, evaluates, saves and stops when the arguments say so."""
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         step = state.global_step
         is_last = step >= state.max_steps
         if args.logging_strategy == "steps" and step % state.logging_steps == 0:
@@ -300,9 +300,7 @@ class DefaultFlowCallback(TrainerCallback):
         if is_last:
             control.should_training_stop = True
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args, state, control, **kwargs):
         if args.logging_strategy == "epoch":
             control.should_log = True
         if args.eval_strategy == "epoch" and state.epoch >= args.eval_delay:
@@ -323,23 +321,14 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_threshold = early_stopping_threshold
         self.early_stopping_patience_counter = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         if args.metric_for_best_model is None or args.eval_strategy == "no":
             raise ValueError("EarlyStoppingCallback needs metric_for_best_model and an eval_strategy")
         if state.global_step > 0:
             # A run that it stopped stays stopped when it is resumed.
             self._stop_without_patience(control)
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
         metric = metrics.get(str(args.best_metric_key))
         if metric is None:  # one of several evaluation sets, and not the one to watch
             return

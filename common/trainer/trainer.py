@@ -742,46 +742,42 @@ class Trainer:
         model = self._model_for_evaluation()
         model.eval()
         self._set_optimizer_mode("eval")
-        losses = []
-        predictions = evaluation.Predictions()
+        results = evaluation.Results(accelerator.device)
         num_observed = 0
         rows_of_last_step = None
         for inputs in loading.read_batches(dataloader, accelerator.device):
-            rows = batches.count_samples(inputs) or 0
-            num_observed += rows
+            found = batches.count_samples(inputs) or 0
+            num_observed += found
+            rows = found or batch_size
             loss_only = bool(prediction_loss_only)
             loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            if loss is not None:
-                losses.append(evaluation.BatchLoss(rows or batch_size, loss))
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 labels = self._pad_to_longest(labels)
                 logits = self.preprocess_logits_for_metrics(self._pad_to_longest(logits), labels)
-            if logits is not None or labels is not None:
-                # They leave the device at once, the losses at the end.
-                predictions.add(logits, labels)
+            results.add(evaluation.BatchResult(rows, loss, logits, labels))
             # A loader that is not prepared repeats nothing, and the accelerator does not know where it ends.
             if is_prepared and accelerator.gradient_state.end_of_dataloader:
-                rows_of_last_step = self._count_rows_of_last_step(rows or batch_size)
+                rows_of_last_step = self._count_rows_of_last_step(rows)
             self.call_event("on_prediction_step")
 
-        steps = evaluation.gather_steps(accelerator, predictions.on_host())
-        prediction = evaluation.join_predictions(steps, rows_of_last_step)
+        steps = evaluation.gather_steps(results.on_host())
+        predictions = evaluation.join_rows(steps, "logits", rows_of_last_step)
+        label_ids = evaluation.join_rows(steps, "labels", rows_of_last_step)
         metrics: dict[str, Any] = {}
-        if self.compute_metrics is not None and prediction.logits is not None and prediction.labels is not None:
-            computed = self.compute_metrics(evaluation.EvalPrediction(prediction.logits, prediction.labels))
+        if self.compute_metrics is not None and predictions is not None and label_ids is not None:
+            computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
-        steps = evaluation.gather_steps(accelerator, evaluation.losses_on_host(losses))
         rows_per_batch = batch_size if is_prepared and self.args.loading.even_batches else None
-        sample_losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)
-        if sample_losses is not None:
+        losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)
+        if losses is not None:
             filters = self.args.logging_nan_inf_filter
-            metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(sample_losses, filters)
+            metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(losses, filters)
         for name in list(metrics):
             # A "loss" among the script's metrics replaces the Trainer's.
             if not name.startswith(f"{metric_key_prefix}_"):
                 metrics[f"{metric_key_prefix}_{name}"] = metrics.pop(name)
         num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or num_observed
-        return evaluation.EvalLoopOutput(prediction.logits, prediction.labels, metrics, num_samples)
+        return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
 
     def _pad_to_longest(self, data: Any) -> Any:
         """A batch's logits or labels, along dimension 1 as long as the longest of all ranks; what is new is -100.
