@@ -112,7 +112,14 @@ class Trainer:
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.args = TrainingArguments() if args is None else args
-        self._check_arguments(model, model_init, eval_dataset, optimizers)
+        if model is None and model_init is None:
+            raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
+        if model is not None and model_init is not None:
+            raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both")
+        if model_init is not None and optimizers != (None, None):
+            raise RuntimeError("model_init makes a new model for each training, which optimizers cannot know: drop one")
+        if self.args.eval_strategy != "no" and eval_dataset is None:
+            raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
         utils.set_seed(self.args.seed)
         self.accelerator = make_accelerator(self.args)
 
@@ -163,22 +170,6 @@ class Trainer:
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.call_event("on_init_end")
-
-    def _check_arguments(
-        self,
-        model: nn.Module | None,
-        model_init: Callable | None,
-        eval_dataset: Any,
-        optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None],
-    ) -> None:
-        if model is None and model_init is None:
-            raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
-        if model is not None and model_init is not None:
-            raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both")
-        if model_init is not None and optimizers != (None, None):
-            raise RuntimeError("model_init makes a new model for each training, which optimizers cannot know: drop one")
-        if self.args.eval_strategy != "no" and eval_dataset is None:
-            raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
 
     # Training, from the whole to the parts.
 
@@ -526,18 +517,15 @@ class Trainer:
             options["num_items_in_batch"] = num_items
         return self.compute_loss(model, inputs, **options)
 
-    def _count_items(self, window: list[Any]) -> Tensor | None:
+    def _count_items(self, window: list[Any], gathers: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
         It is a float, as in the original, so that a loss in half precision becomes float32 when it is divided by it.
-        """
-        count = self._count_own_items(window)
-        if count is None:
-            return None
-        return self.accelerator.gather(count).sum().to(torch.get_default_dtype())
 
-    def _count_own_items(self, window: list[Any]) -> Tensor | None:
-        """The same of this rank alone, as a whole number."""
+        Args:
+            gathers: False where some ranks may have no batch, and would be waited for. Each then counts its own labels
+                as often as there are ranks.
+        """
         if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
@@ -546,15 +534,8 @@ class Trainer:
             if count is None:
                 return None
             total += count.to(total.device)
-        return total
-
-    def _count_items_in_evaluation(self, inputs: Any) -> Tensor | None:
-        num_processes = self.accelerator.num_processes
-        if num_processes == 1 or self.args.loading.even_batches:
-            return self._count_items([inputs])
-        # Some ranks may have no batch now, so a gather would hang. Each multiplies its own count instead.
-        count = self._count_own_items([inputs])
-        return None if count is None else (count * num_processes).to(torch.get_default_dtype())
+        total = self.accelerator.gather(total).sum() if gathers else total * self.accelerator.num_processes
+        return total.to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
         """True if the learning rate depends on the evaluations, and not on the step."""
@@ -785,7 +766,7 @@ class Trainer:
         Where ranks may have different numbers of batches (`even_batches` off) they stay as they are: a rank without a
         batch could not say how long its own are.
         """
-        if data is None or self.accelerator.num_processes == 1 or not self.args.loading.even_batches:
+        if data is None or not self.args.loading.even_batches:
             return data
         return self.accelerator.pad_across_processes(data, dim=1, pad_index=evaluation.PADDING)
 
@@ -850,48 +831,32 @@ class Trainer:
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
-        """Loss (mean over the batch), logits and labels of one batch, each None where there is none.
-
-        Without labels there is no loss, unless the model has a parameter `return_loss`.
-        """
+        """Loss (mean over the batch), logits and labels of one batch, each None where there is none."""
         inputs = self._prepare_inputs(inputs)
         labels = batches.get_labels(inputs, self.label_names)
-        has_loss = labels is not None or self._gives_loss_without_labels(inputs)
+        has_loss = labels is not None
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items_in_evaluation(inputs)
+                num_items = self._count_items([inputs], gathers=self.args.loading.even_batches)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
                 outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        if ignore_keys is None:
-            ignore_keys = self._keys_to_ignore()
-        return loss, batches.get_logits(outputs, ignore_keys, holds_loss=has_loss), labels
-
-    def _gives_loss_without_labels(self, inputs: Any) -> bool:
-        if self.label_names:
-            return False
-        asked_for = inputs.get("return_loss") if isinstance(inputs, dict) else None
-        return batches.returns_loss_without_labels(self.model) if asked_for is None else bool(asked_for)
-
-    def _keys_to_ignore(self) -> list[str]:
-        config = getattr(self.model, "config", None)
-        if config is None:
-            return []
-        return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+        if ignore_keys is None and hasattr(self.model, "config"):
+            ignore_keys = getattr(self.model.config, "keys_to_ignore_at_inference", ["past_key_values"])
+        return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
     # Loaders, optimizer and scheduler: what a subclass may make in its own way.
 
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
 
-        Any object that can be iterated over will do. On one process its batches come in the order in which it has them.
-        On several, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that. Where the
-        sampler is not one of torch, or the loader is no `DataLoader`, a resumed run reads it again from the start up
-        to the batch where it stopped, so that a random order may be another one.
+        Any object that can be iterated over will do. On one process its batches come in the order in which it has them,
+        and a resumed run reads it again up to the batch where it stopped. On several, the batches of a `DataLoader` are
+        dealt out to the ranks, unless its sampler does that.
 
         Raises:
             ValueError: without a training set.
@@ -1037,34 +1002,6 @@ class Trainer:
         """
         if self.is_world_process_zero():
             write_metrics(self.args.output_dir, split, metrics, combined)
-
-    def num_examples(self, dataloader: DataLoader) -> int:
-        """Samples of a loader's data set or, where it has no length, as many as its batches could hold."""
-        counted: Any = getattr(dataloader, "dataset", None)
-        if isinstance(counted, IterableDataset):
-            counted = getattr(counted, "dataset", counted)
-        try:
-            return len(counted)
-        except TypeError:
-            return len(dataloader) * self.args.per_device_train_batch_size
-
-    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Samples of an optimizer step, over all processes and micro-batches."""
-        return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-
-    def get_num_trainable_parameters(self) -> int:
-        """Numbers in the model that training changes."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-
-    def get_learning_rates(self) -> list[float]:
-        """The learning rate of each parameter group.
-
-        Raises:
-            ValueError: before there is an optimizer.
-        """
-        if self.optimizer is None:
-            raise ValueError("Trainer optimizer is None: `create_optimizer` or `train` makes one")
-        return [group["lr"] for group in self.optimizer.param_groups]
 
     def is_world_process_zero(self) -> bool:
         """True in the main process of all machines."""

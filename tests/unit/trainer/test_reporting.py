@@ -146,15 +146,3 @@ def test_metrics_are_printed_and_written_as_by_transformers(tmp_path, capsys, mo
         assert (folder / "trainer_state.json").exists()
     assert printed[0] == printed[1] and "1:02:05.45" in printed[0]
     assert written[0] == written[1] and len(written[0]) == 4
-
-
-def test_a_trainer_counts_samples_parameters_and_rates(tmp_path):
-    trainer = make_trainer(tmp_path, train=10, learning_rate=0.25)
-    with pytest.raises(ValueError, match="optimizer is None"):
-        trainer.get_learning_rates()
-    trainer.create_optimizer()
-    assert set(trainer.get_learning_rates()) == {0.25}
-    assert trainer.num_examples(trainer.get_train_dataloader()) == 10
-    parameters = list(trainer.model.parameters())
-    parameters[0].requires_grad_(False)
-    assert trainer.get_num_trainable_parameters() == sum(each.numel() for each in parameters[1:])
