@@ -1,12 +1,10 @@
 """The names that scripts and overrides read from transformers' Trainer: there, and with the same values."""
 
-import logging
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.trainer import TrainingArguments
 from tests.unit.trainer.both import end, make, same_on_both
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -32,16 +30,6 @@ def test_arguments_say_which_process_this_is(tmp_path):
 
     ours = same_on_both(script, tmp_path)
     assert ours[0] == torch.device("cpu")
-
-
-def test_the_log_level_is_the_one_of_transformers(tmp_path):
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    try:
-        logger.setLevel(logging.INFO)
-        assert TrainingArguments(str(tmp_path), use_cpu=True).get_process_log_level() == logging.INFO
-    finally:
-        logger.setLevel(before)
 
 
 def test_an_override_of_evaluate_tells_the_callbacks_itself(tmp_path):
@@ -152,19 +140,6 @@ def test_copies_of_the_originals_methods_find_what_they_ask_for(tmp_path):
 
     ours = same_on_both(script, tmp_path)
     assert ours[0] == (False, False, False, False)
-
-
-@pytest.mark.parametrize("printer", [True, False])
-def test_the_printer_takes_the_floating_point_operations_out_of_the_metrics(printer, tmp_path):
-    def script(library, folder):
-        trainer = make(library, folder)
-        if not printer:
-            trainer.remove_callback(library.PrinterCallback)
-        output = trainer.train()
-        return sorted(output.metrics), [sorted(entry) for entry in trainer.state.log_history]
-
-    ours = same_on_both(script, tmp_path)
-    assert ("total_flos" in ours[0]) is not printer
 
 
 def test_an_override_of_save_model_passes_its_arguments_on(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import common.trainer
-from common.trainer import PrinterCallback, ProgressCallback, TrainerCallback
+from common.trainer import PrinterCallback, ProgressCallback
 from common.trainer.reporting import NotebookProgressCallback, default_reporter
 from tests.unit.trainer.toy import accuracy, make_trainer
 
@@ -59,27 +59,6 @@ def test_the_bar_shows_loss_learning_rate_and_time_left(tmp_path, capsys):
     out = shown(tmp_path, capsys, ProgressCallback())
     last = out.split("\r")[-1]
     assert "10/10" in last and "loss=" in last and "learning_rate=" in last and "<" in last
-
-
-def test_the_bar_shows_what_a_script_logs_itself(tmp_path, capsys):
-    class LogsItself(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            trainer.log({"loss": 0.125})
-
-    trainer = make_trainer(tmp_path, logging_strategy="no", extra={"callbacks": [LogsItself]})
-    trainer.pop_callback(PrinterCallback)
-    trainer.add_callback(ProgressCallback)
-    trainer.train()
-    last = capsys.readouterr().err.split("\r")[-1]
-    assert "5/5" in last and "loss=0.125" in last and "learning_rate" not in last
-
-
-def test_a_bar_is_seldom_drawn(tmp_path, capsys):
-    trainer = make_trainer(tmp_path, max_steps=400, train=8)
-    trainer.pop_callback(PrinterCallback)
-    trainer.add_callback(ProgressCallback)
-    trainer.train()
-    assert capsys.readouterr().err.count("\r") < 100
 
 
 def test_a_notebook_gets_a_table_redrawn_in_place(tmp_path, capsys, monkeypatch):

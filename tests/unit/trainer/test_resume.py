@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from common.trainer.callbacks import EVENTS
-from tests.toys import Net, Points, seeded_net
-from tests.unit.trainer.toy import accuracy, make_trainer, weights, without_timings
+from tests.toys import Points, seeded_net
+from tests.unit.trainer.toy import StopAt, accuracy, make_trainer, weights, without_timings
 
 
 class Killed(BaseException):
@@ -200,12 +197,7 @@ def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
 # Not "epochs": the end of the epoch in which it was stopped is evaluated and saved, and an evaluation draws a number.
 @pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"epochs"}))
 def test_a_run_that_a_callback_saved_and_stopped_goes_on(name, tmp_path):
-    class TimeIsUp(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                control.should_save = control.should_training_stop = True
-
-    busy_trainer(tmp_path, [TimeIsUp], **SETTINGS[name]).train()
+    busy_trainer(tmp_path, [StopAt("on_step_end", 2, saves=True)], **SETTINGS[name]).train()
     trainer = busy_trainer(tmp_path, **SETTINGS[name])
     trainer.train(resume_from_checkpoint=True)
     straight = busy_trainer(tmp_path / "straight", **SETTINGS[name])
@@ -251,19 +243,6 @@ def test_a_callback_that_cuts_epochs_short_survives_a_restart(tmp_path):
 
 def test_an_epoch_that_was_cut_short_and_saved_is_not_taken_for_the_next_one(tmp_path):
     assert_short_epochs_survive(tmp_path, "epochs", killer("on_epoch_begin", 2))
-
-
-class StopAt(TrainerCallback):
-    """Stops the training at the `count`-th time that `event` happens."""
-
-    def __init__(self, event: str, count: int) -> None:
-        self.left = count
-        setattr(self, event, self.strike)
-
-    def strike(self, args, state, control, **kwargs):
-        self.left -= 1
-        if self.left == 0:
-            control.should_training_stop = True
 
 
 def stopped_and_resumed(folder, stop):
@@ -356,60 +335,6 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
             busy_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / name))
 
 
-SCRIPT = """
-import sys, torch
-from tests.unit.trainer.test_resume import SETTINGS, busy_trainer
-from tests.unit.trainer.toy import weights
-torch.set_num_threads(1)
-trainer = busy_trainer(sys.argv[1], **SETTINGS["steps"] | {"num_train_epochs": 200})
-trainer.train(resume_from_checkpoint=len(sys.argv) > 2)
-torch.save(weights(trainer), sys.argv[1] + "/end.pt")
-"""
-
-
-@pytest.mark.long
-def test_processes_killed_for_real_end_the_same(tmp_path):
-    command = [sys.executable, "-c", SCRIPT]
-    root = Path(__file__).parents[3]
-    subprocess.run([*command, str(tmp_path / "straight")], check=True, cwd=root, stdout=subprocess.DEVNULL)
-    folder, kills = tmp_path / "killed", 0
-
-    def newest() -> str | None:
-        try:
-            return get_last_checkpoint(str(folder)) if folder.is_dir() else None
-        except FileNotFoundError:  # the process is deleting an old one just now
-            return newest()
-
-    while not (folder / "end.pt").exists():
-        before = newest()
-        process = subprocess.Popen(
-            [*command, str(folder), *(["resume"] if before else [])], cwd=root, stdout=subprocess.DEVNULL
-        )
-        # Killed where it has saved another checkpoint, three times: at once, it may be in the middle of the next one.
-        while process.poll() is None and (kills == 3 or newest() == before):
-            time.sleep(0.01)
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-            process.wait()
-        else:
-            assert process.returncode == 0
-    assert kills == 3
-    ends = [torch.load(path / "end.pt", weights_only=True) for path in (folder, tmp_path / "straight")]
-    assert torch.equal(*ends)
-
-
-def test_resuming_restores_what_a_new_model_init_would_draw(tmp_path):
-    def run(folder, resume=None):
-        extra = {"model_init": lambda: Net(dropout=0.2)}
-        trainer = make_trainer(folder, extra=extra, save_strategy="steps", save_steps=2)
-        trainer.train(resume_from_checkpoint=resume)
-        return weights(trainer)
-
-    straight = run(tmp_path)
-    assert torch.equal(run(tmp_path / "more", resume=str(tmp_path / "checkpoint-2")), straight)
-
-
 def damage(path: Path) -> None:
     """Without a change of its length."""
     content = bytearray(path.read_bytes())
@@ -464,16 +389,6 @@ def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_tou
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-6"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
-def test_a_damaged_checkpoint_that_was_asked_for_is_refused_by_name(name, tmp_path):
-    killed_after_two_checkpoints(tmp_path)
-    wanted = tmp_path / "checkpoint-6"
-    damage(wanted / name)
-    with pytest.raises(CheckpointError, match=f"{wanted / name} is not what was saved"):
-        busy_trainer(tmp_path).train(resume_from_checkpoint=str(wanted))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-6"]
-
-
 def test_a_damaged_best_model_is_refused_by_name(tmp_path):
     class Vandal(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
@@ -482,22 +397,6 @@ def test_a_damaged_best_model_is_refused_by_name(tmp_path):
     best = {"load_best_model_at_end": True, "num_train_epochs": 1}
     with pytest.raises(CheckpointError, match=r"checkpoint-4/model\.safetensors is not what was saved"):
         busy_trainer(tmp_path, [Vandal], **SETTINGS["epochs"] | best).train()
-
-
-def test_another_batch_size_goes_on_to_the_last_step(tmp_path):
-    """48 samples: 12 steps an epoch in batches of 4; step 8 is 2 epochs and 2 steps in batches of 16."""
-    settings = {"train": 48, "save_strategy": "steps", "save_steps": 8, "lr_scheduler_type": "constant"}
-    settings |= {"num_train_epochs": 8}
-    make_trainer(tmp_path, per_device_train_batch_size=4, max_steps=8, **settings).train()
-    resumed = make_trainer(tmp_path, per_device_train_batch_size=16, **settings)
-    seen = []
-    resumed.model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs["x"]), with_kwargs=True)
-    output = resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    assert output.global_step == resumed.state.max_steps == 24
-    assert resumed.state.epoch == 8.0
-    # As in the original: as many steps of the new size count as done as there were steps of the old one.
-    order = torch.randperm(48, generator=torch.Generator().manual_seed(42 + 2))
-    assert torch.equal(seen[0], Points(48).x[order[32:48]])
 
 
 @pytest.mark.parametrize("step", [3, 6])
@@ -512,16 +411,3 @@ def test_a_loader_that_is_no_data_loader_goes_on_where_it_was(step, tmp_path):
     resumed = run(tmp_path / "more", str(tmp_path / f"checkpoint-{step}"))
     assert torch.equal(weights(resumed), weights(straight))
     assert without_timings(resumed.state.log_history) == without_timings(straight.state.log_history)
-
-
-def test_a_kept_scheduler_is_in_the_checkpoints_of_a_second_training(tmp_path):
-    def run(folder, resume=None):
-        trainer = make_trainer(folder, save_strategy="steps", save_steps=2, logging_steps=1)
-        optimizer = trainer.create_optimizer()
-        trainer.lr_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-        trainer.train()
-        trainer.train(resume_from_checkpoint=resume)
-        return weights(trainer)
-
-    straight = run(tmp_path)
-    assert torch.equal(run(tmp_path / "more", resume=str(tmp_path / "checkpoint-2")), straight)

@@ -66,7 +66,7 @@ class LanguageModel(nn.Module):
         return {"loss": loss / kwargs["num_items_in_batch"], "logits": logits}
 
 
-@pytest.mark.parametrize("loss_type", [None, "ForMaskedLM", *CAUSAL_LOSS_TYPES])
+@pytest.mark.parametrize("loss_type", ["ForMaskedLM", CAUSAL_LOSS_TYPES[0]])
 @pytest.mark.parametrize("is_encoder_decoder", [False, True])
 @pytest.mark.parametrize("gives_shifted", [False, True])
 def test_a_causal_model_is_given_the_number_of_its_targets(loss_type, is_encoder_decoder, gives_shifted, tmp_path):
@@ -158,15 +158,6 @@ def test_callbacks_get_the_scheduler_of_the_script_and_not_a_wrapper(tmp_path):
     assert same_on_both(script, tmp_path) == ([(1, [0.05], True), (2, [0.05], True), (3, [0.05], True)], True)
 
 
-def test_the_own_scheduler_is_one_of_torch(tmp_path):
-    def script(library, folder):
-        trainer = make(library, folder, max_steps=2)
-        trainer.train()
-        return type(trainer.lr_scheduler).__name__, trainer.lr_scheduler.last_epoch
-
-    assert same_on_both(script, tmp_path) == ("LambdaLR", 2)
-
-
 class Lazy(Sampler):
     """Draws each index when it is asked for, and says in which epoch."""
 
@@ -220,20 +211,20 @@ def batches_of_points(n: int) -> list[dict]:
 
 
 LOADERS = {
-    "shuffled": lambda: DataLoader(Points(22), 4, shuffle=True),
-    "generator": lambda: DataLoader(Points(22), 4, shuffle=True, generator=torch.Generator().manual_seed(5)),
-    "in order": lambda: DataLoader(Points(22), 4),
-    "weighted": lambda: DataLoader(Points(22), 4, sampler=WeightedRandomSampler(torch.arange(22.0), 22)),
-    "replaced": lambda: DataLoader(Points(22), 4, sampler=RandomSampler(Points(22), replacement=True)),
-    "lazy": lambda: DataLoader(Points(22), 4, sampler=Lazy(22)),
-    "distributed": lambda: DataLoader(Points(22), 4, sampler=DistributedSampler(Points(22), 1, 0)),
-    "noisy": lambda: DataLoader(NoisyPoints(22), 4, shuffle=True),
-    "workers": lambda: DataLoader(Points(22), 4, shuffle=True, num_workers=1),
-    "without batches": lambda: DataLoader(batches_of_points(22), batch_size=None, shuffle=True),
-    "subclass": lambda: Backwards(Points(22), 4, shuffle=True),
-    "stream": lambda: DataLoader(Stream(Points(22)), 4),
-    "list": lambda: batches_of_points(22),
-    "object": lambda: Iterated(batches_of_points(22)),
+    "shuffled": lambda n: DataLoader(Points(n), 4, shuffle=True),
+    "generator": lambda n: DataLoader(Points(n), 4, shuffle=True, generator=torch.Generator().manual_seed(5)),
+    "in order": lambda n: DataLoader(Points(n), 4),
+    "weighted": lambda n: DataLoader(Points(n), 4, sampler=WeightedRandomSampler(torch.arange(float(n)), n)),
+    "replaced": lambda n: DataLoader(Points(n), 4, sampler=RandomSampler(Points(n), replacement=True)),
+    "lazy": lambda n: DataLoader(Points(n), 4, sampler=Lazy(n)),
+    "distributed": lambda n: DataLoader(Points(n), 4, sampler=DistributedSampler(Points(n), 1, 0)),
+    "noisy": lambda n: DataLoader(NoisyPoints(n), 4, shuffle=True),
+    "workers": lambda n: DataLoader(Points(n), 4, shuffle=True, num_workers=1),
+    "without batches": lambda n: DataLoader(batches_of_points(n), batch_size=None, shuffle=True),
+    "subclass": lambda n: Backwards(Points(n), 4, shuffle=True),
+    "stream": lambda n: DataLoader(Stream(Points(n)), 4),
+    "list": lambda n: batches_of_points(n),
+    "object": lambda n: Iterated(batches_of_points(n)),
 }
 
 
@@ -243,7 +234,7 @@ def test_the_loader_of_an_override_is_trained_on_in_its_order(name, accumulation
     def script(library, folder):
         class Own(library.Trainer):
             def get_train_dataloader(self):
-                return LOADERS[name]()
+                return LOADERS[name](22)
 
         limit = {"max_steps": 7} if name == "stream" else {}
         trainer = make(library, folder, Own, gradient_accumulation_steps=accumulation, **limit)
@@ -260,17 +251,7 @@ def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
     def script(library, folder):
         class Own(library.Trainer):
             def get_eval_dataloader(self, eval_dataset=None):
-                loaders = {
-                    "shuffled": lambda: DataLoader(Points(24), 4, shuffle=True),
-                    "in order": lambda: DataLoader(Points(24), 4),
-                    "weighted": lambda: DataLoader(
-                        Points(24), 4, sampler=WeightedRandomSampler(torch.arange(24.0), 24)
-                    ),
-                    "noisy": lambda: DataLoader(NoisyPoints(24), 4, shuffle=True),
-                    "list": lambda: batches_of_points(24),
-                    "object": lambda: Iterated(batches_of_points(24)),
-                }
-                return loaders[name]()
+                return LOADERS[name](24)
 
             get_test_dataloader = get_eval_dataloader
 
@@ -280,29 +261,6 @@ def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
         metrics = comparable(trainer.evaluate())
         output = trainer.predict(Points(24))
         return metrics, output.predictions.tolist(), output.label_ids.tolist(), end(trainer)
-
-    same_on_both(script, tmp_path)
-
-
-def test_each_sample_keeps_the_columns_that_the_model_takes(tmp_path):
-    class Uneven(Points):
-        def __getitem__(self, index):
-            sample = super().__getitem__(index)
-            if index % 2:
-                return {"x": sample["x"], "labels": sample["labels"], "name": "odd"}
-            return {"source": "even", "x": sample["x"]}
-
-    def script(library, folder):
-        seen = []
-
-        def collate(samples):
-            seen.append([sorted(sample) for sample in samples])
-            labels = [sample.get("labels", torch.tensor(0)) for sample in samples]
-            return {"x": torch.stack([sample["x"] for sample in samples]), "labels": torch.stack(labels)}
-
-        trainer = make(library, folder, extra={"train_dataset": Uneven(22), "data_collator": collate})
-        trainer.train()
-        return seen, end(trainer)
 
     same_on_both(script, tmp_path)
 
@@ -564,24 +522,6 @@ def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
     same_on_both(script, tmp_path)
 
 
-def test_early_stopping_asks_its_own_judgement_of_a_metric(tmp_path):
-    def script(library, folder):
-        values = []
-
-        class Impatient(library.EarlyStoppingCallback):
-            def check_metric_value(self, args, state, control, metric_value):
-                values.append(metric_value)
-                self.early_stopping_patience_counter += 1
-
-        settings = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
-        trainer = make(library, folder, extra={"callbacks": [Impatient(2)]}, **settings)
-        trainer.train()
-        return values, end(trainer)
-
-    ours = same_on_both(script, tmp_path)
-    assert len(ours[0]) == 2
-
-
 class ScheduleFree(torch.optim.SGD):
     """Evaluates half the weights that it trains, in place of an average, and counts how often it is told of a mode."""
 
@@ -622,30 +562,6 @@ def test_an_optimizer_with_modes_is_told_of_them(tmp_path):
     assert ours[0][:2] == ["eval", "train"] and ours[0][-1] == "eval"
 
 
-def test_every_event_gets_the_processing_class(tmp_path):
-    def script(library, folder):
-        given = []
-        events = [name for name in vars(library.TrainerCallback) if name.startswith("on_") and name != "on_push_begin"]
-
-        def listen(self, args, state, control, processing_class, **kwargs):
-            given.append(processing_class)
-
-        listener = type("Listener", (library.TrainerCallback,), dict.fromkeys(events, listen))
-        make(library, folder, extra={"callbacks": [listener], "processing_class": "a tokenizer"}).train()
-        return given
-
-    assert set(same_on_both(script, tmp_path)) == {"a tokenizer"}
-
-
-def test_the_output_folder_is_there_when_the_trainer_is(tmp_path):
-    def script(library, folder):
-        make(library, f"{folder}/of/a run")
-        return Path(f"{folder}/of/a run").is_dir()
-
-    ours = same_on_both(script, tmp_path)
-    assert ours is True
-
-
 def test_an_override_that_saves_a_checkpoint_gets_the_model_and_the_trial(tmp_path):
     def script(library, folder):
         calls = []
@@ -666,19 +582,6 @@ def test_an_override_that_saves_a_checkpoint_gets_the_model_and_the_trial(tmp_pa
 
     ours = same_on_both(script, tmp_path)
     assert ours[0][:2] == [(4, True, {"lr": 1}), ("saved", 4)]
-
-
-def test_an_optimizer_is_made_for_the_model_that_is_given(tmp_path):
-    def script(library, folder):
-        class Own(library.Trainer):
-            def create_optimizer(self, model=None):
-                return super().create_optimizer(self.model.linear if model is None else model)
-
-        trainer = make(library, folder, Own, weight_decay=0.5)
-        trainer.train()
-        return [len(group["params"]) for group in trainer.optimizer.param_groups], end(trainer)
-
-    same_on_both(script, tmp_path)
 
 
 def test_arguments_may_be_given_by_position(tmp_path):
@@ -746,32 +649,6 @@ def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_p
     assert theirs_with_number != theirs
 
 
-@pytest.mark.parametrize("is_trained", [True, False])
-def test_outputs_in_a_list_are_predictions_in_a_list(is_trained, tmp_path):
-    class Lists(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(3)
-            self.linear = nn.Linear(16, 10)
-
-        def forward(self, x, labels=None):
-            logits = self.linear(x)
-            outputs = [logits, [logits * 2, logits[:, :1]]]
-            return outputs if labels is None else [F.cross_entropy(logits, labels), *outputs]
-
-    class Unlabelled(Points):
-        def __getitem__(self, index):
-            return {"x": self.x[index]}
-
-    def script(library, folder):
-        data = Points(16) if is_trained else Unlabelled(16)
-        predictions = make(library, folder, extra={"model": Lists()}).predict(data).predictions
-        assert type(predictions) is list and type(predictions[1]) is list
-        return [digest(torch.from_numpy(part)) for part in (predictions[0], *predictions[1])]
-
-    same_on_both(script, tmp_path)
-
-
 SEEDS = {
     "data_seed": ({"data_seed": 3}, {"data_seed": 5}),
     "seed": ({"seed": 3}, {"seed": 5}),
@@ -797,29 +674,6 @@ def test_a_training_resumed_with_another_seed_ends_the_same(name, step, tmp_path
         trainer = make(library, folder, **saving, **second)
         output = trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}")
         return end_of_resumed(trainer, output)
-
-    same_on_both(script, tmp_path)
-
-
-@pytest.mark.parametrize("strategy", ["no", "epoch", "steps"])
-@pytest.mark.parametrize("given", [{}, {"eval_steps": 3}, {"eval_steps": 0.5}])
-def test_callbacks_see_the_interval_of_evaluations(strategy, given, tmp_path):
-    def script(library, folder):
-        trainer = make(library, folder, eval_strategy=strategy, logging_steps=2, **given)
-        trainer.train()
-        return trainer.args.eval_steps, trainer.state.eval_steps, end(trainer)
-
-    ours, theirs = on_both(script, tmp_path)
-    assert ours[:2] == theirs[:2]
-
-
-def test_the_state_of_a_callback_is_where_scripts_look_for_it(tmp_path):
-    def script(library, folder):
-        extra = {"callbacks": [library.EarlyStoppingCallback(5)]}
-        settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "metric_for_best_model": "loss"}
-        make(library, folder, extra=extra, **settings).train()
-        saved = library.TrainerState.load_from_json(f"{folder}/checkpoint-3/trainer_state.json")
-        return saved.stateful_callbacks["EarlyStoppingCallback"]
 
     same_on_both(script, tmp_path)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.trainer import Trainer, TrainingArguments
+from common.trainer import Trainer, TrainerCallback, TrainingArguments
 from tests.toys import Points, seeded_net
 
 
@@ -37,3 +37,18 @@ def without_timings(log_history: list[dict]) -> list[dict]:
         {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
         for entry in log_history
     ]
+
+
+class StopAt(TrainerCallback):
+    """Stops the training at the `count`-th time that `event` happens, after a checkpoint if `saves`."""
+
+    def __init__(self, event: str, count: int, saves: bool = False) -> None:
+        self.left = count
+        self.saves = saves
+        setattr(self, event, self.strike)
+
+    def strike(self, args, state, control, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            control.should_training_stop = True
+            control.should_save = control.should_save or self.saves
