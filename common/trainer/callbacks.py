@@ -152,11 +152,6 @@ class CallbackHandler:
         """Tell that a batch of an evaluation or prediction is done."""
         return self.call_event("on_prediction_step", args, state, control)
 
-    @property
-    def callback_list(self) -> str:
-        """The names of the callbacks' classes, one a line."""
-        return "\n".join(type(callback).__name__ for callback in self.callbacks)
-
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new instance of a callback class. During an event, it gets that event too.
 

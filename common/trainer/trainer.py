@@ -195,9 +195,7 @@ class Trainer:
         """
         self.is_in_train = True
         resume_from = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
-        if self.model_init is not None:
-            self._make_model_anew(trial)
-        self._prepare_training()
+        self._prepare_training(trial)
         passed_over = None if resume_from is None else self._load_checkpoint(resume_from)
         start_time = time.time()
         first_step = self.state.global_step
@@ -422,17 +420,16 @@ class Trainer:
             raise RuntimeError("model_init should return a model, and returned None")
         return model
 
-    def _make_model_anew(self, trial: Any) -> None:
-        utils.set_seed(self.args.seed)
-        self.model = self.call_model_init(trial)
-        self.model.to(self.accelerator.device)
-        self.model_wrapped = self.model
-        self.optimizer = None
-        self.lr_scheduler = None
-
-    def _prepare_training(self) -> None:
+    def _prepare_training(self, trial: Any) -> None:
         """Prepare loader, model, optimizer and scheduler, and begin a new state."""
         accelerator = self.accelerator
+        if self.model_init is not None:
+            utils.set_seed(self.args.seed)
+            self.model = self.call_model_init(trial)
+            self.model.to(accelerator.device)
+            self.model_wrapped = self.model
+            self.optimizer = None
+            self.lr_scheduler = None
         accelerator.free_memory()
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
@@ -782,12 +779,8 @@ class Trainer:
         accelerator = self.accelerator
         if accelerator.num_processes > 1 and not self.args.loading.even_batches:
             return None
-        last_step = accelerator.gradient_state.active_dataloader.partial_step
-        if last_step is None:
+        if accelerator.gradient_state.active_dataloader.partial_step is None:
             return None
-        if last_step.num_real_all_ranks is not None:
-            return last_step.num_real_all_ranks
-        # Where the data set makes the batches, each rank knows the rows of its own alone.
         own = torch.zeros(own_rows, device=accelerator.device)
         return len(accelerator.gather_for_metrics(own))
 

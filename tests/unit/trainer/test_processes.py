@@ -1,9 +1,7 @@
 """The same training on several processes: same weights, same logs, same decisions, exact resumption."""
 
-import logging
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.processes import ranks
-from common.trainer import TrainerCallback, TrainingArguments, get_last_checkpoint
+from common.trainer import TrainerCallback, get_last_checkpoint
 from tests.states import on_a_rank
 from tests.toys import Net, Points, seeded_net
 from tests.unit.trainer.toy import StopAt, accuracy, make_trainer, weights, without_timings
@@ -325,27 +323,3 @@ def offsets_of_inputs(folder) -> list[int]:
 def test_the_inputs_of_each_rank_begin_where_those_of_transformers_do(tmp_path):
     """A product over rows that begin elsewhere may take another path, and then ends with other bits."""
     assert ranks(2).run(offsets_of_inputs, tmp_path) == [[0] * 4, [0] * 4]
-
-
-def of_a_rank(folder):
-    args = TrainingArguments(str(folder), use_cpu=True)
-    cache = folder / "cache"
-    with args.main_process_first():
-        if args.process_index == 0:
-            time.sleep(0.1)
-            cache.write_text("filled")
-        found = cache.read_text()
-    process = (args.process_index, args.local_process_index, args.should_save, args.should_log)
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        return process, args.parallel_mode.value, found, args.get_process_log_level()
-    finally:
-        logger.setLevel(before)
-
-
-def test_the_processes_of_a_run_know_their_places(tmp_path):
-    first, second = ranks(2).run(of_a_rank, tmp_path)
-    assert first == ((0, 0, True, True), "distributed", "filled", logging.INFO)
-    assert second == ((1, 1, False, False), "distributed", "filled", logging.WARNING)

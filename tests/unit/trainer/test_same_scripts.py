@@ -14,11 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import (
     DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
     SequentialSampler,
-    WeightedRandomSampler,
 )
 
 from common.trainer import default_data_collator
@@ -26,7 +22,7 @@ from common.trainer.batches import CAUSAL_LOSS_TYPES
 from common.trainer.reporting import _tracked_name
 from tests.parity.random_trainers import NetWithKeywords, comparable, digest, reset
 from tests.toys import Net, Points, Stream, seeded_net
-from tests.unit.trainer.both import end, make, on_both, same_on_both
+from tests.unit.trainer.both import end, make, on_both, same_on_both, train
 from tests.unit.trainer.toy import without_timings
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -102,9 +98,7 @@ def test_a_loss_with_any_keywords_is_given_the_number_of_items(tmp_path):
 
         torch.manual_seed(3)
         extra = {"model": NetWithKeywords(0.0)}
-        trainer = make(library, folder, Keywords, extra, gradient_accumulation_steps=2)
-        trainer.train()
-        return end(trainer)
+        return train(library, folder, Keywords, extra, gradient_accumulation_steps=2)
 
     same_on_both(script, tmp_path)
 
@@ -158,31 +152,6 @@ def test_callbacks_get_the_scheduler_of_the_script_and_not_a_wrapper(tmp_path):
     assert same_on_both(script, tmp_path) == ([(1, [0.05], True), (2, [0.05], True), (3, [0.05], True)], True)
 
 
-class Lazy(Sampler):
-    """Draws each index when it is asked for, and says in which epoch."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __iter__(self):
-        return ((self.epoch + int(torch.randint(self.n, ()))) % self.n for _ in range(self.n))
-
-
-class Backwards(DataLoader):
-    """Changes each batch on its way."""
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield {name: column.flip(0) for name, column in batch.items()}
-
-
 class NoisyPoints(Points):
     """Draws a random number for each sample, and would draw another epoch's if it were told of epochs."""
 
@@ -212,16 +181,9 @@ def batches_of_points(n: int) -> list[dict]:
 
 LOADERS = {
     "shuffled": lambda n: DataLoader(Points(n), 4, shuffle=True),
-    "generator": lambda n: DataLoader(Points(n), 4, shuffle=True, generator=torch.Generator().manual_seed(5)),
-    "in order": lambda n: DataLoader(Points(n), 4),
-    "weighted": lambda n: DataLoader(Points(n), 4, sampler=WeightedRandomSampler(torch.arange(float(n)), n)),
-    "replaced": lambda n: DataLoader(Points(n), 4, sampler=RandomSampler(Points(n), replacement=True)),
-    "lazy": lambda n: DataLoader(Points(n), 4, sampler=Lazy(n)),
-    "distributed": lambda n: DataLoader(Points(n), 4, sampler=DistributedSampler(Points(n), 1, 0)),
     "noisy": lambda n: DataLoader(NoisyPoints(n), 4, shuffle=True),
     "workers": lambda n: DataLoader(Points(n), 4, shuffle=True, num_workers=1),
     "without batches": lambda n: DataLoader(batches_of_points(n), batch_size=None, shuffle=True),
-    "subclass": lambda n: Backwards(Points(n), 4, shuffle=True),
     "stream": lambda n: DataLoader(Stream(Points(n)), 4),
     "list": lambda n: batches_of_points(n),
     "object": lambda n: Iterated(batches_of_points(n)),
@@ -237,14 +199,12 @@ def test_the_loader_of_an_override_is_trained_on_in_its_order(name, accumulation
                 return LOADERS[name](22)
 
         limit = {"max_steps": 7} if name == "stream" else {}
-        trainer = make(library, folder, Own, gradient_accumulation_steps=accumulation, **limit)
-        trainer.train()
-        return end(trainer)
+        return train(library, folder, Own, gradient_accumulation_steps=accumulation, **limit)
 
     same_on_both(script, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["shuffled", "in order", "weighted", "noisy", "list", "object"])
+@pytest.mark.parametrize("name", ["shuffled", "noisy", "list", "object"])
 def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
     """24 samples in batches of 4: a smaller last batch has a row in the table."""
 
@@ -277,9 +237,7 @@ def test_a_stop_acts_at_the_same_moment(event, switch, accumulation, tmp_path):
 
         stopper = type("Stopper", (library.TrainerCallback,), {event: stop})
         settings = {"gradient_accumulation_steps": accumulation, "eval_strategy": "epoch"}
-        trainer = make(library, folder, extra={"callbacks": [stopper]}, **settings)
-        trainer.train()
-        return end(trainer)
+        return train(library, folder, extra={"callbacks": [stopper]}, **settings)
 
     same_on_both(script, tmp_path)
 
@@ -416,18 +374,6 @@ def test_the_labels_of_question_answering_are_found(tmp_path):
         return trainer.label_names, metrics, [part.tolist() for part in label_ids], end(trainer)
 
     same_on_both(script, tmp_path)
-
-
-def test_a_checkpoint_in_the_arguments_is_for_the_script(tmp_path):
-    def script(library, folder):
-        make(library, folder, save_strategy="steps", save_steps=3).train()
-        reset(library.__name__)
-        trainer = make(library, folder, resume_from_checkpoint=f"{folder}/checkpoint-3", learning_rate=0.02)
-        trainer.train()
-        return end(trainer)
-
-    ours = same_on_both(script, tmp_path)
-    assert len(ours["logs"]) == 7
 
 
 @pytest.mark.parametrize(

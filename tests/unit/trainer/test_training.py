@@ -117,22 +117,6 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
 
 
-def test_a_loss_function_counts_the_labels_of_the_whole_step(tmp_path):
-    counts = []
-
-    def loss_function(outputs, labels, num_items_in_batch=None):
-        counts.append(int(num_items_in_batch))
-        return summed_loss(outputs, labels, num_items_in_batch)
-
-    trainer = make_trainer(
-        tmp_path, train=28, gradient_accumulation_steps=2, extra={"compute_loss_func": loss_function}
-    )
-    trainer.train_dataset.labels[:3] = -100
-    trainer.train()
-    assert counts[0] == counts[1] and counts[2] == counts[3]
-    assert counts[0] + counts[2] == 25
-
-
 def test_outputs_may_be_dicts_tuples_objects_or_the_loss(tmp_path):
     @dataclass
     class Output:
