@@ -54,8 +54,6 @@ def _stack_dicts(samples: list[Mapping]) -> dict[str, Tensor]:
 def _stack_label(labels: list) -> Tensor:
     """The labels that samples call "label". Only whole numbers become int64: a list or an array becomes float32."""
     first = labels[0]
-    if isinstance(first, Tensor) and first.numel() != 1:
-        return torch.stack(labels)
     number = first.item() if isinstance(first, Tensor) else first
     return torch.tensor(labels, dtype=_label_dtype(number))
 

@@ -101,25 +101,20 @@ def test_callbacks_come_and_go(tmp_path):
     assert recorder.events == []
 
 
-class Called(TrainerCallback):
-    """Notes its name at every step, and does something more in the first."""
-
-    def __init__(self, name, calls, act=lambda: None):
-        self.name = name
-        self.calls = calls
-        self.act = act
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.calls.append(self.name)
-        if state.global_step == 1:
-            self.act()
-
-
 def test_a_callback_that_removes_itself_costs_no_other_callback_the_event(tmp_path):
     """In the original the next one is left out."""
     calls = []
-    first = Called("first", calls, lambda: trainer.remove_callback(first))
-    trainer = make_trainer(tmp_path, max_steps=2, extra={"callbacks": [first, Called("second", calls)]})
+
+    class First(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            calls.append("first")
+            trainer.remove_callback(First)
+
+    class Second(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            calls.append("second")
+
+    trainer = make_trainer(tmp_path, max_steps=2, extra={"callbacks": [First, Second]})
     trainer.train()
     assert calls == ["first", "second", "second"]
 

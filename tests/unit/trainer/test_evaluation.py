@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from common.processes import ranks
-from common.trainer import TrainerState
+from common.trainer import TrainerState, default_data_collator
 from tests.states import forget_states, on_a_rank, reset_states
 from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.toy import accuracy, make_trainer
@@ -215,36 +215,13 @@ def test_batches_may_begin_with_something_else_than_a_tensor(tmp_path):
             return super().forward(x, labels)
 
     def collate(samples):
-        batch = {"name": [sample["name"] for sample in samples]}
-        for key in ("x", "labels"):
-            batch[key] = torch.stack([sample[key] for sample in samples])
-        return batch
+        return {"name": [sample["name"] for sample in samples], **default_data_collator(samples)}
 
     extra = {"train_dataset": Named(20), "eval_dataset": Named(11), "data_collator": collate}
     torch.manual_seed(3)
     trainer = make_trainer(tmp_path, model=TakesNames(), extra=extra)
     trainer.train()
     assert trainer.predict(Named(11)).predictions.shape == (11, 10)
-
-
-def test_rows_of_different_lengths_are_filled_up(tmp_path):
-    class Texts(Points):
-        def __getitem__(self, index):
-            length = 2 + index // 4
-            return {"tokens": torch.full((length,), index), "labels": torch.full((length,), index)}
-
-    class Echo(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(1, 1)
-
-        def forward(self, tokens, labels=None):
-            return {"loss": self.linear(torch.ones(1, 1)).sum(), "logits": tokens.float()}
-
-    trainer = make_trainer(tmp_path, model=Echo(), per_device_eval_batch_size=4)
-    output = trainer.predict(Texts(8))
-    assert output.predictions.shape == output.label_ids.shape == (8, 3)
-    assert output.predictions[0].tolist() == [0, 0, -100] and output.predictions[7].tolist() == [7, 7, 7]
 
 
 def test_a_plain_loader_is_evaluated_whole_after_a_training_with_a_short_last_batch(tmp_path):
@@ -280,6 +257,12 @@ class Sentences(Points):
     def __getitem__(self, index):
         tokens = torch.full((index + 1,), 3)
         return {"tokens": tokens, "labels": tokens}
+
+
+def test_rows_of_different_lengths_are_filled_up(tmp_path):
+    output = make_trainer(tmp_path, model=Certain(), per_device_eval_batch_size=1).predict(Sentences(3))
+    assert output.predictions.shape == (3, 3, 4)
+    assert output.label_ids.tolist() == [[3, -100, -100], [3, 3, -100], [3, 3, 3]]
 
 
 @on_a_rank

@@ -118,6 +118,10 @@ def test_a_callback_may_derive_from_exportable_state(tmp_path):
 def test_copies_of_the_originals_methods_find_what_they_ask_for(tmp_path):
     def script(library, folder):
         class Own(library.Trainer):
+            def _prepare_inputs(self, inputs):
+                inputs = super()._prepare_inputs(inputs)
+                return {**inputs, "x": inputs["x"] + 1}
+
             def training_step(self, model, inputs, num_items_in_batch=None):
                 model.train()
                 inputs = self._prepare_inputs(inputs)

@@ -346,16 +346,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_put_aside_and_the_one_before_t
     assert saved == [[("checkpoint-6", ""), aside], [aside, ("checkpoint-8", "")]]
 
 
-def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_touched(tmp_path, caplog):
-    killed_after_two_checkpoints(tmp_path)
-    for path in tmp_path.glob("*/optimizer.bin"):
-        damage(path)
-    with pytest.raises(CheckpointError, match=f"there is no complete checkpoint in {tmp_path}$"):
-        busy_trainer(tmp_path).train(resume_from_checkpoint=True)
-    assert [f"checkpoint-{step}/optimizer.bin is not what was saved" in caplog.text for step in (3, 6)] == [True, True]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-6"]
-
-
 def test_a_damaged_best_model_is_refused_by_name(tmp_path):
     class Vandal(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):

@@ -550,24 +550,6 @@ def test_arguments_may_be_given_by_position(tmp_path):
     same_on_both(script, tmp_path)
 
 
-def test_an_override_prepares_the_inputs(tmp_path):
-    def script(library, folder):
-        calls = []
-
-        class Own(library.Trainer):
-            def _prepare_inputs(self, inputs):
-                inputs = super()._prepare_inputs(inputs)
-                calls.append((self.model.training, len(inputs["x"])))
-                return {**inputs, "x": inputs["x"] + 1}
-
-        trainer = make(library, folder, Own, eval_strategy="epoch")
-        trainer.train()
-        trainer.predict(Points(5))
-        return calls, end(trainer)
-
-    same_on_both(script, tmp_path)
-
-
 class Sums(nn.Module):
     """Returns, besides the logits, a number for each class: no row of it belongs to a sample."""
 
