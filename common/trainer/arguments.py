@@ -64,10 +64,6 @@ def _is_count(value: Any) -> bool:
     return value >= 1 and value == int(value)
 
 
-def _is_interval(value: Any) -> bool:
-    return 0 <= value < 1 or _is_count(value)
-
-
 @dataclass
 class TrainingArguments:
     """The settings of one run, with the names and defaults of `transformers.TrainingArguments`.
@@ -200,7 +196,7 @@ class TrainingArguments:
         for name in ("logging_steps", "save_steps"):
             self._check(name, lambda value: value > 0, "above 0")
         for name in ("logging_steps", "save_steps", "eval_steps", "warmup_steps"):
-            self._check(name, _is_interval, "whole, or a share below 1")
+            self._check(name, lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
         for name in ("num_train_epochs", "learning_rate", "weight_decay", "max_grad_norm", "eval_delay"):
             self._check(name, lambda value: value >= 0, "0 or more")
 

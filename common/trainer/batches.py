@@ -42,20 +42,16 @@ def _stack_dicts(samples: list[Mapping]) -> dict[str, Tensor]:
     first = samples[0]
     batch = {}
     if first.get("label") is not None:
-        batch[LABELS] = _stack_label([sample["label"] for sample in samples])
+        # Only whole numbers become int64: a list or an array becomes float32.
+        labels = [sample["label"] for sample in samples]
+        number = labels[0].item() if isinstance(labels[0], Tensor) else labels[0]
+        batch[LABELS] = torch.tensor(labels, dtype=_label_dtype(number))
     elif first.get("label_ids") is not None:
         batch[LABELS] = _stack_label_ids([sample["label_ids"] for sample in samples])
     for key, value in first.items():
         if key not in LABEL_KEYS and value is not None and not isinstance(value, str):
             batch[key] = _stack([sample[key] for sample in samples])
     return batch
-
-
-def _stack_label(labels: list) -> Tensor:
-    """The labels that samples call "label". Only whole numbers become int64: a list or an array becomes float32."""
-    first = labels[0]
-    number = first.item() if isinstance(first, Tensor) else first
-    return torch.tensor(labels, dtype=_label_dtype(number))
 
 
 def _stack_label_ids(labels: list) -> Tensor:

@@ -72,10 +72,6 @@ class Run(NamedTuple):
         return min_lr / self.start_lr if min_lr_rate is None else min_lr_rate
 
 
-def _constant(step: int, run: Run) -> float:
-    return 1
-
-
 def _constant_with_warmup(step: int, run: Run) -> float:
     return step / run.warmup if step < run.warmup else 1.0
 
@@ -190,7 +186,7 @@ def _warmup_stable_decay(
 
 # Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say.
 _FACTORS: dict[str, Callable[..., float]] = {
-    "constant": _constant,
+    "constant": lambda step, run: 1,
     "constant_with_warmup": _constant_with_warmup,
     "inverse_sqrt": _inverse_sqrt,
     "linear": _linear,
