@@ -384,22 +384,6 @@ class Accelerator:
             self.step += 1
             state.sync_gradients = self.step % state.num_steps == 0
 
-    @contextlib.contextmanager
-    def within_window(self, micro_batches: int, size: int) -> Iterator[None]:
-        """Let a checkpoint in the block hold the gradients of the first `micro_batches` of a window of `size`.
-
-        It is for a caller who counts the micro-batches by itself; `accumulate` has counted none of them.
-        """
-        size_before = self.gradient_accumulation_steps
-        step_before = self.step
-        self.gradient_accumulation_steps = size
-        self.step = micro_batches
-        try:
-            yield
-        finally:
-            self.gradient_accumulation_steps = size_before
-            self.step = step_before
-
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """`loss.backward(**kwargs)` for this micro-batch's part of its window, scaled under fp16.
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,15 +43,6 @@ class AcceleratorConfig:
     non_blocking: bool = False
     gradient_accumulation_kwargs: dict[str, Any] | None = None
 
-    @classmethod
-    def from_json_file(cls, json_file: str) -> "AcceleratorConfig":
-        """Read the settings from a JSON file.
-
-        Raises:
-            TypeError: for a name that is no setting.
-        """
-        return cls(**json.loads(Path(json_file).read_text(encoding="utf-8")))
-
 
 class ParallelMode(Enum):
     """One process, or several with a device each."""
@@ -60,63 +51,17 @@ class ParallelMode(Enum):
     DISTRIBUTED = "distributed"
 
 
-class Requirement(NamedTuple):
-    """A condition on a value, and the words of an error for it."""
-
-    holds: Callable[[Any], bool]
-    description: str
-
-
-def _one_of(*choices: str) -> Requirement:
-    return Requirement(choices.__contains__, f"one of {', '.join(choices)}")
+CHOICES = {
+    "optim": OPTIMIZERS,
+    "lr_scheduler_type": SCHEDULES,
+    "logging_strategy": ("no", "steps", "epoch"),
+    "eval_strategy": ("no", "steps", "epoch"),
+    "save_strategy": ("no", "steps", "epoch", "best"),
+}
 
 
 def _is_count(value: Any) -> bool:
     return value >= 1 and value == int(value)
-
-
-COUNT = Requirement(_is_count, "whole, above 0")
-COUNT_OR_NONE = Requirement(lambda value: value is None or _is_count(value), "whole and above 0, or None")
-COUNT_OR_NO_LIMIT = Requirement(lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
-INTERVAL = Requirement(lambda value: 0 < value < 1 or _is_count(value), "whole and above 0, or a share below 1")
-COUNT_OR_SHARE = Requirement(lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
-COUNT_SHARE_OR_NONE = Requirement(
-    lambda value: value is None or COUNT_OR_SHARE.holds(value), "whole, a share below 1, or None"
-)
-ABOVE_ZERO = Requirement(lambda value: value > 0, "above 0")
-WHOLE = Requirement(lambda value: value == int(value), "whole")
-WHOLE_OR_NONE = Requirement(lambda value: value is None or value == int(value), "whole, or None")
-NOT_NEGATIVE = Requirement(lambda value: value >= 0, "0 or more")
-BELOW_ONE = Requirement(lambda value: 0 <= value < 1, "in [0, 1)")
-
-REQUIREMENTS = {
-    "optim": _one_of(*OPTIMIZERS),
-    "lr_scheduler_type": _one_of(*SCHEDULES),
-    "logging_strategy": _one_of("no", "steps", "epoch"),
-    "eval_strategy": _one_of("no", "steps", "epoch"),
-    "save_strategy": _one_of("no", "steps", "epoch", "best"),
-    "per_device_train_batch_size": COUNT,
-    "per_device_eval_batch_size": COUNT,
-    "gradient_accumulation_steps": COUNT,
-    "save_total_limit": COUNT_OR_NONE,
-    "max_steps": COUNT_OR_NO_LIMIT,
-    "logging_steps": INTERVAL,
-    "eval_steps": COUNT_SHARE_OR_NONE,
-    "save_steps": INTERVAL,
-    "num_train_epochs": NOT_NEGATIVE,
-    "adam_epsilon": ABOVE_ZERO,
-    "ddp_timeout": ABOVE_ZERO,
-    "seed": WHOLE,
-    "data_seed": WHOLE_OR_NONE,
-    "learning_rate": NOT_NEGATIVE,
-    "weight_decay": NOT_NEGATIVE,
-    "max_grad_norm": NOT_NEGATIVE,
-    "dataloader_num_workers": NOT_NEGATIVE,
-    "eval_delay": NOT_NEGATIVE,
-    "adam_beta1": BELOW_ONE,
-    "adam_beta2": BELOW_ONE,
-    "warmup_steps": COUNT_OR_SHARE,
-}
 
 
 @dataclass
@@ -235,20 +180,36 @@ class TrainingArguments:
         if self.eval_strategy == "steps" and (self.eval_steps is None or self.eval_steps == 0):
             self.eval_steps = self.logging_steps
         self._complete_metric()
-        for name, requirement in REQUIREMENTS.items():
-            self._check(name, requirement)
+        self._check_values()
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
         self._refuse_best_without_evaluation()
 
-    def _check(self, name: str, requirement: Requirement) -> None:
+    def _check_values(self) -> None:
+        for name, choices in CHOICES.items():
+            self._check(name, choices.__contains__, f"one of {', '.join(choices)}")
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+            self._check(name, _is_count, "whole, above 0")
+        for name in ("gradient_accumulation_steps", "save_total_limit"):
+            self._check(name, _is_count, "whole, above 0")
+        self._check("max_steps", lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
+        for name in ("logging_steps", "save_steps"):
+            self._check(name, lambda value: value > 0, "above 0")
+        for name in ("logging_steps", "save_steps", "eval_steps", "warmup_steps"):
+            self._check(name, lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
+        for name in ("num_train_epochs", "learning_rate", "weight_decay", "max_grad_norm", "eval_delay"):
+            self._check(name, lambda value: value >= 0, "0 or more")
+
+    def _check(self, name: str, holds: Callable[[Any], bool], description: str) -> None:
         value = getattr(self, name)
+        if value is None:
+            return
         try:
-            holds = requirement.holds(value)
+            is_right = holds(value)
         except (TypeError, ValueError):  # a text is no number
-            raise ValueError(f"{name} is {value!r} but must be a number: {requirement.description}") from None
-        if not holds:
-            raise ValueError(f"{name} is {value!r} but must be {requirement.description}")
+            raise ValueError(f"{name} is {value!r} but must be a number: {description}") from None
+        if not is_right:
+            raise ValueError(f"{name} is {value!r} but must be {description}")
 
     def _complete_names(self) -> None:
         self.output_dir = os.path.expanduser(self.output_dir)
@@ -266,7 +227,7 @@ class TrainingArguments:
         elif isinstance(config, dict):
             config = AcceleratorConfig(**config)
         elif isinstance(config, str):
-            config = AcceleratorConfig.from_json_file(config)
+            config = AcceleratorConfig(**json.loads(Path(config).read_text(encoding="utf-8")))
         self.accelerator_config = config
         accumulation = dict(config.gradient_accumulation_kwargs or {})
         if "num_steps" in accumulation:
@@ -393,16 +354,6 @@ class TrainingArguments:
     def to_json_string(self) -> str:
         """`to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=2)
-
-    def to_sanitized_dict(self) -> dict[str, Any]:
-        """The settings and both batch sizes as what trackers take: what is no number, truth value or text as text."""
-        settings = self.to_dict()
-        settings["train_batch_size"] = self.train_batch_size
-        settings["eval_batch_size"] = self.eval_batch_size
-        plain = {}
-        for name, value in settings.items():
-            plain[name] = value if type(value) in (bool, int, float, str) else str(value)
-        return plain
 
     @property
     def loading(self) -> AcceleratorConfig:

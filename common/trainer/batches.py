@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,22 +42,16 @@ def _stack_dicts(samples: list[Mapping]) -> dict[str, Tensor]:
     first = samples[0]
     batch = {}
     if first.get("label") is not None:
-        batch[LABELS] = _stack_label([sample["label"] for sample in samples])
+        # Only whole numbers become int64: a list or an array becomes float32.
+        labels = [sample["label"] for sample in samples]
+        number = labels[0].item() if isinstance(labels[0], Tensor) else labels[0]
+        batch[LABELS] = torch.tensor(labels, dtype=_label_dtype(number))
     elif first.get("label_ids") is not None:
         batch[LABELS] = _stack_label_ids([sample["label_ids"] for sample in samples])
     for key, value in first.items():
         if key not in LABEL_KEYS and value is not None and not isinstance(value, str):
             batch[key] = _stack([sample[key] for sample in samples])
     return batch
-
-
-def _stack_label(labels: list) -> Tensor:
-    """The labels that samples call "label". Only whole numbers become int64: a list or an array becomes float32."""
-    first = labels[0]
-    if isinstance(first, Tensor) and first.numel() != 1:
-        return torch.stack(labels)
-    number = first.item() if isinstance(first, Tensor) else first
-    return torch.tensor(labels, dtype=_label_dtype(number))
 
 
 def _stack_label_ids(labels: list) -> Tensor:
@@ -170,12 +164,6 @@ def shifts_labels(model: nn.Module) -> bool:
     return getattr(model, "loss_type", None) in CAUSAL_LOSS_TYPES and not is_encoder_decoder
 
 
-def returns_loss_without_labels(model: nn.Module) -> bool:
-    """True if `forward` has a parameter `return_loss` that is True by default, as CLIP's has."""
-    taken = inspect.signature(model.forward).parameters
-    return "return_loss" in taken and taken["return_loss"].default is True
-
-
 def get_labels(batch: Any, label_names: list[str]) -> Any:
     """A dict's labels, all of which must be there, or a tuple's last element; a tuple of several labels, or None."""
     if isinstance(batch, Mapping):
@@ -188,21 +176,14 @@ def get_labels(batch: Any, label_names: list[str]) -> Any:
     return None
 
 
-class LabelledBatch(NamedTuple):
-    """The part of a batch that a model takes, and the part that only the loss takes."""
-
-    inputs: Any
-    labels: Any
-
-
-def split_labels(batch: Any) -> LabelledBatch:
-    """Take a dict's "labels" or a tuple's last element out of a batch; None where there is none."""
+def split_labels(batch: Any) -> tuple[Any, Any]:
+    """A batch without a dict's "labels" or a tuple's last element, and these labels; None where there are none."""
     if isinstance(batch, Mapping):
         inputs = {key: value for key, value in batch.items() if key != LABELS}
-        return LabelledBatch(inputs, batch.get(LABELS))
+        return inputs, batch.get(LABELS)
     if isinstance(batch, tuple | list) and len(batch) > 1:
-        return LabelledBatch(batch[:-1], batch[-1])
-    return LabelledBatch(batch, None)
+        return batch[:-1], batch[-1]
+    return batch, None
 
 
 def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
@@ -213,7 +194,7 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     Args:
         shifted: leave out the first label of each row, see `shifts_labels`.
     """
-    labels = split_labels(batch).labels
+    _, labels = split_labels(batch)
     if labels is not None and isinstance(batch, Mapping) and "shift_labels" in batch:
         labels = batch["shift_labels"]
     elif shifted and isinstance(labels, Tensor):

@@ -12,104 +12,57 @@ from common.trainer.state import TrainerControl, TrainerState
 class TrainerCallback:
     """The events of a run. Override those that you need; the others cost nothing.
 
-    Every event gets `args`, `state` and `control`, and by keyword `model`, `processing_class`, `optimizer`,
-    `lr_scheduler`, `train_dataloader` and `eval_dataloader`: write the ones you need into the signature and `**kwargs`
-    for the rest.
-    `on_log` also gets `logs`, `on_evaluate` and `on_predict` get `metrics`. A callback changes the run through
-    `control`, and may return it. All ranks call it.
+    Every event gets `args` (TrainingArguments), `state` (TrainerState) and `control` (TrainerControl), and by keyword
+    `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`: write the ones
+    you need into the signature and `**kwargs` for the rest. `on_log` also gets `logs`, `on_evaluate` and `on_predict`
+    get `metrics`, which are dicts. A callback changes the run through `control`, and may return it. All ranks call it.
 
-    A callback that must survive a restart has the method of ExportableState. A callback that wants to look at its
-    attributes before they are set again has `load_state(attributes)`, which is called instead.
+    A callback that must survive a restart has the method of ExportableState.
     """
 
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_init_end(self, args, state, control, **kwargs):
         """The Trainer has been made."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_train_begin(self, args, state, control, **kwargs):
         """Training is about to begin; a checkpoint to resume from, and with it the random state, has been loaded."""
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_train_end(self, args, state, control, **kwargs):
         """Training is over; the best model has been loaded if asked for."""
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_epoch_begin(self, args, state, control, **kwargs):
         """An epoch begins, or goes on after a restart."""
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_epoch_end(self, args, state, control, **kwargs):
         """An epoch is over, or was cut short."""
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_step_begin(self, args, state, control, **kwargs):
         """The micro-batches of an optimizer step are about to be used."""
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_substep_end(self, args, state, control, **kwargs):
         """A micro-batch is done, other than the last of its step."""
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
         """The gradients are complete and clipped."""
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_optimizer_step(self, args, state, control, **kwargs):
         """The optimizer has stepped; the gradients are still there."""
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_step_end(self, args, state, control, **kwargs):
         """A step is done."""
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, Any],
-        **kwargs: Any,
-    ) -> TrainerControl | None:
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
         """An evaluation is done."""
 
-    def on_predict(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, Any],
-        **kwargs: Any,
-    ) -> TrainerControl | None:
+    def on_predict(self, args, state, control, metrics, **kwargs):
         """A prediction is done."""
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_prediction_step(self, args, state, control, **kwargs):
         """A batch of an evaluation or prediction is done."""
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_save(self, args, state, control, **kwargs):
         """A checkpoint is complete."""
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: Any,
-    ) -> TrainerControl | None:
+    def on_log(self, args, state, control, logs, **kwargs):
         """Values have been logged."""
 
 
@@ -183,34 +136,21 @@ class CallbackHandler:
 
     # The events that an override of the Trainer's `log`, `evaluate`, `predict` or `evaluation_loop` has to tell.
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any]
-    ) -> TrainerControl:
+    def on_log(self, args, state, control, logs):
         """Tell that values have been logged."""
         return self.call_event("on_log", args, state, control, logs=logs)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any]
-    ) -> TrainerControl:
+    def on_evaluate(self, args, state, control, metrics):
         """Tell that an evaluation is done."""
         return self.call_event("on_evaluate", args, state, control, metrics=metrics)
 
-    def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any]
-    ) -> TrainerControl:
+    def on_predict(self, args, state, control, metrics):
         """Tell that a prediction is done."""
         return self.call_event("on_predict", args, state, control, metrics=metrics)
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl
-    ) -> TrainerControl:
+    def on_prediction_step(self, args, state, control):
         """Tell that a batch of an evaluation or prediction is done."""
         return self.call_event("on_prediction_step", args, state, control)
-
-    @property
-    def callback_list(self) -> str:
-        """The names of the callbacks' classes, one a line."""
-        return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new instance of a callback class. During an event, it gets that event too.
@@ -220,10 +160,6 @@ class CallbackHandler:
         """
         if isinstance(callback, type):
             callback = callback()
-        for event in EVENTS:
-            if not hasattr(callback, event):
-                lacks = f"'{type(callback).__name__}' object has no attribute '{event}'"
-                raise AttributeError(f"{lacks}: a callback derives from TrainerCallback")
         self.callbacks.append(callback)
         self._listen(callback)
 
@@ -254,14 +190,14 @@ class CallbackHandler:
 
     def states(self) -> dict[str, Any]:
         """The states of the callbacks that have one, by class name; a list where several share the name."""
-        found: dict[str, list] = {}
+        states: dict[str, Any] = {}
         for callback in self.callbacks:
             if callable(getattr(callback, "state", None)):
-                of_same_class = found.setdefault(type(callback).__name__, [])
+                of_same_class = states.setdefault(type(callback).__name__, [])
                 of_same_class.append(callback.state())
-        states: dict[str, Any] = {}
-        for name, of_same_class in found.items():
-            states[name] = of_same_class if len(of_same_class) > 1 else of_same_class[0]
+        for name, of_same_class in states.items():
+            if len(of_same_class) == 1:
+                states[name] = of_same_class[0]
         return states
 
     def restore(self, states: dict[str, Any]) -> None:
@@ -275,18 +211,14 @@ class CallbackHandler:
         for callback in self.callbacks:
             of_same_class = left.get(type(callback).__name__)
             if of_same_class:
-                attributes = of_same_class.pop(0)["attributes"]
-                if hasattr(callback, "load_state"):
-                    callback.load_state(attributes)
-                    continue
-                for attribute, value in attributes.items():
+                for attribute, value in of_same_class.pop(0)["attributes"].items():
                     setattr(callback, attribute, value)
 
 
 class DefaultFlowCallback(TrainerCallback):
     """Logs, evaluates, saves and stops when the arguments say so."""
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         step = state.global_step
         is_last = step >= state.max_steps
         if args.logging_strategy == "steps" and step % state.logging_steps == 0:
@@ -300,9 +232,7 @@ class DefaultFlowCallback(TrainerCallback):
         if is_last:
             control.should_training_stop = True
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args, state, control, **kwargs):
         if args.logging_strategy == "epoch":
             control.should_log = True
         if args.eval_strategy == "epoch" and state.epoch >= args.eval_delay:
@@ -323,23 +253,14 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_threshold = early_stopping_threshold
         self.early_stopping_patience_counter = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         if args.metric_for_best_model is None or args.eval_strategy == "no":
             raise ValueError("EarlyStoppingCallback needs metric_for_best_model and an eval_strategy")
         if state.global_step > 0:
             # A run that it stopped stays stopped when it is resumed.
             self._stop_without_patience(control)
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
         metric = metrics.get(str(args.best_metric_key))
         if metric is None:  # one of several evaluation sets, and not the one to watch
             return

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.accelerator import Accelerator
 from common.accelerator.utils import gather_object, send_to_device
-from common.nested import leaves, map_nested, zip_nested
+from common.nested import map_nested, zip_nested
 
 # Predictions of batches with different second dimensions, such as lengths of texts, are filled up with this value.
 PADDING = -100
-# At most so many bytes of predictions, or those of one batch if they are more, are gathered from each rank at once.
-GATHERED_BYTES = 32 * 2**20
+# Batches of each rank that are gathered at once.
+STEPS_AT_ONCE = 8
 
 
 class EvalPrediction(NamedTuple):
@@ -30,14 +29,6 @@ class EvalPrediction(NamedTuple):
 
     predictions: Any
     label_ids: Any
-
-    @property
-    def inputs(self) -> None:
-        """None: the original has the inputs here where its argument `include_for_metrics` asks for them."""
-
-    @property
-    def losses(self) -> None:
-        """None: see `inputs`."""
 
 
 class TrainOutput(NamedTuple):
@@ -65,52 +56,42 @@ class EvalLoopOutput(NamedTuple):
     num_samples: int
 
 
-class BatchLoss(NamedTuple):
-    """The mean loss of one batch of `rows` samples, those included that are there only to even out the ranks."""
+class BatchResult(NamedTuple):
+    """What an evaluation has of one batch: nested tensors or, on the CPU, NumPy arrays; None for what there is not.
+
+    Attributes:
+        rows: its samples, those included that are there only to even out the ranks.
+        loss: the mean over them.
+        logits, labels: the model's output and the labels, with a row for each sample.
+    """
 
     rows: int
     loss: Any
-
-
-class BatchPrediction(NamedTuple):
-    """A model's output for one batch and its labels: arrays, or tuples or dicts of them, with a row for each sample."""
-
     logits: Any
     labels: Any
 
 
-class _Copy(NamedTuple):
-    """A batch's output and labels on the CPU, or on their way there: they have come when the event has happened."""
+class Results:
+    """The results of a rank's batches, which leave its device batch by batch.
 
-    logits: Any
-    labels: Any
-    arrival: torch.cuda.Event | None
-
-
-class Predictions:
-    """The predictions of a rank's batches, which leave its device batch by batch.
-
-    A GPU computes the next batch while the CPU waits for the predictions of one.
+    A GPU computes the next batch while the CPU waits for the results of one.
     """
 
-    def __init__(self) -> None:
-        self._on_host: list[BatchPrediction] = []
-        self._leaving: _Copy | None = None
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on_host: list[BatchResult] = []
+        self._leaving: BatchResult | None = None
+        self._arrival: torch.cuda.Event | None = None
 
-    def add(self, logits: Any, labels: Any) -> None:
-        """Send a batch's output and labels to the CPU, and take those of the batch before."""
+    def add(self, result: BatchResult) -> None:
+        """Send the result of a batch to the CPU, and take that of the batch before."""
         self._take()
-        tensors = [leaf for leaf in leaves([logits, labels]) if isinstance(leaf, Tensor)]
-        on_gpu = [tensor for tensor in tensors if tensor.device.type == "cuda"]
-        non_blocking = bool(on_gpu)
-        logits = send_to_device(logits, "cpu", non_blocking)
-        labels = send_to_device(labels, "cpu", non_blocking)
-        arrival = torch.cuda.current_stream(on_gpu[0].device).record_event() if on_gpu else None
-        self._leaving = _Copy(logits, labels, arrival)
-        if arrival is None:
-            self._take()
+        leaves_gpu = self._device.type == "cuda"
+        self._leaving = send_to_device(result, "cpu", leaves_gpu)
+        if leaves_gpu:
+            self._arrival = torch.cuda.current_stream(self._device).record_event()
 
-    def on_host(self) -> list[BatchPrediction]:
+    def on_host(self) -> list[BatchResult]:
         """All of them as NumPy arrays, in the order of the batches."""
         self._take()
         return self._on_host
@@ -118,57 +99,29 @@ class Predictions:
     def _take(self) -> None:
         if self._leaving is None:
             return
-        logits, labels, arrival = self._leaving
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        self._on_host.append(as_arrays(self._leaving))
         self._leaving = None
-        if arrival is not None:
-            arrival.synchronize()
-            # torch copies into pinned memory where it does not wait. A whole evaluation does not belong there.
-            logits = map_nested(_clone_tensor, logits)
-            labels = map_nested(_clone_tensor, labels)
-        self._on_host.append(BatchPrediction(as_arrays(logits), as_arrays(labels)))
 
 
-def _clone_tensor(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+def gather_steps(own: list[BatchResult]) -> list[list[BatchResult]]:
+    """The batches of all ranks for each step of a loop, in the order of the ranks. All ranks must call this.
 
-
-def losses_on_host(losses: list[BatchLoss]) -> list[BatchLoss]:
-    """The losses as NumPy numbers. They are read at once, because each read waits for the device."""
-    if not losses:
-        return []
-    stacked = torch.stack([batch.loss for batch in losses])
-    numbers = as_arrays(stacked.cpu())
-    return [BatchLoss(batch.rows, number) for batch, number in zip(losses, numbers, strict=True)]
-
-
-def gather_steps(accelerator: Accelerator, own: list) -> list[list]:
-    """The entries of all ranks for each step of a loop, in the order of the ranks. All ranks must call this.
-
-    A rank with fewer steps than the others has nothing in the last ones. Steps are gathered in chunks of at most
-    `GATHERED_BYTES` a rank, because the collective may pass through the device's memory.
-
-    Args:
-        own: of this rank, an entry for each step.
+    A rank with fewer steps than the others has nothing in the last ones. Only some steps are gathered at a time,
+    because the collective may pass through the device's memory.
     """
-    own_bytes = sum(leaf.nbytes for leaf in leaves(own) if isinstance(leaf, np.ndarray))
-    lengths = gather_object([len(own)])
-    num_steps = max(lengths)
-    if num_steps == 0:
-        return []
-    most_bytes = max(gather_object([own_bytes]))
-    num_chunks = min(num_steps, 1 + most_bytes // GATHERED_BYTES)
-    steps_per_chunk = -(-num_steps // num_chunks)
-    missing = object()
+    num_steps = max(gather_object([len(own)]))
     steps = []
-    for start in range(0, num_steps, steps_per_chunk):
-        of_ranks = gather_object([own[start : start + steps_per_chunk]])
-        for of_step in zip_longest(*of_ranks, fillvalue=missing):
-            steps.append([entry for entry in of_step if entry is not missing])
+    for start in range(0, num_steps, STEPS_AT_ONCE):
+        of_ranks = gather_object([own[start : start + STEPS_AT_ONCE]])
+        for of_step in zip_longest(*of_ranks):
+            steps.append([batch for batch in of_step if batch is not None])
     return steps
 
 
 def join_losses(
-    steps: list[list[BatchLoss]], rows_of_last_step: int | None, rows_per_batch: int | None
+    steps: list[list[BatchResult]], rows_of_last_step: int | None, rows_per_batch: int | None
 ) -> np.ndarray | None:
     """The loss of each sample, which is the mean loss of its batch, in the order of the dataset; None without losses.
 
@@ -176,16 +129,14 @@ def join_losses(
         rows_of_last_step: where repetitions begin in the last step, which is cut off there.
         rows_per_batch: how often every batch counts; None if each counts as often as it has samples.
     """
-    if not steps:
-        return None
     joined = []
-    for step in steps:
-        counts = [batch.rows for batch in step]
-        if rows_per_batch is not None:
-            counts = [rows_per_batch] * len(step)
-        joined.append(np.repeat([batch.loss for batch in step], counts))
-    joined[-1] = joined[-1][:rows_of_last_step]
-    return np.concatenate(joined)
+    for number, step in enumerate(steps, start=1):
+        batches = [batch for batch in step if batch.loss is not None]
+        if batches:
+            counts = [rows_per_batch or batch.rows for batch in batches]
+            losses = np.repeat(np.concatenate([batch.loss for batch in batches]), counts)
+            joined.append(losses[:rows_of_last_step] if number == len(steps) else losses)
+    return np.concatenate(joined) if joined else None
 
 
 def mean_loss(losses: np.ndarray, filter_not_finite: bool) -> float:
@@ -196,17 +147,15 @@ def mean_loss(losses: np.ndarray, filter_not_finite: bool) -> float:
     return losses.mean().item()
 
 
-def join_predictions(steps: list[list[BatchPrediction]], rows_of_last_step: int | None) -> BatchPrediction:
-    """The predictions of all steps in the order of the dataset, cut off where repetitions begin."""
+def join_rows(steps: list[list[BatchResult]], name: str, rows_of_last_step: int | None) -> Any:
+    """The "logits" or "labels" of all steps in the order of the dataset, cut off where repetitions begin."""
     if not steps:
-        return BatchPrediction(None, None)
+        return None
     *whole, last = steps
-    batches = [batch for step in whole for batch in step]
-    last_logits = first_rows(concatenate([batch.logits for batch in last]), rows_of_last_step)
-    last_labels = first_rows(concatenate([batch.labels for batch in last]), rows_of_last_step)
-    logits = concatenate([batch.logits for batch in batches] + [last_logits])
-    labels = concatenate([batch.labels for batch in batches] + [last_labels])
-    return BatchPrediction(logits, labels)
+    parts = [getattr(batch, name) for step in whole for batch in step]
+    last_part = concatenate([getattr(batch, name) for batch in last])
+    parts.append(first_rows(last_part, rows_of_last_step))
+    return concatenate(parts)
 
 
 def as_arrays(data: Any) -> Any:
@@ -217,7 +166,8 @@ def as_arrays(data: Any) -> Any:
             return leaf
         if leaf.dtype == torch.bfloat16:
             leaf = leaf.float()
-        return np.atleast_1d(leaf.numpy())
+        # A copy: torch copies into pinned memory where it does not wait, and a whole evaluation does not belong there.
+        return np.array(leaf.numpy(), ndmin=1)
 
     return map_nested(as_array, data)
 

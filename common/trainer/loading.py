@@ -1,81 +1,17 @@
-"""The loaders of a Trainer: those that it makes, and those that an override of its methods returns."""
+"""How a Trainer reads loaders: those that it makes, and those that an override of its methods returns."""
 
-from collections.abc import Callable, Generator, Iterator
-from functools import partial
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import DataLoader, DistributedSampler
 
-from common.accelerator import Accelerator, skip_first_batches, utils
-from common.accelerator.data_loader import DataLoaderShard, index_sampler_of, prepare_data_loader
-from common.accelerator.resume import StatefulDataLoaderShard, can_be_redrawn
-from common.accelerator.sampler import SeedableRandomSampler, innermost_sampler
-from common.trainer import batches
-from common.trainer.arguments import TrainingArguments
-
-
-class LoaderMaker:
-    """Makes loaders of training and evaluation sets with the settings of a run.
-
-    Args:
-        collator: turns a list of samples into a batch.
-        model: with `args.remove_unused_columns`, what its `forward` does not take is left out of samples.
-        label_names: what is no parameter of `forward` and is kept all the same.
-    """
-
-    def __init__(
-        self,
-        args: TrainingArguments,
-        accelerator: Accelerator,
-        collator: Callable[[list], Any],
-        model: nn.Module,
-        label_names: list[str],
-    ) -> None:
-        self.args = args
-        self.accelerator = accelerator
-        self.collator = batches.ColumnFilter(collator, model, label_names) if args.remove_unused_columns else collator
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "collate_fn": self.collator,
-            "num_workers": self.args.dataloader_num_workers,
-            "pin_memory": self.args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
-        }
-
-    def for_training(self, dataset: Dataset | None, sampler: Sampler | None = None) -> DataLoader:
-        """A loader in the order of `sampler`; a stream, and without a sampler every dataset, keeps its own order.
-
-        Raises:
-            ValueError: without a dataset.
-        """
-        dataset = _given(dataset)
-        settings = self._settings()
-        if not isinstance(dataset, IterableDataset):
-            settings["sampler"] = sampler
-            settings["drop_last"] = self.args.dataloader_drop_last
-            num_workers = self.args.dataloader_num_workers
-            rank = self.accelerator.process_index
-            settings["worker_init_fn"] = partial(seed_worker, num_workers=num_workers, rank=rank)
-        return DataLoader(dataset, self.args.per_device_train_batch_size, **settings)
-
-    def for_evaluation(self, dataset: Dataset | None, sampler: Sampler | None = None) -> DataLoader:
-        """The same for an evaluation, which drops nothing.
-
-        Raises:
-            ValueError: without a dataset.
-        """
-        settings = self._settings()
-        settings["sampler"] = sampler
-        return DataLoader(_given(dataset), self.args.per_device_eval_batch_size, **settings)
-
-
-def _given(dataset: Dataset | None) -> Dataset:
-    if dataset is None:
-        raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
-    return dataset
+from common.accelerator import skip_first_batches, utils
+from common.accelerator.checkpointing import set_random_states
+from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
+from common.accelerator.resume import StatefulDataLoaderShard
+from common.accelerator.sampler import innermost_sampler
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
@@ -104,46 +40,6 @@ def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
     return not isinstance(innermost_sampler(index_sampler_of(loader)), DistributedSampler)
 
 
-def prepare_for_training(loader: Any, accelerator: Accelerator) -> Any:
-    """The loader that this rank trains on in place of one that `get_train_dataloader` returned.
-
-    On one process the batches are those of `loader`, in its order. It becomes a loader of the accelerator all the same
-    where that reads it in the same way, because a resumed run then continues exactly.
-    """
-    if is_prepared(loader) or every_rank_reads_all(loader, accelerator.num_processes):
-        return accelerator.prepare_data_loader(loader)
-    if accelerator.num_processes > 1 or not _has_fixed_order(loader):
-        return loader
-    in_same_order = prepare_data_loader(loader, accelerator.device, put_on_device=True, use_stateful_dataloader=True)
-    return accelerator.prepare_data_loader(in_same_order)
-
-
-def _has_fixed_order(loader: Any) -> bool:
-    """True if a sampler of torch draws the order of an epoch when the epoch begins, and nothing else does."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return False
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        return False
-    # The original tells a plain loader nothing of its epoch.
-    sampler = innermost_sampler(index_sampler_of(loader))
-    knows_epochs = hasattr(sampler, "set_epoch") or hasattr(loader.dataset, "set_epoch")
-    return can_be_redrawn(index_sampler_of(loader)) and not knows_epochs
-
-
-def seedable_sampler(loader: Any) -> SeedableRandomSampler | None:
-    """The sampler that draws the order of a prepared loader from a seed and the epoch; None where nothing does."""
-    if not is_prepared(loader) or isinstance(loader.dataset, IterableDataset):
-        return None
-    sampler = innermost_sampler(index_sampler_of(loader))
-    return sampler if isinstance(sampler, SeedableRandomSampler) else None
-
-
-def go_back_to(loader: Any, epoch: int, batches_done: int) -> None:
-    """Let a loader that keeps its position, put further by a checkpoint, go on after `batches_done` of `epoch`."""
-    position = loader.state_dict()
-    loader.load_state_dict(position | {"epoch": epoch, "step": batches_done, "is_over": False})
-
-
 def length_of(data: Any) -> int | None:
     """The length of a loader or a data set; None where it has none, as a stream."""
     try:
@@ -152,7 +48,7 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def samples_per_step(loader: Any, num_processes: int) -> int:
+def samples_per_batch(loader: Any, num_processes: int) -> int:
     """Samples of all ranks in a micro-batch, as far as the loader says it."""
     if is_prepared(loader):
         return loader.total_batch_size
@@ -168,14 +64,36 @@ def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:
         yield utils.send_to_device(batch, device)
 
 
-def read_epoch(loader: Any, epoch: int, batches_to_skip: int, device: torch.device) -> Generator[Any, None, None]:
-    """The batches of an epoch, on the device, without the first `batches_to_skip`."""
-    if is_prepared(loader):
-        if batches_to_skip > 0:
-            loader = skip_first_batches(loader, batches_to_skip)
-        loader.set_epoch(epoch)
-        yield from loader
-        return
+class PassedOver(NamedTuple):
+    """What a resumed run leaves out of its first epoch, and the random states to go on with after that.
+
+    What is passed over is drawn with the states that the run itself has, as in `transformers`.
+    """
+
+    batches: int
+    random_states: dict[str, Any]
+
+
+def read_windows(
+    loader: Any, epoch: int, sizes: Iterable[int], passed_over: PassedOver | None, device: torch.device
+) -> Generator[list[Any], None, None]:
+    """The micro-batches of an epoch on the device, in windows of the given sizes; the last one may be smaller.
+
+    A whole window is read at once, because the loss of each of its micro-batches may depend on the labels of all.
+    """
+    batches_to_skip = 0 if passed_over is None else passed_over.batches
+    if is_prepared(loader) and batches_to_skip > 0:
+        loader = skip_first_batches(loader, batches_to_skip)
+        batches_to_skip = 0
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
-    yield from islice(read_batches(loader, device), batches_to_skip, None)
+    micro_batches = islice(read_batches(loader, device), batches_to_skip, None)
+    for size in sizes:
+        window = list(islice(micro_batches, size))
+        if passed_over is not None:
+            set_random_states(device, passed_over.random_states)
+            passed_over = None
+        if not window:
+            # A stream has no length, so its end is not planned.
+            return
+        yield window

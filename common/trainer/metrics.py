@@ -13,9 +13,7 @@ def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
     """A copy of `metrics` to be read: times as hours, minutes and seconds, other fractions with four digits."""
     formatted = dict(metrics)
     for name, value in metrics.items():
-        if "_mem_" in name:
-            formatted[name] = f"{value >> 20}MB"
-        elif "_runtime" in name:
+        if "_runtime" in name:
             whole = int(value)
             hundredths = int(abs(value - whole) * 100)
             formatted[name] = f"{timedelta(seconds=whole)}.{hundredths:02d}"

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,7 +23,16 @@ _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm($|\.)")
 
 def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) -> Optimizer:
     """The optimizer `args.optim`, in two parameter groups: `decay_names` get `args.weight_decay`, the others none."""
-    groups = _parameter_groups(model, args.weight_decay, decay_names)
+    with_decay: list[nn.Parameter] = []
+    without_decay: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            group = with_decay if name in decay_names else without_decay
+            group.append(parameter)
+    groups = [
+        {"params": with_decay, "weight_decay": args.weight_decay},
+        {"params": without_decay, "weight_decay": 0.0},
+    ]
     if args.optim in ("adamw_torch", "adamw_torch_fused"):
         fused = True if args.optim == "adamw_torch_fused" else None
         betas = (args.adam_beta1, args.adam_beta2)
@@ -34,7 +43,10 @@ def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) ->
 
 def decay_parameter_names(model: nn.Module) -> list[str]:
     """All but the parameters of nn.LayerNorm, and those whose names speak of a bias or a norm, as in `transformers`."""
-    of_layer_norms = _parameters_of_layer_norms(model)
+    of_layer_norms: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            of_layer_norms.update(id(parameter) for parameter in module.parameters())
     names = []
     for name, parameter in model.named_parameters():
         if not _WITHOUT_DECAY.search(name.lower()) and id(parameter) not in of_layer_norms:
@@ -42,206 +54,150 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
     return names
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float, decay_names: Collection[str]) -> list[dict[str, Any]]:
-    with_decay = []
-    without_decay = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if name in decay_names:
-            with_decay.append(parameter)
-        else:
-            without_decay.append(parameter)
-    return [
-        {"params": with_decay, "weight_decay": weight_decay},
-        {"params": without_decay, "weight_decay": 0.0},
-    ]
+class Run(NamedTuple):
+    """What a schedule knows of its training: the steps of warm-up, all steps, and the learning rate at the start."""
+
+    warmup: int
+    total: int
+    start_lr: float
+
+    def decay_progress(self, step: int) -> float:
+        """The share of the decay after the warm-up that is done: 0 at its first step, 1 after its last."""
+        return (step - self.warmup) / max(1, self.total - self.warmup)
+
+    def lowest_rate(self, min_lr: float | None, min_lr_rate: float | None) -> float:
+        """The lowest factor of a schedule that is given it, or the learning rate there."""
+        if (min_lr is None) == (min_lr_rate is None):
+            raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
+        return min_lr / self.start_lr if min_lr_rate is None else min_lr_rate
 
 
-def _parameters_of_layer_norms(model: nn.Module) -> set[int]:
-    found: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            found.update(id(parameter) for parameter in module.parameters())
-    return found
+def _constant_with_warmup(step: int, run: Run) -> float:
+    return step / run.warmup if step < run.warmup else 1.0
 
 
-def _constant(step: int) -> float:
-    return 1
+def _linear(step: int, run: Run) -> float:
+    if step < run.warmup:
+        return step / run.warmup
+    return max(0.0, (run.total - step) / max(1, run.total - run.warmup))
 
 
-def _constant_with_warmup(step: int, *, warmup: int) -> float:
-    return step / warmup if step < warmup else 1.0
-
-
-def _linear(step: int, *, warmup: int, total: int) -> float:
-    if step < warmup:
-        return step / warmup
-    return max(0.0, (total - step) / max(1, total - warmup))
-
-
-def _decay_progress(step: int, warmup: int, total: int) -> float:
-    """The share of the decay after the warm-up that is done: 0 at its first step, 1 after its last."""
-    return (step - warmup) / max(1, total - warmup)
-
-
-def _cosine(step: int, *, warmup: int, total: int, num_cycles: float = 0.5, min_lr_rate: float = 0.0) -> float:
-    if step < warmup:
-        return step / warmup
-    angle = math.pi * num_cycles * 2.0 * _decay_progress(step, warmup, total)
+def _cosine(step: int, run: Run, num_cycles: float = 0.5, min_lr_rate: float = 0.0) -> float:
+    if step < run.warmup:
+        return step / run.warmup
+    angle = math.pi * num_cycles * 2.0 * run.decay_progress(step)
     factor = 0.5 * (1.0 + math.cos(angle))
     return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
 
 
-def _cosine_with_restarts(step: int, *, warmup: int, total: int, num_cycles: int = 1) -> float:
-    if step < warmup:
-        return step / warmup
-    progress = _decay_progress(step, warmup, total)
+def _cosine_with_restarts(step: int, run: Run, num_cycles: int = 1) -> float:
+    if step < run.warmup:
+        return step / run.warmup
+    progress = run.decay_progress(step)
     if progress >= 1.0:
         return 0.0
     progress_of_cycle = (num_cycles * progress) % 1.0
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress_of_cycle)))
 
 
-def _polynomial(
-    step: int, *, warmup: int, total: int, start_lr: float, lr_end: float = 1e-7, power: float = 1.0
+def _cosine_with_min_lr(
+    step: int, run: Run, num_cycles: float = 0.5, min_lr: float | None = None, min_lr_rate: float | None = None
 ) -> float:
-    if step < warmup:
-        return step / warmup
-    if step > total:
-        return lr_end / start_lr
-    remaining = 1 - _decay_progress(step, warmup, total)
-    learning_rate = (start_lr - lr_end) * remaining**power + lr_end
-    return learning_rate / start_lr
-
-
-def _inverse_sqrt(step: int, *, warmup: int, timescale: int | None = None) -> float:
-    if step < warmup:
-        return step / warmup
-    if timescale is None:
-        timescale = warmup or 10_000
-    shift = timescale - warmup
-    return 1.0 / math.sqrt((step + shift) / timescale)
+    return _cosine(step, run, num_cycles, run.lowest_rate(min_lr, min_lr_rate))
 
 
 def _cosine_warmup_with_min_lr(
     step: int,
-    *,
-    warmup: int,
-    total: int,
-    min_lr_rate: float,
+    run: Run,
     num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
     warmup_lr_rate: float | None = None,
 ) -> float:
-    if step < warmup:
+    lowest = run.lowest_rate(min_lr, min_lr_rate)
+    if step < run.warmup:
         if warmup_lr_rate is None:
-            return (step + 1.0) / max(1.0, warmup)
-        return warmup_lr_rate + (1.0 - warmup_lr_rate) * step / max(1, warmup - 1)
+            return (step + 1.0) / max(1.0, run.warmup)
+        return warmup_lr_rate + (1.0 - warmup_lr_rate) * step / max(1, run.warmup - 1)
     # It counts from 1, so that the lowest rate is reached in the last step.
-    progress = (step - warmup + 1.0) / max(1.0, total - warmup)
+    progress = (step - run.warmup + 1.0) / max(1.0, run.total - run.warmup)
     factor = 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
-    return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
+    return max(0, factor * (1 - lowest) + lowest)
 
 
-def _warmup_shape(kind: str, progress: float) -> float:
-    if kind == "linear":
-        return progress
-    if kind == "cosine":
-        return 0.5 * (1.0 - math.cos(math.pi * progress))
-    return 1.0 - math.sqrt(1.0 - progress)
+def _polynomial(step: int, run: Run, lr_end: float = 1e-7, power: float = 1.0) -> float:
+    if run.start_lr <= lr_end:
+        raise ValueError(f"lr_end ({lr_end}) must be smaller than initial lr ({run.start_lr})")
+    if step < run.warmup:
+        return step / run.warmup
+    if step > run.total:
+        return lr_end / run.start_lr
+    remaining = 1 - run.decay_progress(step)
+    learning_rate = (run.start_lr - lr_end) * remaining**power + lr_end
+    return learning_rate / run.start_lr
 
 
-def _decay_shape(kind: str, progress: float, num_cycles: float) -> float:
-    if kind == "linear":
-        return 1.0 - progress
-    if kind == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
-    return 1.0 - math.sqrt(progress)
+def _inverse_sqrt(step: int, run: Run, timescale: int | None = None) -> float:
+    if step < run.warmup:
+        return step / run.warmup
+    if timescale is None:
+        timescale = run.warmup or 10_000
+    shift = timescale - run.warmup
+    return 1.0 / math.sqrt((step + shift) / timescale)
 
 
 def _warmup_stable_decay(
     step: int,
-    *,
-    warmup: int,
-    stable: int,
-    decay: int,
+    run: Run,
+    num_decay_steps: int,
+    num_stable_steps: int | None = None,
     warmup_type: str = "linear",
     decay_type: str = "cosine",
     min_lr_ratio: float = 0,
     num_cycles: float = 0.5,
 ) -> float:
-    if step < warmup:
-        factor = _warmup_shape(warmup_type, step / warmup)
-    elif step < warmup + stable:
+    for kind in (warmup_type, decay_type):
+        if kind not in ("linear", "cosine", "1-sqrt"):
+            raise ValueError(f"Unknown warmup_type or decay_type: {kind}, expected 'linear', 'cosine' or '1-sqrt'")
+    stable = run.total - run.warmup - num_decay_steps if num_stable_steps is None else num_stable_steps
+    end_of_stable = run.warmup + stable
+    if run.warmup <= step < end_of_stable:
         return 1.0
-    elif step < warmup + stable + decay:
-        factor = _decay_shape(decay_type, (step - warmup - stable) / decay, num_cycles)
-    else:
+    if step >= end_of_stable + num_decay_steps:
         return min_lr_ratio
+    if step < run.warmup:
+        progress = step / run.warmup
+        shapes = {
+            "linear": progress,
+            "cosine": 0.5 * (1.0 - math.cos(math.pi * progress)),
+            "1-sqrt": 1.0 - math.sqrt(1.0 - progress),
+        }
+        factor = shapes[warmup_type]
+    else:
+        progress = (step - end_of_stable) / num_decay_steps
+        shapes = {
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress)),
+            "1-sqrt": 1.0 - math.sqrt(progress),
+        }
+        factor = shapes[decay_type]
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
 
 
-def _make_polynomial(optimizer: Optimizer, warmup: int, total: int, **options: Any) -> LambdaLR:
-    start_lr = optimizer.defaults["lr"]
-    lr_end = options.get("lr_end", 1e-7)
-    if start_lr <= lr_end:
-        raise ValueError(f"lr_end ({lr_end}) must be smaller than initial lr ({start_lr})")
-    return LambdaLR(optimizer, partial(_polynomial, warmup=warmup, total=total, start_lr=start_lr, **options))
-
-
-def _make_with_lowest_rate(
-    factor: Callable[..., float],
-    optimizer: Optimizer,
-    warmup: int,
-    total: int,
-    min_lr: float | None = None,
-    min_lr_rate: float | None = None,
-    **options: Any,
-) -> LambdaLR:
-    if (min_lr is None) == (min_lr_rate is None):
-        raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
-    if min_lr is not None:
-        min_lr_rate = min_lr / optimizer.defaults["lr"]
-    return LambdaLR(optimizer, partial(factor, warmup=warmup, total=total, min_lr_rate=min_lr_rate, **options))
-
-
-def _make_warmup_stable_decay(
-    optimizer: Optimizer,
-    warmup: int,
-    total: int,
-    num_decay_steps: int,
-    num_stable_steps: int | None = None,
-    **options: Any,
-) -> LambdaLR:
-    for name in ("warmup_type", "decay_type"):
-        if options.get(name, "linear") not in ("linear", "cosine", "1-sqrt"):
-            raise ValueError(f"Unknown {name}: {options[name]}, expected 'linear', 'cosine' or '1-sqrt'")
-    stable = total - warmup - num_decay_steps if num_stable_steps is None else num_stable_steps
-    factor = partial(_warmup_stable_decay, warmup=warmup, stable=stable, decay=num_decay_steps, **options)
-    return LambdaLR(optimizer, factor)
-
-
-# Schedules that are a function of the step, the steps of warm-up and the number of all steps, and of nothing else.
-_FACTORS = {
+# Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say.
+_FACTORS: dict[str, Callable[..., float]] = {
+    "constant": lambda step, run: 1,
+    "constant_with_warmup": _constant_with_warmup,
+    "inverse_sqrt": _inverse_sqrt,
     "linear": _linear,
     "cosine": _cosine,
     "cosine_with_restarts": _cosine_with_restarts,
+    "polynomial": _polynomial,
+    "cosine_with_min_lr": _cosine_with_min_lr,
+    "cosine_warmup_with_min_lr": _cosine_warmup_with_min_lr,
+    "warmup_stable_decay": _warmup_stable_decay,
 }
-# Schedules that look at the optimizer too, or work out more than one number first.
-_MAKERS: dict[str, Callable[..., LambdaLR]] = {
-    "polynomial": _make_polynomial,
-    "cosine_with_min_lr": partial(_make_with_lowest_rate, _cosine),
-    "cosine_warmup_with_min_lr": partial(_make_with_lowest_rate, _cosine_warmup_with_min_lr),
-    "warmup_stable_decay": _make_warmup_stable_decay,
-}
-SCHEDULES = (
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-    "reduce_lr_on_plateau",
-    *_FACTORS,
-    *_MAKERS,
-)
+SCHEDULES = (*_FACTORS, "reduce_lr_on_plateau")
 
 
 def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> LRScheduler:
@@ -254,17 +210,10 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
         TypeError: for a name in `args.lr_scheduler_kwargs` that the schedule does not have.
         ValueError: for a value there that the schedule cannot have.
     """
-    name = args.lr_scheduler_type
     options = args.lr_scheduler_kwargs or {}
-    warmup = args.get_warmup_steps(num_training_steps)
-    if name == "constant":
-        return LambdaLR(optimizer, _constant)
-    if name == "reduce_lr_on_plateau":
+    if args.lr_scheduler_type.startswith("constant"):
+        options = {}  # ignored, as in the original
+    if args.lr_scheduler_type == "reduce_lr_on_plateau":
         return ReduceLROnPlateau(optimizer, **options)
-    if name == "constant_with_warmup":
-        return LambdaLR(optimizer, partial(_constant_with_warmup, warmup=warmup))
-    if name == "inverse_sqrt":
-        return LambdaLR(optimizer, partial(_inverse_sqrt, warmup=warmup, **options))
-    if name in _MAKERS:
-        return _MAKERS[name](optimizer, warmup, num_training_steps, **options)
-    return LambdaLR(optimizer, partial(_FACTORS[name], warmup=warmup, total=num_training_steps, **options))
+    run = Run(args.get_warmup_steps(num_training_steps), num_training_steps, optimizer.defaults["lr"])
+    return LambdaLR(optimizer, partial(_FACTORS[args.lr_scheduler_type], run=run, **options))

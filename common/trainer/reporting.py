@@ -1,7 +1,7 @@
 """Callbacks that show a run: plain lines, a progress bar, a notebook's table, and trackers. Only rank 0 shows."""
 
 import sys
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from common.accelerator import Accelerator, PartialState
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import TrainerCallback
-from common.trainer.state import TrainerControl, TrainerState
+from common.trainer.state import TrainerState
 
 
 def say(text: str) -> None:
@@ -78,55 +78,34 @@ class PrinterCallback(TrainerCallback):
 
     columns: tuple[str, ...] = ()
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         self.columns = ()
         if state.is_world_process_zero:
             say(training_summary(args, state, kwargs["model"], kwargs["train_dataloader"]))
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args, state, control, logs, **kwargs):
         if args.disable_tqdm:
             # As in the original: what `train` returns then lacks it too.
             logs.pop("total_flos", None)
         if state.is_world_process_zero and ("loss" in logs or "train_runtime" in logs):
             say(log_line(logs))
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
         if not state.is_world_process_zero:
             return
         row = table_row(args, state, metrics)
         if tuple(row) != self.columns:
             self.columns = tuple(row)
-            say(self._cells(row, row))
-        say(self._cells(row, row.values()))
+            self.show_row(state, row)
+        self.show_row(state, row.values())
 
-    @staticmethod
-    def _cells(columns: Any, contents: Any) -> str:
-        """The contents of a row, each as wide as its column."""
-        cells = []
-        for column, content in zip(columns, contents, strict=True):
+    def show_row(self, state: TrainerState, cells: Iterable[str]) -> None:
+        """Add a row to the table, or its titles."""
+        padded = []
+        for column, cell in zip(self.columns, cells, strict=True):
             width = max(15, len(column))
-            cells.append(content.rjust(width))
-        return "  ".join(cells)
+            padded.append(cell.rjust(width))
+        say("  ".join(padded))
 
 
 class ProgressCallback(PrinterCallback):
@@ -134,104 +113,63 @@ class ProgressCallback(PrinterCallback):
 
     bar: tqdm | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         super().on_train_begin(args, state, control, **kwargs)
         if state.is_world_process_zero:
             # It redraws itself ten times a second at most: otherwise a step costs it a comparison.
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         if self.bar is not None:
             self.bar.update()
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args, state, control, logs, **kwargs):
         if self.bar is not None and "loss" in logs:
             # What a script logs itself has no learning rate.
             shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate") if name in logs}
             self.bar.set_postfix(shown, refresh=False)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args, state, control, **kwargs):
         if self.bar is not None:
             self.bar.close()
 
 
-class NotebookProgressCallback(TrainerCallback):
-    """A progress bar and the growing table of evaluations, redrawn in place in a notebook's output."""
+class NotebookProgressCallback(PrinterCallback):
+    """The summary, and below it a bar and the table, redrawn in place in a notebook's output."""
 
-    def __init__(self) -> None:
-        self.rows: list[dict[str, str]] = []
-        self.output: Any = None
+    output: Any = None
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         from IPython.display import HTML, display
 
-        self.rows = []
+        super().on_train_begin(args, state, control, **kwargs)
         self.html = HTML
+        self.rows = ""
         if state.is_world_process_zero:
-            say(training_summary(args, state, kwargs["model"], kwargs["train_dataloader"]))
-            self.output = display(HTML(self.page(state)), display_id=True)
+            self.output = display(HTML(""), display_id=True)
 
-    def page(self, state: TrainerState) -> str:
-        """The bar and the table as HTML."""
-        bar = f"<progress value='{state.global_step}' max='{state.max_steps}' style='width:300px'></progress>"
-        progress = f"<p>{bar} {state.global_step}/{state.max_steps}, epoch {state.epoch:.2f}</p>"
-        return f"{progress}<table>{self._table()}</table>"
-
-    def _table(self) -> str:
-        columns: list[str] = []
-        for row in self.rows:
-            columns += [name for name in row if name not in columns]
-        if not columns:
-            return ""
-        lines = [_table_line(columns)]
-        for row in self.rows:
-            lines.append(_table_line([row.get(name, "") for name in columns]))
-        return "".join(lines)
-
-    def redraw(self, state: TrainerState) -> None:
-        """Put the page in the place of the one before."""
-        if state.is_world_process_zero:
-            self.output.update(self.html(self.page(state)))
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         # A drawing takes longer than many a step: two hundred have to do.
         steps_between_drawings = max(1, state.max_steps // 200)
         if state.global_step % steps_between_drawings == 0:
             self.redraw(state)
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
-        if state.max_steps:
-            self.rows.append(table_row(args, state, metrics))
+    def on_log(self, args, state, control, logs, **kwargs):
+        """Nothing: the table shows the losses."""
+
+    def show_row(self, state: TrainerState, cells: Iterable[str]) -> None:
+        """Add a row to the table, or its titles."""
+        if self.output is not None:
+            filled = [f"<td>{escape(cell)}</td>" for cell in cells]
+            self.rows += f"<tr>{''.join(filled)}</tr>"
             self.redraw(state)
 
-
-def _table_line(cells: list[str]) -> str:
-    filled = [f"<td>{escape(cell)}</td>" for cell in cells]
-    return f"<tr>{''.join(filled)}</tr>"
+    def redraw(self, state: TrainerState) -> None:
+        """Put the bar and the table in the place of those before."""
+        if self.output is not None:
+            bar = f"<progress value='{state.global_step}' max='{state.max_steps}' style='width:300px'></progress>"
+            position = f"<p>{bar} {state.global_step}/{state.max_steps}, epoch {state.epoch:.2f}</p>"
+            self.output.update(self.html(f"{position}<table>{self.rows}</table>"))
 
 
 class TrackerCallback(TrainerCallback):
@@ -241,9 +179,7 @@ class TrackerCallback(TrainerCallback):
         self.accelerator = accelerator
         self.started = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         # A second training goes on in the same trackers: started again, they would write everything twice.
         if not self.started:
             settings = asdict(args).items()
@@ -251,14 +187,7 @@ class TrackerCallback(TrainerCallback):
             self.accelerator.init_trackers(str(args.run_name), config=config)
             self.started = True
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args, state, control, logs, **kwargs):
         values = {_tracked_name(name): value for name, value in logs.items()}
         self.accelerator.log(values, step=state.global_step)
 

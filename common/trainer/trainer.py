@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ from common.nested import map_nested
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
-from common.trainer.loading import LoaderMaker
+from common.trainer.loading import PassedOver
 from common.trainer.metrics import metrics_table, write_metrics
-from common.trainer.progress import Progress, plan
+from common.trainer.progress import LossLog, Plan, Position, make_plan
 from common.trainer.state import TrainerControl, TrainerState
 
 logger = get_logger(__name__)
@@ -88,7 +87,9 @@ class Trainer:
     # The state of a training: what callbacks see and steer, as in `transformers`, and all the rest of it.
     state: TrainerState
     control: TrainerControl
-    progress: Progress
+    plan: Plan
+    position: Position
+    loss_log: LossLog
     # True within `train`, as overrides of `evaluate` want to know.
     is_in_train: bool
     # Micro-batches of the step under way: the name that overrides of `training_step` know from `transformers`.
@@ -111,7 +112,14 @@ class Trainer:
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.args = TrainingArguments() if args is None else args
-        self._check_arguments(model, model_init, eval_dataset, optimizers)
+        if model is None and model_init is None:
+            raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
+        if model is not None and model_init is not None:
+            raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both")
+        if model_init is not None and optimizers != (None, None):
+            raise RuntimeError("model_init makes a new model for each training, which optimizers cannot know: drop one")
+        if self.args.eval_strategy != "no" and eval_dataset is None:
+            raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
         utils.set_seed(self.args.seed)
         self.accelerator = make_accelerator(self.args)
 
@@ -142,7 +150,9 @@ class Trainer:
         # Whether the scheduler is the Trainer's own, and not the script's.
         self._created_lr_scheduler = False
 
-        self.progress = Progress()
+        self.plan = Plan()
+        self.position = Position()
+        self.loss_log = LossLog()
         self.is_in_train = False
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.state = self._new_state()
@@ -160,22 +170,6 @@ class Trainer:
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.call_event("on_init_end")
-
-    def _check_arguments(
-        self,
-        model: nn.Module | None,
-        model_init: Callable | None,
-        eval_dataset: Any,
-        optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None],
-    ) -> None:
-        if model is None and model_init is None:
-            raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
-        if model is not None and model_init is not None:
-            raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both")
-        if model_init is not None and optimizers != (None, None):
-            raise RuntimeError("model_init makes a new model for each training, which optimizers cannot know: drop one")
-        if self.args.eval_strategy != "no" and eval_dataset is None:
-            raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
 
     # Training, from the whole to the parts.
 
@@ -201,160 +195,87 @@ class Trainer:
         """
         self.is_in_train = True
         resume_from = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
-        if self.model_init is not None:
-            self._make_model_anew(trial)
-        self._prepare_training()
-        if resume_from is not None:
-            self._load_checkpoint(resume_from)
-        progress = self.progress
-        progress.start_time = time.time()
-        progress.first_step = self.state.global_step
-        progress.ignore_keys = ignore_keys_for_eval
-        progress.trial = trial
+        self._prepare_training(trial)
+        passed_over = None if resume_from is None else self._load_checkpoint(resume_from)
+        start_time = time.time()
+        first_step = self.state.global_step
 
-        if progress.carried_batches == 0:
-            self.model_wrapped.zero_grad()
+        self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        is_resumed = progress.first_step > 0
-        if is_resumed and progress.first_step >= self.state.max_steps:
+        is_resumed = first_step > 0
+        if is_resumed and (self.control.should_training_stop or first_step >= self.state.max_steps):
+            # It is over, and makes no further step. What follows the end of its last epoch may be left to do.
             self.control.should_training_stop = True
-        # A resumed run that is over already makes no further step. A new run that is told to stop before its first step
-        # still trains on one micro-batch, as in the original.
-        was_over = is_resumed and self.control.should_training_stop
-        # If it was over within an epoch, it still ends that epoch.
-        is_between_epochs = self.control.should_training_stop and progress.epoch_ended
-        epochs = range(0) if is_between_epochs else range(progress.epoch, progress.num_epochs)
-        for epoch in epochs:
-            was_cut_short = progress.epoch_stopped
-            progress.epoch_stopped = False
+            if not self.position.epoch_ended:
+                self._end_epoch(self.position.batches == self.plan.batches_per_epoch, trial, ignore_keys_for_eval)
+            return self._finish(start_time, first_step)
+
+        for epoch in range(self.position.epoch, self.plan.num_epochs):
+            self.position.epoch_ended = False
             self.call_event("on_epoch_begin")
-            if was_cut_short:
-                # The event has switched this off.
-                self.control.should_epoch_stop = True
-            progress.begin_epoch(epoch)
-            device = self.accelerator.device
-            reading = loading.read_epoch(self.train_dataloader, epoch, progress.batches_to_skip, device)
-            with closing(reading) as micro_batches:
-                if not (was_over or was_cut_short):
-                    self._train_epoch(micro_batches)
-                self.call_event("on_epoch_end")
-                progress.epoch_ended = True
-                if not self._was_stopped_within_epoch():
-                    # A loader forgets its position when its iterator is closed.
-                    micro_batches.close()
-                    progress.move_to_next_epoch()
-                self._log_evaluate_save()
+            sizes = self.plan.window_sizes(self.position.batches)
+            windows = loading.read_windows(self.train_dataloader, epoch, sizes, passed_over, self.accelerator.device)
+            with closing(windows):
+                is_whole = self._train_epoch(windows, trial, ignore_keys_for_eval)
+                self._end_epoch(is_whole, trial, ignore_keys_for_eval)
+            passed_over = None
             if self.control.should_training_stop:
                 break
-        return self._finish()
+        return self._finish(start_time, first_step)
 
-    def call_model_init(self, trial: Any = None) -> nn.Module:
-        """A new model from `model_init`, which is given `trial` if it takes an argument.
-
-        Raises:
-            RuntimeError: if `model_init` takes more than one argument, or returns nothing.
-        """
-        assert self.model_init is not None
-        number = number_of_arguments(self.model_init)
-        if number > 1:
-            raise RuntimeError(f"model_init should have 0 or 1 argument, and has {number}")
-        model = self.model_init() if number == 0 else self.model_init(trial)
-        if model is None:
-            raise RuntimeError("model_init should return a model, and returned None")
-        return model
-
-    def _make_model_anew(self, trial: Any) -> None:
-        utils.set_seed(self.args.seed)
-        self.model = self.call_model_init(trial)
-        self.model.to(self.accelerator.device)
-        self.model_wrapped = self.model
-        self.optimizer = None
-        self.lr_scheduler = None
-
-    def _prepare_training(self) -> None:
-        """Prepare loader, model, optimizer and scheduler, and begin a new state."""
+    def _train_epoch(self, windows: Iterator[list[Any]], trial: Any, ignore_keys: list[str] | None) -> bool:
+        """A step for each window of micro-batches; returns False if a callback stopped the epoch before its end."""
         accelerator = self.accelerator
-        accelerator.free_memory()
-        if self.model_wrapped is self.model:
-            # An evaluation may have prepared it without DDP, and another Trainer in another precision.
-            accelerator.undo_preparation(self.model)
-        self.train_dataloader = loading.prepare_for_training(self.get_train_dataloader(), accelerator)
-        samples_per_batch = loading.samples_per_step(self.train_dataloader, accelerator.num_processes)
-        self.progress = plan(self.args, self.train_dataloader, samples_per_batch, accelerator)
-        self.state = self._new_state()
-        self.control.reset()  # the same object: a signal handler may have taken it before the training
-
-        if self._created_lr_scheduler:
-            # The schedule of this training may have another length. A scheduler that the script made is kept.
-            self.lr_scheduler = None
-            self._created_lr_scheduler = False
-        self.create_optimizer_and_scheduler(self.progress.max_steps)
-        self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
-        # Checkpoints hold the schedule. The Trainer steps it itself, so callbacks get torch's own and not the wrapper.
-        accelerator.prepare_scheduler(self.lr_scheduler)
-        self.callback_handler.model = self.model
-        self.callback_handler.optimizer = self.optimizer
-        self.callback_handler.lr_scheduler = self.lr_scheduler
-        self.callback_handler.train_dataloader = self.train_dataloader
-
-    def _train_epoch(self, micro_batches: Iterator[Any]) -> None:
-        """One pass over the training set, or what a checkpoint left of it: a step for each window of micro-batches."""
-        accelerator = self.accelerator
-        progress = self.progress
-        for window_size in progress.window_sizes():
-            # The whole window is read first, because the loss of each micro-batch may depend on the labels of all.
-            window = list(islice(micro_batches, window_size))
-            if progress.random_states_after_skip is not None:
-                set_random_states(accelerator.device, progress.random_states_after_skip)
-                progress.random_states_after_skip = None
-            if not window:
-                # A stream has no length, so its end is not planned.
-                progress.stream_ended = True
-                break
+        plan = self.plan
+        position = self.position
+        for window in windows:
+            self._check_window(window)
             num_items = self._count_items(window)
             # Every micro-batch weighs the same in the window, however many samples it has.
             self.current_gradient_accumulation_steps = len(window)
             self.call_event("on_step_begin")
             for number, inputs in enumerate(window, start=1):
-                progress.batches += 1
+                position.batches += 1
                 # A stream may end within a step. As in the original, no optimizer step follows its last micro-batch
                 # then. The ranks average its gradients all the same, and the next epoch's first step takes them in.
-                ends_step = not progress.is_within_step
+                ends_step = plan.ends_step(position.batches)
                 is_last = number == len(window)
                 accelerator.sync_gradients = ends_step
                 averages = is_last or accelerator.gradient_state.sync_each_batch
                 with nullcontext() if averages else accelerator.no_sync(self.model_wrapped):
                     loss = self.training_step(self.model_wrapped, inputs, num_items)
-                progress.add_loss(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+                self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
                 if ends_step:
                     self._optimizer_step()
                     self.call_event("on_step_end")
-                    self._log_evaluate_save()
+                    self._log_evaluate_save(trial, ignore_keys)
                 else:
                     self.call_event("on_substep_end")
                 if self.control.should_epoch_stop or self.control.should_training_stop:
-                    return
-        if progress.batches == 0:
+                    return position.batches == plan.batches_per_epoch
+        if position.batches == 0:
             logger.warning(
                 "epoch %s has no batch to train on: training stops after %s of %s steps",
-                progress.epoch,
+                position.epoch,
                 self.state.global_step,
                 self.state.max_steps,
             )
             self.control.should_training_stop = True
-        if progress.stream_ended and 0 < progress.batches < progress.accumulation:
+        return True
+
+    def _check_window(self, window: list[Any]) -> None:
+        accumulation = self.plan.accumulation
+        is_cut_short = not self.plan.ends_step(self.position.batches + len(window))
+        if is_cut_short and self.position.batches == 0:
             raise ValueError(
-                f"the stream ends after {progress.batches} of the {progress.accumulation} batches that a step "
+                f"the stream ends after {len(window)} of the {accumulation} batches that a step "
                 "accumulates: no epoch would ever have a step"
             )
-
-    def _was_stopped_within_epoch(self) -> bool:
-        """True if a resumed run is to go on in this epoch, because the training was stopped before its end."""
-        if self.control.should_epoch_stop or not self.control.should_training_stop:
-            return False
-        progress = self.progress
-        has_ended = progress.stream_ended and not progress.is_within_step
-        return not has_ended and progress.batches < progress.batches_per_epoch
+        if self.args.gradient_accumulation_steps != accumulation:
+            logger.warning_once(
+                f"gradient_accumulation_steps has become {self.args.gradient_accumulation_steps} within a training, "
+                f"which goes on with {accumulation}: a callback cannot change it"
+            )
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -367,31 +288,6 @@ class Trainer:
             loss = loss / micro_batches
         self.accelerator.backward(loss)
         return loss.detach()
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch for the model; an override may change it.
-
-        With several processes on the CPU, tensors that do not begin at an aligned address are copied, as in the
-        original: a product may take another path over such rows and end with other bits. One of them is a rank's part
-        of a batch that the main process has read for all.
-        """
-        if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
-            return inputs
-        return map_nested(batches.aligned, inputs)
-
-    def _set_optimizer_mode(self, mode: str) -> None:
-        """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
-        enter_mode = getattr(self.optimizer, mode, None)
-        if callable(enter_mode):
-            enter_mode()
-
-    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
-        """True if the loss is this micro-batch's share of the step's loss, and not its own mean."""
-        if self.loss_is_scaled_for_ga is not None:
-            return self.loss_is_scaled_for_ga
-        if self.compute_loss_func is not None:
-            return True
-        return self.model_accepts_loss_kwargs and num_items is not None
 
     def compute_loss(
         self,
@@ -421,6 +317,187 @@ class Trainer:
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
+    def _optimizer_step(self) -> None:
+        """One optimizer step with the gradients of a window.
+
+        In float32 and bf16 nothing in it waits for the device. In fp16 the scaler does, once: the CPU must know whether
+        a gradient overflowed before it calls the optimizer.
+        """
+        loss_log = self.loss_log
+        loss_log.of_whole_steps = loss_log.since_log
+        # Without a limit this measures the norm and leaves finite gradients alone. An infinite norm makes NaN of them,
+        # as in the original: the gradients are multiplied by infinity divided by infinity.
+        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
+        loss_log.grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
+        self.call_event("on_pre_optimizer_step")
+        self.optimizer.step()
+        self.call_event("on_optimizer_step")
+        if self._follows_metric():
+            loss_log.learning_rate = self.optimizer.param_groups[0]["lr"]
+        else:
+            loss_log.learning_rate = self.lr_scheduler.get_last_lr()[0]
+            if not self.accelerator.optimizer_step_was_skipped:
+                self.lr_scheduler.step()
+        self.model_wrapped.zero_grad()
+        self.state.global_step += 1
+        self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
+
+    def _end_epoch(self, is_whole: bool, trial: Any, ignore_keys: list[str] | None) -> None:
+        """What follows an epoch, of which all batches are done (`is_whole`) or not."""
+        self.call_event("on_epoch_end")
+        self.position.epoch_ended = True
+        # A training that was stopped within an epoch goes on in it when it is resumed.
+        if is_whole or self.control.should_epoch_stop or not self.control.should_training_stop:
+            self.position.move_to(self.position.epoch + 1, batches=0)
+        self._log_evaluate_save(trial, ignore_keys)
+
+    def _log_evaluate_save(self, trial: Any, ignore_keys: list[str] | None) -> None:
+        """Do what the callbacks asked for after a step or an epoch."""
+        if self.control.should_log and self.state.global_step > self.loss_log.logged_step:
+            self._log_training()
+        if self.control.should_evaluate:
+            metrics = self.evaluate(ignore_keys=ignore_keys)
+            if self._follows_metric():
+                self.lr_scheduler.step(self._watched_metric(metrics))
+            is_best = self._compare_with_best(metrics)
+            if self.args.save_strategy == "best":
+                self.control.should_save = is_best
+        if self.control.should_save:
+            self._save_checkpoint(self.model_wrapped, trial)
+            self.call_event("on_save")
+
+    def _log_training(self) -> None:
+        """Log the mean loss of the steps since the last time, over all ranks. It waits for the device."""
+        loss_log = self.loss_log
+        logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}
+        logs["grad_norm"] = float(loss_log.grad_norm)
+        logs["learning_rate"] = float(loss_log.learning_rate)
+        self.log(logs)
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Add `logs`, with epoch and step, to the log history, and tell the callbacks."""
+        logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.call_event("on_log", logs=logs)
+
+    def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
+        """Log what the run came to, and load the best model.
+
+        Args:
+            start_time, first_step: when and where this call of `train` began.
+        """
+        state = self.state
+        # As in the original, the steps since the last log count with this rank's loss alone, so `training_loss` may
+        # differ between ranks.
+        self.loss_log.total += self.loss_log.since_log.item()
+        train_loss = self.loss_log.total / max(state.global_step, 0.001)
+        num_steps = state.global_step - first_step
+        num_samples = self.plan.num_samples * num_steps / max(self.plan.max_steps, 1)
+        metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
+        metrics["total_flos"] = float(state.total_flos)
+        metrics["train_loss"] = train_loss
+        self.log(metrics)
+        if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            checkpoint.load_best_model(self.model, state.best_model_checkpoint)
+        self.call_event("on_train_end")
+        self.is_in_train = False
+        return evaluation.TrainOutput(state.global_step, train_loss, metrics)
+
+    # What a training needs before it begins.
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """A new model from `model_init`, which is given `trial` if it takes an argument.
+
+        Raises:
+            RuntimeError: if `model_init` takes more than one argument, or returns nothing.
+        """
+        assert self.model_init is not None
+        number = number_of_arguments(self.model_init)
+        if number > 1:
+            raise RuntimeError(f"model_init should have 0 or 1 argument, and has {number}")
+        model = self.model_init() if number == 0 else self.model_init(trial)
+        if model is None:
+            raise RuntimeError("model_init should return a model, and returned None")
+        return model
+
+    def _prepare_training(self, trial: Any) -> None:
+        """Prepare loader, model, optimizer and scheduler, and begin a new state."""
+        accelerator = self.accelerator
+        if self.model_init is not None:
+            utils.set_seed(self.args.seed)
+            self.model = self.call_model_init(trial)
+            self.model.to(accelerator.device)
+            self.model_wrapped = self.model
+            self.optimizer = None
+            self.lr_scheduler = None
+        accelerator.free_memory()
+        if self.model_wrapped is self.model:
+            # An evaluation may have prepared it without DDP, and another Trainer in another precision.
+            accelerator.undo_preparation(self.model)
+        loader = self.get_train_dataloader()
+        if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
+            loader = accelerator.prepare_data_loader(loader)
+        self.train_dataloader = loader
+        self.plan = make_plan(self.args, loader, accelerator.num_processes)
+        self.position = Position()
+        self.loss_log = LossLog(accelerator.device)
+        self.state = self._new_state()
+        self.control.reset()  # the same object: a signal handler may have taken it before the training
+
+        if self._created_lr_scheduler:
+            # The schedule of this training may have another length. A scheduler that the script made is kept.
+            self.lr_scheduler = None
+            self._created_lr_scheduler = False
+        self.create_optimizer_and_scheduler(self.plan.max_steps)
+        self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
+        # Checkpoints hold the schedule. The Trainer steps it itself, so callbacks get torch's own and not the wrapper.
+        accelerator.prepare_scheduler(self.lr_scheduler)
+        self.callback_handler.model = self.model
+        self.callback_handler.optimizer = self.optimizer
+        self.callback_handler.lr_scheduler = self.lr_scheduler
+        self.callback_handler.train_dataloader = self.train_dataloader
+
+    def _new_state(self) -> TrainerState:
+        """The state that callbacks see at the beginning of a training as long as `plan` says."""
+        args = self.args
+        max_steps = self.plan.max_steps
+        state = TrainerState(max_steps=max_steps, num_train_epochs=self.plan.num_epochs)
+        state.train_batch_size = args.per_device_train_batch_size
+        state.is_local_process_zero = self.accelerator.is_local_main_process
+        state.is_world_process_zero = self.accelerator.is_main_process
+        state.logging_steps = steps_between(args.logging_steps, max_steps)
+        if args.eval_steps is not None:
+            state.eval_steps = steps_between(args.eval_steps, max_steps)
+        state.save_steps = steps_between(args.save_steps, max_steps)
+        return state
+
+    # Parts of a step.
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """A batch for the model; an override may change it.
+
+        With several processes on the CPU, tensors that do not begin at an aligned address are copied, as in the
+        original: a product may take another path over such rows and end with other bits. One of them is a rank's part
+        of a batch that the main process has read for all.
+        """
+        if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
+            return inputs
+        return map_nested(batches.aligned, inputs)
+
+    def _set_optimizer_mode(self, mode: str) -> None:
+        """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
+        enter_mode = getattr(self.optimizer, mode, None)
+        if callable(enter_mode):
+            enter_mode()
+
+    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
+        """True if the loss is this micro-batch's share of the step's loss, and not its own mean."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        if self.compute_loss_func is not None:
+            return True
+        return self.model_accepts_loss_kwargs and num_items is not None
+
     def compute_loss_context_manager(self) -> AbstractContextManager:
         """Nothing to enter, for overrides of `training_step` as they are written for `transformers`.
 
@@ -437,18 +514,15 @@ class Trainer:
             options["num_items_in_batch"] = num_items
         return self.compute_loss(model, inputs, **options)
 
-    def _count_items(self, window: list[Any]) -> Tensor | None:
+    def _count_items(self, window: list[Any], gathers: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
         It is a float, as in the original, so that a loss in half precision becomes float32 when it is divided by it.
-        """
-        count = self._count_own_items(window)
-        if count is None:
-            return None
-        return self.accelerator.gather(count).sum().to(torch.get_default_dtype())
 
-    def _count_own_items(self, window: list[Any]) -> Tensor | None:
-        """The same of this rank alone, as a whole number."""
+        Args:
+            gathers: False where some ranks may have no batch, and would be waited for. Each then counts its own labels
+                as often as there are ranks.
+        """
         if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
@@ -457,101 +531,12 @@ class Trainer:
             if count is None:
                 return None
             total += count.to(total.device)
-        return total
-
-    def _count_items_in_evaluation(self, inputs: Any) -> Tensor | None:
-        num_processes = self.accelerator.num_processes
-        if num_processes == 1 or self.args.loading.even_batches:
-            return self._count_items([inputs])
-        # Some ranks may have no batch now, so a gather would hang. Each multiplies its own count instead.
-        count = self._count_own_items([inputs])
-        return None if count is None else (count * num_processes).to(torch.get_default_dtype())
-
-    def _optimizer_step(self) -> None:
-        """One optimizer step with the gradients of a window.
-
-        In float32 and bf16 nothing in it waits for the device. In fp16 the scaler does, once: the CPU must know whether
-        a gradient overflowed before it calls the optimizer.
-        """
-        state = self.state
-        progress = self.progress
-        progress.loss_of_whole_steps = progress.loss_since_log
-        # Without a limit this measures the norm and leaves finite gradients alone. An infinite norm makes NaN of them,
-        # as in the original: the gradients are multiplied by infinity divided by infinity.
-        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
-        progress.grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
-        self.call_event("on_pre_optimizer_step")
-        self.optimizer.step()
-        self.call_event("on_optimizer_step")
-        progress.learning_rate = self._learning_rate()
-        if not self._follows_metric() and not self.accelerator.optimizer_step_was_skipped:
-            self.lr_scheduler.step()
-        self.model_wrapped.zero_grad()
-        progress.carried_batches = 0
-        state.global_step += 1
-        state.epoch = progress.epoch + progress.batches / progress.batches_per_epoch
-
-    def _learning_rate(self) -> float:
-        if self._follows_metric():
-            return self.optimizer.param_groups[0]["lr"]
-        return self.lr_scheduler.get_last_lr()[0]
+        total = self.accelerator.gather(total).sum() if gathers else total * self.accelerator.num_processes
+        return total.to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
         """True if the learning rate depends on the evaluations, and not on the step."""
         return isinstance(self.lr_scheduler, ReduceLROnPlateau)
-
-    def _finish(self) -> evaluation.TrainOutput:
-        """Log what the run came to, and load the best model."""
-        state = self.state
-        progress = self.progress
-        # As in the original, the steps since the last log count with this rank's loss alone, so `training_loss` may
-        # differ between ranks.
-        progress.total_loss += progress.loss_since_log.item()
-        train_loss = progress.total_loss / max(state.global_step, 0.001)
-        num_steps = state.global_step - progress.first_step
-        num_samples = progress.num_samples * num_steps / max(progress.max_steps, 1)
-        metrics = evaluation.speed_metrics("train", progress.start_time, num_samples, num_steps)
-        metrics["total_flos"] = float(state.total_flos)
-        metrics["train_loss"] = train_loss
-        self.log(metrics)
-        if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            checkpoint.load_best_model(self.model, state.best_model_checkpoint)
-        self.call_event("on_train_end")
-        self.is_in_train = False
-        return evaluation.TrainOutput(state.global_step, train_loss, metrics)
-
-    # What follows a step or an epoch.
-
-    def _log_evaluate_save(self) -> None:
-        """Do what the callbacks asked for after a step or an epoch."""
-        if self.control.should_log and self.state.global_step > self.progress.logged_step:
-            self._log_training()
-        if self.control.should_evaluate:
-            metrics = self.evaluate(ignore_keys=self.progress.ignore_keys)
-            if self._follows_metric():
-                self.lr_scheduler.step(self._watched_metric(metrics))
-            is_best = self._compare_with_best(metrics)
-            if self.args.save_strategy == "best":
-                self.control.should_save = is_best
-        if self.control.should_save:
-            self._save_checkpoint(self.model_wrapped, self.progress.trial)
-            self.call_event("on_save")
-
-    def _log_training(self) -> None:
-        """Log the mean loss of the steps since the last time, over all ranks. It waits for the device."""
-        progress = self.progress
-        logs = {"loss": progress.take_mean_loss(self.accelerator, self.state.global_step)}
-        if progress.grad_norm is not None:
-            logs["grad_norm"] = float(progress.grad_norm)
-        learning_rate = self._learning_rate() if progress.learning_rate is None else progress.learning_rate
-        logs["learning_rate"] = float(learning_rate)
-        self.log(logs)
-
-    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Add `logs`, with epoch and step, to the log history, and tell the callbacks."""
-        logs["epoch"] = self.state.epoch
-        self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.call_event("on_log", logs=logs)
 
     def _watched_metric(self, metrics: dict[str, Any]) -> Any:
         """The metric that says which model is the best, and that a plateau schedule follows."""
@@ -586,102 +571,87 @@ class Trainer:
             trial: what `train` was given, for overrides.
         """
         state = self.state
-        progress = self.progress
-        progress.saved_steps.append(state.global_step)
-        self._note_best_checkpoint()
-        is_cut_short = self.control.should_epoch_stop and not progress.epoch_ended
-        of_trainer = {
-            "TrainerControl": asdict(self.control),
-            "Progress": progress.state_dict(self.accelerator, is_cut_short),
+        self.position.saved_steps.append(state.global_step)
+        if state.best_global_step in self.position.saved_steps:
+            # Another run's folder of that step is not the best model.
+            folder = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
+            if state.best_global_step == state.global_step or folder.exists():
+                state.best_model_checkpoint = str(folder)
+        position = asdict(self.position)
+        if self.control.should_epoch_stop and not self.position.epoch_ended:
+            # A callback has ended the epoch, so nothing of it is left for a resumed run.
+            position["batches"] = self.plan.batches_per_epoch
+        progress = {
+            "counted_in": self._counted_in(),
+            "position": position,
+            "loss_log": self.loss_log.state_dict(self.accelerator),
         }
         state.stateful_callbacks = self.callback_handler.states()
-        for name, args in of_trainer.items():
+        for name, args in (("TrainerControl", asdict(self.control)), ("Progress", progress)):
             state.stateful_callbacks[name] = {"args": args, "attributes": {}}
-        # Between two epochs there may be gradients that the next step is to take in.
-        with self.accelerator.within_window(progress.carried_batches, progress.accumulation):
-            limit = self.args.save_total_limit
-            parts = checkpoint.parts_for_from_pretrained(self.model, self.processing_class)
-            checkpoint.save_checkpoint(self.accelerator, state, parts, self.args.output_dir, limit)
+        parts = checkpoint.parts_for_from_pretrained(self.model, self.processing_class)
+        limit = self.args.save_total_limit
+        checkpoint.save_checkpoint(self.accelerator, state, parts, self.args.output_dir, limit)
 
-    def _note_best_checkpoint(self) -> None:
-        """Remember where the best model is saved, if this run has saved it; another run's folder is not it."""
-        state = self.state
-        if state.best_global_step not in self.progress.saved_steps:
-            return
-        folder = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
-        if state.best_global_step == state.global_step or folder.exists():
-            state.best_model_checkpoint = str(folder)
+    def _counted_in(self) -> dict[str, Any]:
+        """What a number of batches stands for: where these are the same, it means the same samples."""
+        return {
+            "batches_per_epoch": self.plan.batches_per_epoch,
+            "samples_per_batch": loading.samples_per_batch(self.train_dataloader, self.accelerator.num_processes),
+            "accumulation": self.plan.accumulation,
+            "seeds": [self.args.seed, self.args.data_seed],
+        }
 
-    def _load_checkpoint(self, folder: str) -> None:
-        """Put everything back as it was.
+    def _load_checkpoint(self, folder: str) -> PassedOver | None:
+        """Put everything back as it was; returns what the first epoch has to pass over.
 
-        A step that was not complete is trained again from its start, as in `transformers`: the gradients of its first
-        micro-batches are not saved.
-
-        With another batch size, number of processes or accumulation, a micro-batch is not what it was. Training then
-        goes on after the same number of steps, each of the new size, as it does in `transformers`.
+        That is nothing (None) where the loader knows its own position. It does not for steps of another size, in the
+        order of another seed, or within a step that was not complete: as in `transformers` the same number of steps is
+        then passed over, and a step that was not complete is trained again from its start.
         """
         accelerator = self.accelerator
-        progress = self.progress
         own_random_states = get_random_states(accelerator.device)
-        sampler = loading.seedable_sampler(self.train_dataloader)
-        own_seed = None if sampler is None else sampler.initial_seed
-        counts_alike = False
+        loader_goes_on = False
 
         def load_trainer_state(models: list[nn.Module], input_dir: str) -> None:
             # The accelerator has verified the folder, and loads next what is prepared.
-            nonlocal counts_alike
-            saved = self._load_trainer_state(input_dir)
-            progress.load_state_dict(saved, accelerator)
-            counts_alike = progress.counts_like(saved)
-            if not counts_alike:
-                # The saved position has no meaning for this run.
+            nonlocal loader_goes_on
+            loader_goes_on = self._load_trainer_state(input_dir)
+            if not loader_goes_on:
                 accelerator.forget_loader(self.train_dataloader)
 
         with accelerator.register_load_state_pre_hook(load_trainer_state):
             accelerator.load_state(folder)
-        accelerator.step = 0  # of the checkpoint; this Trainer counts the micro-batches itself
-        if sampler is not None and own_seed is not None:
-            # The order of what is left depends on the seed that this run was given, as in `transformers`.
-            sampler.initial_seed = own_seed
-
-        # Of other loaders nobody but this Trainer knows how far they were read.
-        knows_position = loading.keeps_position(self.train_dataloader) and counts_alike
-        if not counts_alike:
+        if loader_goes_on:
+            return None
+        if loading.is_prepared(self.train_dataloader):
             self.train_dataloader = accelerator.prepare(self.train_dataloader)  # checkpoints hold it again
-            progress.recount(self.state.global_step)
-        elif progress.is_within_step:
-            progress.go_back_to_whole_step()
-            if knows_position:
-                loading.go_back_to(self.train_dataloader, progress.epoch, progress.batches)
-        if progress.batches > 0 and not knows_position:
-            # What is passed over is drawn with this run's random states, as in `transformers`.
-            progress.batches_to_skip = progress.batches
-            progress.random_states_after_skip = get_random_states(accelerator.device)
-            set_random_states(accelerator.device, own_random_states)
+        if not 0 < self.position.batches < self.plan.batches_per_epoch:
+            return None
+        random_states = get_random_states(accelerator.device)
+        set_random_states(accelerator.device, own_random_states)
+        return PassedOver(self.position.batches, random_states)
 
-    def _load_trainer_state(self, folder: str) -> dict[str, Any]:
-        """Take over the state in a checkpoint, also that of the callbacks, and return what is for `progress`."""
+    def _load_trainer_state(self, folder: str) -> bool:
+        """Take over the state in a checkpoint, also that of the callbacks; True if the loader's is valid here too."""
         saved = TrainerState.load_from_json(f"{folder}/{checkpoint.TRAINER_STATE_NAME}")
         # The other fields of the state are settings, which may have changed.
         for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
             setattr(self.state, name, getattr(saved, name))
         self.callback_handler.restore(saved.stateful_callbacks)
-        return saved.stateful_callbacks["Progress"]["args"]
-
-    def _new_state(self) -> TrainerState:
-        """The state that callbacks see at the beginning of a training as long as `progress` says."""
-        args = self.args
-        max_steps = self.progress.max_steps
-        state = TrainerState(max_steps=max_steps, num_train_epochs=self.progress.num_epochs)
-        state.train_batch_size = args.per_device_train_batch_size
-        state.is_local_process_zero = self.accelerator.is_local_main_process
-        state.is_world_process_zero = self.accelerator.is_main_process
-        state.logging_steps = steps_between(args.logging_steps, max_steps)
-        if args.eval_steps is not None:
-            state.eval_steps = steps_between(args.eval_steps, max_steps)
-        state.save_steps = steps_between(args.save_steps, max_steps)
-        return state
+        progress = saved.stateful_callbacks["Progress"]["args"]
+        self.position = position = Position(**progress["position"])
+        self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
+        plan = self.plan
+        counts_alike = progress["counted_in"] == self._counted_in()
+        if not counts_alike:
+            # All epochs are taken for whole ones, as in `transformers`, also where a callback had cut one short.
+            steps = self.state.global_step % plan.steps_per_epoch
+            position.move_to(self.state.global_step // plan.steps_per_epoch, steps * plan.accumulation)
+        elif not plan.ends_step(position.batches):
+            position.batches -= position.batches % plan.accumulation
+            return False
+        return counts_alike and loading.keeps_position(self.train_dataloader)
 
     # Evaluation.
 
@@ -750,46 +720,42 @@ class Trainer:
         model = self._model_for_evaluation()
         model.eval()
         self._set_optimizer_mode("eval")
-        losses = []
-        predictions = evaluation.Predictions()
+        results = evaluation.Results(accelerator.device)
         num_observed = 0
         rows_of_last_step = None
         for inputs in loading.read_batches(dataloader, accelerator.device):
-            rows = batches.count_samples(inputs) or 0
-            num_observed += rows
+            found = batches.count_samples(inputs) or 0
+            num_observed += found
+            rows = found or batch_size
             loss_only = bool(prediction_loss_only)
             loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            if loss is not None:
-                losses.append(evaluation.BatchLoss(rows or batch_size, loss))
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 labels = self._pad_to_longest(labels)
                 logits = self.preprocess_logits_for_metrics(self._pad_to_longest(logits), labels)
-            if logits is not None or labels is not None:
-                # They leave the device at once, the losses at the end.
-                predictions.add(logits, labels)
+            results.add(evaluation.BatchResult(rows, loss, logits, labels))
             # A loader that is not prepared repeats nothing, and the accelerator does not know where it ends.
             if is_prepared and accelerator.gradient_state.end_of_dataloader:
-                rows_of_last_step = self._count_rows_of_last_step(rows or batch_size)
+                rows_of_last_step = self._count_rows_of_last_step(rows)
             self.call_event("on_prediction_step")
 
-        steps = evaluation.gather_steps(accelerator, predictions.on_host())
-        prediction = evaluation.join_predictions(steps, rows_of_last_step)
+        steps = evaluation.gather_steps(results.on_host())
+        predictions = evaluation.join_rows(steps, "logits", rows_of_last_step)
+        label_ids = evaluation.join_rows(steps, "labels", rows_of_last_step)
         metrics: dict[str, Any] = {}
-        if self.compute_metrics is not None and prediction.logits is not None and prediction.labels is not None:
-            computed = self.compute_metrics(evaluation.EvalPrediction(prediction.logits, prediction.labels))
+        if self.compute_metrics is not None and predictions is not None and label_ids is not None:
+            computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
-        steps = evaluation.gather_steps(accelerator, evaluation.losses_on_host(losses))
         rows_per_batch = batch_size if is_prepared and self.args.loading.even_batches else None
-        sample_losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)
-        if sample_losses is not None:
+        losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)
+        if losses is not None:
             filters = self.args.logging_nan_inf_filter
-            metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(sample_losses, filters)
+            metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(losses, filters)
         for name in list(metrics):
             # A "loss" among the script's metrics replaces the Trainer's.
             if not name.startswith(f"{metric_key_prefix}_"):
                 metrics[f"{metric_key_prefix}_{name}"] = metrics.pop(name)
         num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or num_observed
-        return evaluation.EvalLoopOutput(prediction.logits, prediction.labels, metrics, num_samples)
+        return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
 
     def _pad_to_longest(self, data: Any) -> Any:
         """A batch's logits or labels, along dimension 1 as long as the longest of all ranks; what is new is -100.
@@ -797,7 +763,7 @@ class Trainer:
         Where ranks may have different numbers of batches (`even_batches` off) they stay as they are: a rank without a
         batch could not say how long its own are.
         """
-        if data is None or self.accelerator.num_processes == 1 or not self.args.loading.even_batches:
+        if data is None or not self.args.loading.even_batches:
             return data
         return self.accelerator.pad_across_processes(data, dim=1, pad_index=evaluation.PADDING)
 
@@ -813,12 +779,8 @@ class Trainer:
         accelerator = self.accelerator
         if accelerator.num_processes > 1 and not self.args.loading.even_batches:
             return None
-        last_step = accelerator.gradient_state.active_dataloader.partial_step
-        if last_step is None:
+        if accelerator.gradient_state.active_dataloader.partial_step is None:
             return None
-        if last_step.num_real_all_ranks is not None:
-            return last_step.num_real_all_ranks
-        # Where the data set makes the batches, each rank knows the rows of its own alone.
         own = torch.zeros(own_rows, device=accelerator.device)
         return len(accelerator.gather_for_metrics(own))
 
@@ -862,55 +824,45 @@ class Trainer:
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
-        """Loss (mean over the batch), logits and labels of one batch, each None where there is none.
-
-        Without labels there is no loss, unless the model has a parameter `return_loss`.
-        """
+        """Loss (mean over the batch), logits and labels of one batch, each None where there is none."""
         inputs = self._prepare_inputs(inputs)
         labels = batches.get_labels(inputs, self.label_names)
-        has_loss = labels is not None or self._gives_loss_without_labels(inputs)
+        has_loss = labels is not None
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items_in_evaluation(inputs)
+                num_items = self._count_items([inputs], gathers=self.args.loading.even_batches)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
                 outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        if ignore_keys is None:
-            ignore_keys = self._keys_to_ignore()
-        return loss, batches.get_logits(outputs, ignore_keys, holds_loss=has_loss), labels
-
-    def _gives_loss_without_labels(self, inputs: Any) -> bool:
-        if self.label_names:
-            return False
-        asked_for = inputs.get("return_loss") if isinstance(inputs, dict) else None
-        return batches.returns_loss_without_labels(self.model) if asked_for is None else bool(asked_for)
-
-    def _keys_to_ignore(self) -> list[str]:
-        config = getattr(self.model, "config", None)
-        if config is None:
-            return []
-        return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+        if ignore_keys is None and hasattr(self.model, "config"):
+            ignore_keys = getattr(self.model.config, "keys_to_ignore_at_inference", ["past_key_values"])
+        return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
     # Loaders, optimizer and scheduler: what a subclass may make in its own way.
 
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
 
-        Any object that can be iterated over will do. On one process its batches come in the order in which it has them.
-        On several, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that. Where the
-        sampler is not one of torch, or the loader is no `DataLoader`, a resumed run reads it again from the start up
-        to the batch where it stopped, so that a random order may be another one.
+        Any object that can be iterated over will do. On one process its batches come in the order in which it has them,
+        and a resumed run reads it again up to the batch where it stopped. On several, the batches of a `DataLoader` are
+        dealt out to the ranks, unless its sampler does that.
 
         Raises:
             ValueError: without a training set.
         """
         dataset = self.train_dataset
-        sampler = self._get_train_sampler(dataset) if has_samplers(dataset) else None
-        return self.accelerator.prepare(self._loader_maker().for_training(dataset, sampler))
+        settings: dict[str, Any] = {}
+        if has_samplers(dataset):
+            settings["sampler"] = self._get_train_sampler(dataset)
+            settings["drop_last"] = self.args.dataloader_drop_last
+            num_workers = self.args.dataloader_num_workers
+            rank = self.accelerator.process_index
+            settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=num_workers, rank=rank)
+        return self.accelerator.prepare(self._make_loader(dataset, self.args.per_device_train_batch_size, **settings))
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -937,7 +889,8 @@ class Trainer:
 
     def _make_eval_loader(self, dataset: Any) -> DataLoader:
         sampler = self._get_eval_sampler(dataset) if has_samplers(dataset) else None
-        return self._prepare_eval_loader(self._loader_maker().for_evaluation(dataset, sampler))
+        loader = self._make_loader(dataset, self.args.per_device_eval_batch_size, sampler=sampler)
+        return self._prepare_eval_loader(loader)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         """The sampler of an evaluation; None for the order of the data set."""
@@ -947,8 +900,16 @@ class Trainer:
         """The loader of this rank's share of `test_dataset`, in order."""
         return self._make_eval_loader(test_dataset)
 
-    def _loader_maker(self) -> LoaderMaker:
-        return LoaderMaker(self.args, self.accelerator, self.data_collator, self.model, self.label_names)
+    def _make_loader(self, dataset: Dataset | None, batch_size: int, **settings: Any) -> DataLoader:
+        if dataset is None:
+            raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
+        args = self.args
+        collator = self.data_collator
+        if args.remove_unused_columns:
+            collator = batches.ColumnFilter(collator, self.model, self.label_names)
+        pin_memory = args.dataloader_pin_memory and self.accelerator.device.type != "cpu"
+        settings |= {"num_workers": args.dataloader_num_workers, "pin_memory": pin_memory}
+        return DataLoader(dataset, batch_size, collate_fn=collator, **settings)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""
@@ -1034,34 +995,6 @@ class Trainer:
         """
         if self.is_world_process_zero():
             write_metrics(self.args.output_dir, split, metrics, combined)
-
-    def num_examples(self, dataloader: DataLoader) -> int:
-        """Samples of a loader's data set or, where it has no length, as many as its batches could hold."""
-        counted: Any = getattr(dataloader, "dataset", None)
-        if isinstance(counted, IterableDataset):
-            counted = getattr(counted, "dataset", counted)
-        try:
-            return len(counted)
-        except TypeError:
-            return len(dataloader) * self.args.per_device_train_batch_size
-
-    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Samples of an optimizer step, over all processes and micro-batches."""
-        return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-
-    def get_num_trainable_parameters(self) -> int:
-        """Numbers in the model that training changes."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-
-    def get_learning_rates(self) -> list[float]:
-        """The learning rate of each parameter group.
-
-        Raises:
-            ValueError: before there is an optimizer.
-        """
-        if self.optimizer is None:
-            raise ValueError("Trainer optimizer is None: `create_optimizer` or `train` makes one")
-        return [group["lr"] for group in self.optimizer.param_groups]
 
     def is_world_process_zero(self) -> bool:
         """True in the main process of all machines."""

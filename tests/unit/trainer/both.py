@@ -46,3 +46,10 @@ def end(trainer) -> dict:
         "steps": (trainer.state.global_step, trainer.state.max_steps, trainer.state.epoch),
         "next_random_number": torch.rand(()).item(),
     }
+
+
+def train(*args, **arguments) -> dict:
+    """What a training came to by a Trainer that is made like this."""
+    trainer = make(*args, **arguments)
+    trainer.train()
+    return end(trainer)

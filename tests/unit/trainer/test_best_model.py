@@ -49,12 +49,3 @@ def test_another_runs_checkpoint_is_not_taken_for_the_best(tmp_path):
     assert trainer.state.best_global_step == 3
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     assert torch.equal(weights(trainer), trainer.seen[2])
-
-
-def test_a_checkpoint_saved_before_its_evaluation_is_the_best(tmp_path):
-    # Step 5 is saved as a step, then evaluated as the end of an epoch; so is step 10.
-    scores = {5: 9.0, 10: 1.0}
-    settings = {"save_strategy": "steps", "save_steps": 5, "num_train_epochs": 2, "load_best_model_at_end": False}
-    trainer = scored_trainer(tmp_path, scores, **settings)
-    trainer.train()
-    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-5")

@@ -1,7 +1,5 @@
 """Evaluation: each sample once, with its weight, in order, in time and memory proportional to their number."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from common.processes import ranks
-from common.trainer import Trainer, TrainerState, evaluation
-from common.trainer.evaluation import as_arrays, concatenate
+from common.trainer import TrainerState, default_data_collator
 from tests.states import forget_states, on_a_rank, reset_states
 from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.toy import accuracy, make_trainer
@@ -60,7 +57,7 @@ def test_the_loss_does_not_depend_on_the_batch_size(batch, tmp_path):
 
 
 def test_predictions_do_not_depend_on_the_number_of_processes(tmp_path):
-    settings = [{"batch": batch, "kind": kind} for batch in (1, 7, 64) for kind in ("map", "plain")]
+    settings = [{"batch": batch, "kind": kind} for batch in (1, 64) for kind in ("map", "plain")]
     expected = outcome(tmp_path, N)[1]
     for outcomes in ranks(3).run(outcomes_on_rank, tmp_path, *settings):
         for _, accurate, same, error, _ in outcomes:
@@ -122,25 +119,13 @@ def test_metrics_are_computed_for_a_model_that_returns_its_loss_only(shape, tmp_
 
     def count_labels(prediction):
         predictions, labels = prediction
-        given.append((predictions, len(labels), prediction.inputs, prediction.losses))
+        given.append((predictions, len(labels)))
         return {"labels": len(labels)}
 
     trainer = make_trainer(tmp_path, model=LossOnly(), extra={"compute_metrics": count_labels})
     assert trainer.evaluate(Points(11))["eval_labels"] == 11
     assert trainer.predict(Points(3)).predictions == ()
-    assert given == [((), 11, None, None), ((), 3, None, None)]
-
-
-def test_logits_can_be_reduced_before_they_are_kept(tmp_path):
-    seen = []
-
-    def keep_the_winner(logits, labels):
-        seen.append((logits.shape, labels.shape))
-        return logits.argmax(-1)
-
-    trainer = make_trainer(tmp_path, extra={"preprocess_logits_for_metrics": keep_the_winner})
-    assert trainer.predict(Points(11)).predictions.shape == (11,)
-    assert seen == [((8, 10), (8,)), ((3, 10), (3,))]
+    assert given == [((), 11), ((), 3)]
 
 
 def test_ignored_keys_and_several_outputs(tmp_path):
@@ -153,12 +138,6 @@ def test_ignored_keys_and_several_outputs(tmp_path):
     assert trainer.predict(Points(5), ignore_keys=["hidden"]).predictions.shape == (5, 10)
 
 
-def test_half_precision_outputs_become_arrays():
-    assert as_arrays(torch.ones(2, dtype=torch.bfloat16)).dtype == np.float32
-    nested = concatenate([as_arrays({"a": (torch.ones(2, 3), None)})] * 2)
-    assert nested["a"][0].shape == (4, 3) and nested["a"][1] is None
-
-
 def test_a_model_is_evaluated_without_dropout_and_trained_with_it(tmp_path):
     trainer = make_trainer(tmp_path, model=seeded_net(dropout=0.5), evaluate=11, eval_strategy="steps", eval_steps=2)
     first = trainer.evaluate()["eval_loss"]
@@ -168,38 +147,6 @@ def test_a_model_is_evaluated_without_dropout_and_trained_with_it(tmp_path):
     trainer.model.register_forward_hook(lambda module, inputs, output: modes.append(module.training))
     trainer.train()
     assert modes == [True, True, False, False, True, True, False, False, True, False, False]
-
-
-def test_predictions_leave_the_device_as_they_come(tmp_path, monkeypatch):
-    """A graph that hung on a prediction, or one that stayed where it was, would keep its batch alive."""
-    alive = []
-
-    class Watched(Trainer):
-        def prediction_step(self, *args, **kwargs):
-            loss, logits, labels = super().prediction_step(*args, **kwargs)
-            assert not logits.requires_grad and not loss.requires_grad
-            alive.append(logits)
-            return loss, logits, labels
-
-    moved, send = [], evaluation.send_to_device
-    monkeypatch.setattr(
-        evaluation, "send_to_device", lambda data, to, *how: (moved.append(to), send(data, to, *how))[1]
-    )
-    make_trainer(tmp_path, trainer_class=Watched).predict(Points(40))
-    assert moved == ["cpu"] * 10
-    assert len(alive) == 5
-
-
-def test_memory_grows_with_the_number_of_samples_and_no_faster():
-    def peak(n: int) -> int:
-        parts = [np.zeros((4, 50), np.float32) for _ in range(n)]
-        tracemalloc.start()
-        concatenate(parts)
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return most
-
-    assert peak(4000) < 6 * peak(1000)
 
 
 class Normalised(nn.Module):
@@ -223,23 +170,6 @@ def train_with_buffers(folder):
 def test_uneven_ranks_do_not_wait_for_each_other_in_the_model(tmp_path):
     losses = ranks(2).run(train_with_buffers, tmp_path)
     assert losses[0] == losses[1]
-
-
-def test_only_batches_with_labels_have_a_loss(tmp_path):
-    """The loss of each is its own: with 8, 8 and 3 samples, the second batch has none."""
-
-    def collate(samples):
-        batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-        if torch.equal(batch["x"][0], points.x[8]):
-            del batch["labels"]
-        return batch
-
-    points = Points(19, torch.float64)
-    trainer = make_trainer(tmp_path, model=seeded_net(dtype=torch.float64), extra={"data_collator": collate})
-    x, labels = points.x.split(8), points.labels.split(8)
-    losses = [trainer.model(x[i], labels[i])["loss"].item() for i in (0, 2)]
-    expected = (losses[0] * 8 + losses[1] * 3) / 11
-    assert trainer.evaluate(points)["eval_loss"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_metrics_may_be_arrays_vectors_and_nested(tmp_path):
@@ -285,65 +215,13 @@ def test_batches_may_begin_with_something_else_than_a_tensor(tmp_path):
             return super().forward(x, labels)
 
     def collate(samples):
-        batch = {"name": [sample["name"] for sample in samples]}
-        for key in ("x", "labels"):
-            batch[key] = torch.stack([sample[key] for sample in samples])
-        return batch
+        return {"name": [sample["name"] for sample in samples], **default_data_collator(samples)}
 
     extra = {"train_dataset": Named(20), "eval_dataset": Named(11), "data_collator": collate}
     torch.manual_seed(3)
     trainer = make_trainer(tmp_path, model=TakesNames(), extra=extra)
     trainer.train()
     assert trainer.predict(Named(11)).predictions.shape == (11, 10)
-
-
-def test_rows_of_different_lengths_are_filled_up(tmp_path):
-    class Texts(Points):
-        def __getitem__(self, index):
-            length = 2 + index // 4
-            return {"tokens": torch.full((length,), index), "labels": torch.full((length,), index)}
-
-    class Echo(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(1, 1)
-
-        def forward(self, tokens, labels=None):
-            return {"loss": self.linear(torch.ones(1, 1)).sum(), "logits": tokens.float()}
-
-    trainer = make_trainer(tmp_path, model=Echo(), per_device_eval_batch_size=4)
-    output = trainer.predict(Texts(8))
-    assert output.predictions.shape == output.label_ids.shape == (8, 3)
-    assert output.predictions[0].tolist() == [0, 0, -100] and output.predictions[7].tolist() == [7, 7, 7]
-
-
-def gathered_in_chunks(folder) -> tuple[list[int], float]:
-    """How many steps came with each gather of predictions, and whether they are right."""
-    sizes = []
-    gather = evaluation.gather_object
-
-    def spied(objects):
-        if objects and isinstance(objects[0], list):
-            sizes.append(len(objects[0]))
-        return gather(objects)
-
-    try:
-        evaluation.gather_object = spied
-        evaluation.GATHERED_BYTES = 2000
-        predictions = make_trainer(folder, per_device_eval_batch_size=2).predict(Points(50)).predictions
-        expected = seeded_net()(Points(50).x)["logits"].detach().numpy()
-        return sizes, np.abs(predictions - expected).max()
-    finally:
-        evaluation.gather_object = gather
-        evaluation.GATHERED_BYTES = 32 * 2**20
-        forget_states()
-
-
-def test_predictions_are_gathered_in_chunks_and_not_batch_by_batch(tmp_path):
-    for sizes, error in ranks(2).run(gathered_in_chunks, tmp_path):
-        # 13 batches of each rank, of 96 bytes each, and their losses.
-        assert sizes == [13, 13] or sizes == [7, 6, 13]
-        assert error < 1e-6
 
 
 def test_a_plain_loader_is_evaluated_whole_after_a_training_with_a_short_last_batch(tmp_path):
@@ -360,25 +238,6 @@ def test_a_plain_loader_is_evaluated_whole_after_a_training_with_a_short_last_ba
     trainer.train()
     trainer.evaluate()
     assert counts == [24, 24]
-
-
-class LargerBatches(Trainer):
-    """Prepares loaders whose batches are larger than the arguments say."""
-
-    def get_test_dataloader(self, test_dataset):
-        return self.accelerator.prepare(DataLoader(test_dataset, batch_size=4, collate_fn=self.data_collator))
-
-
-@on_a_rank
-def predict_in_larger_batches(folder) -> list[int]:
-    trainer = make_trainer(folder, trainer_class=LargerBatches, per_device_eval_batch_size=3)
-    return trainer.predict(Points(7)).label_ids.tolist()
-
-
-def test_no_sample_is_repeated_where_an_override_prepares_larger_batches(tmp_path):
-    """The second rank's batch of 4 has 3 samples, as many as the arguments say for a whole one."""
-    expected = Points(7).labels.tolist()
-    assert ranks(2).run(predict_in_larger_batches, tmp_path) == [expected, expected]
 
 
 class Certain(nn.Module):
@@ -398,6 +257,12 @@ class Sentences(Points):
     def __getitem__(self, index):
         tokens = torch.full((index + 1,), 3)
         return {"tokens": tokens, "labels": tokens}
+
+
+def test_rows_of_different_lengths_are_filled_up(tmp_path):
+    output = make_trainer(tmp_path, model=Certain(), per_device_eval_batch_size=1).predict(Sentences(3))
+    assert output.predictions.shape == (3, 3, 4)
+    assert output.label_ids.tolist() == [[3, -100, -100], [3, 3, -100], [3, 3, 3]]
 
 
 @on_a_rank

@@ -65,32 +65,18 @@ def test_a_saved_model_is_loaded_by_from_pretrained(where, tmp_path):
     assert words("a c")["input_ids"] == [2, 4]
 
 
-COMMAND_LINE = [
-    "--output_dir",
-    "out",
-    "--learning_rate",
-    "0.25",
-    "--lr_scheduler_kwargs",
-    '{"power": 2.0}',
-    "--accelerator_config",
-    '{"split_batches": true}',
-    "--label_names",
-    "labels",
-    "answers",
-    "--do_train",
-    "--no_remove_unused_columns",
-    "--resume_from_checkpoint",
-    "out/checkpoint-3",
-    "--report_to",
-    "none",
-]
+COMMAND_LINE = """
+--output_dir out --learning_rate 0.25 --lr_scheduler_kwargs {"power":2.0} --accelerator_config {"split_batches":true}
+--label_names labels answers --do_train --no_remove_unused_columns --resume_from_checkpoint out/checkpoint-3
+--report_to none
+"""
 
 
 def test_arguments_may_come_from_a_command_line():
     """The same line, read for both libraries."""
     parsed = []
     for arguments_class in (TrainingArguments, transformers.TrainingArguments):
-        (args,) = transformers.HfArgumentParser(arguments_class).parse_args_into_dataclasses(COMMAND_LINE)
+        (args,) = transformers.HfArgumentParser(arguments_class).parse_args_into_dataclasses(COMMAND_LINE.split())
         parsed.append(args)
     ours, theirs = parsed
     for name in ("output_dir", "learning_rate", "lr_scheduler_kwargs", "label_names", "do_train", "report_to"):

@@ -26,15 +26,6 @@ def test_two_trainers_that_are_made_first_keep_their_own_precisions(first_is_bf1
         assert set(dtypes) == {torch.bfloat16 if trainer.args.bf16 else torch.float32}
 
 
-def test_two_trainers_that_are_made_first_are_compiled_as_each_was_asked(tmp_path, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda model, **options: (compiled.append(model), model)[1])
-    trainers = [make_trainer(tmp_path, max_steps=1, torch_compile=compiles) for compiles in (True, False)]
-    for trainer in trainers:
-        trainer.train()
-    assert compiled == [trainers[0].model]
-
-
 @pytest.mark.parametrize("evaluates_first", [True, False])
 def test_a_model_that_another_trainer_trained_in_bf16_computes_as_this_one_was_asked(evaluates_first, tmp_path):
     """In the original the model goes on in bf16."""
@@ -47,17 +38,6 @@ def test_a_model_that_another_trainer_trained_in_bf16_computes_as_this_one_was_a
     trainer.train()
     trainer.evaluate()
     assert set(dtypes) == {torch.float32}
-
-
-def test_trainers_of_two_precisions_may_take_turns_with_one_model(tmp_path):
-    half = make_trainer(tmp_path, bf16=True, evaluate=8)
-    single = make_trainer(tmp_path, model=half.model, evaluate=8)
-    dtypes = dtypes_of(half.model)
-    for trainer, act in ((half, "train"), (single, "train"), (half, "evaluate"), (single, "evaluate"), (half, "train")):
-        dtypes.clear()
-        getattr(trainer, act)()
-        assert set(dtypes) == {torch.bfloat16 if trainer is half else torch.float32}, act
-        assert len(trainer.accelerator._models) == 1
 
 
 def test_a_batch_size_that_is_changed_between_two_trainings_is_obeyed(tmp_path):

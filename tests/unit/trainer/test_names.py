@@ -1,12 +1,10 @@
 """The names that scripts and overrides read from transformers' Trainer: there, and with the same values."""
 
-import logging
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.trainer import TrainingArguments
 from tests.unit.trainer.both import end, make, same_on_both
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -32,16 +30,6 @@ def test_arguments_say_which_process_this_is(tmp_path):
 
     ours = same_on_both(script, tmp_path)
     assert ours[0] == torch.device("cpu")
-
-
-def test_the_log_level_is_the_one_of_transformers(tmp_path):
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    try:
-        logger.setLevel(logging.INFO)
-        assert TrainingArguments(str(tmp_path), use_cpu=True).get_process_log_level() == logging.INFO
-    finally:
-        logger.setLevel(before)
 
 
 def test_an_override_of_evaluate_tells_the_callbacks_itself(tmp_path):
@@ -73,7 +61,7 @@ def test_an_override_of_evaluate_tells_the_callbacks_itself(tmp_path):
         trainer.train()
         logged = end(trainer)
         trainer.evaluate()
-        return seen, logged, trainer.callback_handler.callback_list
+        return seen, logged
 
     ours = same_on_both(script, tmp_path)
     assert ours[1]["steps"][0] == 6
@@ -130,6 +118,10 @@ def test_a_callback_may_derive_from_exportable_state(tmp_path):
 def test_copies_of_the_originals_methods_find_what_they_ask_for(tmp_path):
     def script(library, folder):
         class Own(library.Trainer):
+            def _prepare_inputs(self, inputs):
+                inputs = super()._prepare_inputs(inputs)
+                return {**inputs, "x": inputs["x"] + 1}
+
             def training_step(self, model, inputs, num_items_in_batch=None):
                 model.train()
                 inputs = self._prepare_inputs(inputs)
@@ -148,23 +140,10 @@ def test_copies_of_the_originals_methods_find_what_they_ask_for(tmp_path):
         before = trainer.is_in_train
         trainer.train()
         flags = (before, trainer.is_in_train, trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled)
-        return flags, trainer.get_total_train_batch_size(trainer.args), end(trainer)
+        return flags, end(trainer)
 
     ours = same_on_both(script, tmp_path)
-    assert ours[:2] == ((False, False, False, False), 16)
-
-
-@pytest.mark.parametrize("printer", [True, False])
-def test_the_printer_takes_the_floating_point_operations_out_of_the_metrics(printer, tmp_path):
-    def script(library, folder):
-        trainer = make(library, folder)
-        if not printer:
-            trainer.remove_callback(library.PrinterCallback)
-        output = trainer.train()
-        return sorted(output.metrics), [sorted(entry) for entry in trainer.state.log_history]
-
-    ours = same_on_both(script, tmp_path)
-    assert ("total_flos" in ours[0]) is not printer
+    assert ours[0] == (False, False, False, False)
 
 
 def test_an_override_of_save_model_passes_its_arguments_on(tmp_path):

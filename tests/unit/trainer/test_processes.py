@@ -1,9 +1,7 @@
 """The same training on several processes: same weights, same logs, same decisions, exact resumption."""
 
-import logging
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -12,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.accelerator.utils import load
 from common.processes import ranks
-from common.trainer import TrainerCallback, TrainingArguments, get_last_checkpoint
+from common.trainer import TrainerCallback, get_last_checkpoint
 from tests.states import on_a_rank
 from tests.toys import Net, Points, seeded_net
-from tests.unit.trainer.toy import CutAt, accuracy, make_trainer, weights, without_timings
+from tests.unit.trainer.toy import StopAt, accuracy, make_trainer, weights, without_timings
 
 ROOT = Path(__file__).parents[3]
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
@@ -31,40 +28,8 @@ class RankNoise(TrainerCallback):
         self.drawn = torch.rand(1).item()
 
 
-class Stop(TrainerCallback):
-    """Saves and stops after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            control.should_save = control.should_training_stop = True
-
-
-class StopWithinStep(TrainerCallback):
-    """Stops within a step, when so many are done."""
-
-    def __init__(self, steps_done: int) -> None:
-        self.steps_done = steps_done
-
-    def on_substep_end(self, args, state, control, **kwargs):
-        if state.global_step == self.steps_done:
-            control.should_training_stop = True
-
-
 @on_a_rank
-def run(
-    folder,
-    accumulation=1,
-    world_size=1,
-    resume=None,
-    stop_at=None,
-    stop_within=None,
-    cut_at=None,
-    dropout=0.0,
-    **arguments,
-):
+def run(folder, accumulation=1, world_size=1, resume=None, stop_at=(), dropout=0.0, **arguments):
     settings = {"gradient_accumulation_steps": accumulation, "dataloader_drop_last": True, "num_train_epochs": 2}
     settings |= {"per_device_train_batch_size": GLOBAL_BATCH // accumulation // world_size}
     # The last of 16 steps is logged too: `train_loss` takes what was not logged from its own rank.
@@ -76,12 +41,8 @@ def run(
     model = seeded_net(dtype=torch.float64, dropout=dropout)
     settings |= {"eval_strategy": "epoch"} | arguments
     trainer = make_trainer(folder, model=model, extra=extra, **settings)
-    if stop_at is not None:
-        trainer.add_callback(Stop(stop_at))
-    if stop_within is not None:
-        trainer.add_callback(StopWithinStep(stop_within))
-    if cut_at is not None:
-        trainer.add_callback(CutAt(cut_at))
+    if stop_at:
+        trainer.add_callback(StopAt(*stop_at))
     trainer.train(resume_from_checkpoint=resume)
     return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
 
@@ -106,22 +67,9 @@ def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(t
     saving = {"save_strategy": "epoch", "eval_strategy": "no"}
     straight = ranks(2).run(run, tmp_path / "straight", 2, 2, **saving)
     stopped = tmp_path / "stopped"
-    ranks(2).run(run, stopped, 2, 2, stop_within=3, **saving)
+    ranks(2).run(run, stopped, 2, 2, stop_at=("on_substep_end", 4), **saving)
     resumed = ranks(2).run(run, stopped, 2, 2, resume=str(stopped / "checkpoint-3"), **saving)
     assert torch.equal(resumed[0][0], resumed[1][0])
-    for got, expected in zip(resumed, straight, strict=True):
-        assert torch.equal(got[0], expected[0])
-        assert got[1] == expected[1]
-
-
-def test_each_process_takes_its_own_gradients_into_the_next_epoch_also_after_a_resumption(tmp_path):
-    """A callback ends each epoch within its third step, before the ranks have averaged the gradients of that step."""
-    saving = {"save_strategy": "epoch", "eval_strategy": "no", "logging_steps": 1}
-    straight = ranks(2).run(run, tmp_path / "straight", 2, 2, cut_at=3, **saving)
-    checkpoint = str(tmp_path / "straight" / "checkpoint-2")
-    first, second = (load(f"{checkpoint}/random_states_{rank}.pkl")["gradients"][0] for rank in (0, 1))
-    assert any(not torch.equal(first[name], second[name]) for name in first)
-    resumed = ranks(2).run(run, tmp_path / "again", 2, 2, cut_at=3, resume=checkpoint, **saving)
     for got, expected in zip(resumed, straight, strict=True):
         assert torch.equal(got[0], expected[0])
         assert got[1] == expected[1]
@@ -131,7 +79,7 @@ def test_two_processes_pass_over_a_damaged_checkpoint_alike(tmp_path):
     """They go on from the one before it, of step 5, which is in the middle of an epoch."""
     saving = {"save_strategy": "steps", "save_steps": 5, "dropout": 0.3, "max_steps": 14}
     straight = ranks(2).run(run, tmp_path / "straight", 2, 2, **saving)
-    ranks(2).run(run, tmp_path / "killed", 2, 2, stop_at=10, **saving)
+    ranks(2).run(run, tmp_path / "killed", 2, 2, stop_at=("on_step_end", 10, True), **saving)
     (tmp_path / "killed" / "checkpoint-10" / "random_states_1.pkl").unlink()
     resumed = ranks(2).run(run, tmp_path / "killed", 2, 2, resume=True, **saving)
     for got, expected in zip(resumed, straight, strict=True):
@@ -161,7 +109,7 @@ def test_what_keeps_one_process_from_saving_ends_the_others_too(tmp_path):
 def test_another_number_of_processes_goes_on_in_the_same_order(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "no"}
     expected = run(tmp_path / "straight", **saving)
-    run(tmp_path, stop_at=10, **saving)
+    run(tmp_path, stop_at=("on_step_end", 10, True), **saving)
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
     assert_same(ranks(3).run(run, tmp_path, 1, 3, resume=str(tmp_path / "checkpoint-10"), **saving), expected)
 
@@ -375,27 +323,3 @@ def offsets_of_inputs(folder) -> list[int]:
 def test_the_inputs_of_each_rank_begin_where_those_of_transformers_do(tmp_path):
     """A product over rows that begin elsewhere may take another path, and then ends with other bits."""
     assert ranks(2).run(offsets_of_inputs, tmp_path) == [[0] * 4, [0] * 4]
-
-
-def of_a_rank(folder):
-    args = TrainingArguments(str(folder), use_cpu=True)
-    cache = folder / "cache"
-    with args.main_process_first():
-        if args.process_index == 0:
-            time.sleep(0.1)
-            cache.write_text("filled")
-        found = cache.read_text()
-    process = (args.process_index, args.local_process_index, args.should_save, args.should_log)
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        return process, args.parallel_mode.value, found, args.get_process_log_level()
-    finally:
-        logger.setLevel(before)
-
-
-def test_the_processes_of_a_run_know_their_places(tmp_path):
-    first, second = ranks(2).run(of_a_rank, tmp_path)
-    assert first == ((0, 0, True, True), "distributed", "filled", logging.INFO)
-    assert second == ((1, 1, False, False), "distributed", "filled", logging.WARNING)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import common.trainer
-from common.trainer import PrinterCallback, ProgressCallback, TrainerCallback
+from common.trainer import PrinterCallback, ProgressCallback
 from common.trainer.reporting import NotebookProgressCallback, default_reporter
 from tests.unit.trainer.toy import accuracy, make_trainer
 
@@ -59,27 +59,6 @@ def test_the_bar_shows_loss_learning_rate_and_time_left(tmp_path, capsys):
     out = shown(tmp_path, capsys, ProgressCallback())
     last = out.split("\r")[-1]
     assert "10/10" in last and "loss=" in last and "learning_rate=" in last and "<" in last
-
-
-def test_the_bar_shows_what_a_script_logs_itself(tmp_path, capsys):
-    class LogsItself(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            trainer.log({"loss": 0.125})
-
-    trainer = make_trainer(tmp_path, logging_strategy="no", extra={"callbacks": [LogsItself]})
-    trainer.pop_callback(PrinterCallback)
-    trainer.add_callback(ProgressCallback)
-    trainer.train()
-    last = capsys.readouterr().err.split("\r")[-1]
-    assert "5/5" in last and "loss=0.125" in last and "learning_rate" not in last
-
-
-def test_a_bar_is_seldom_drawn(tmp_path, capsys):
-    trainer = make_trainer(tmp_path, max_steps=400, train=8)
-    trainer.pop_callback(PrinterCallback)
-    trainer.add_callback(ProgressCallback)
-    trainer.train()
-    assert capsys.readouterr().err.count("\r") < 100
 
 
 def test_a_notebook_gets_a_table_redrawn_in_place(tmp_path, capsys, monkeypatch):
@@ -146,15 +125,3 @@ def test_metrics_are_printed_and_written_as_by_transformers(tmp_path, capsys, mo
         assert (folder / "trainer_state.json").exists()
     assert printed[0] == printed[1] and "1:02:05.45" in printed[0]
     assert written[0] == written[1] and len(written[0]) == 4
-
-
-def test_a_trainer_counts_samples_parameters_and_rates(tmp_path):
-    trainer = make_trainer(tmp_path, train=10, learning_rate=0.25)
-    with pytest.raises(ValueError, match="optimizer is None"):
-        trainer.get_learning_rates()
-    trainer.create_optimizer()
-    assert set(trainer.get_learning_rates()) == {0.25}
-    assert trainer.num_examples(trainer.get_train_dataloader()) == 10
-    parameters = list(trainer.model.parameters())
-    parameters[0].requires_grad_(False)
-    assert trainer.get_num_trainable_parameters() == sum(each.numel() for each in parameters[1:])

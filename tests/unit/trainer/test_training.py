@@ -54,21 +54,6 @@ def test_accumulation_k_on_batch_b_is_batch_k_times_b(batch, accumulation, tmp_p
     torch.testing.assert_close(got, by_hand(steps, lr=0.5), atol=1e-13, rtol=0)
 
 
-def test_logged_losses_are_means_over_steps(tmp_path):
-    frozen = {"learning_rate": 0.0, "num_train_epochs": 1, "logging_strategy": "epoch"}
-    points = Points(40)
-    order = orders(40, 1)[0]
-    for batch in (7, 40):
-        trainer = make_trainer(tmp_path, per_device_train_batch_size=batch, **frozen)
-        output = trainer.train()
-        losses = []
-        for start in range(0, 40, batch):
-            indices = order[start : start + batch]
-            losses.append(trainer.model(points.x[indices], points.labels[indices])["loss"].item())
-        assert output.training_loss == pytest.approx(np.mean(losses), rel=1e-6)
-        assert trainer.state.log_history[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
-
-
 def test_training_twice_goes_on_and_a_model_init_begins_anew(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.train()
@@ -130,22 +115,6 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
         torch.testing.assert_close(trained(tmp_path, trainer_class=trainer_class, **settings), expected)
     by_function = trained(tmp_path, extra={"compute_loss_func": summed_loss}, **settings)
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
-
-
-def test_a_loss_function_counts_the_labels_of_the_whole_step(tmp_path):
-    counts = []
-
-    def loss_function(outputs, labels, num_items_in_batch=None):
-        counts.append(int(num_items_in_batch))
-        return summed_loss(outputs, labels, num_items_in_batch)
-
-    trainer = make_trainer(
-        tmp_path, train=28, gradient_accumulation_steps=2, extra={"compute_loss_func": loss_function}
-    )
-    trainer.train_dataset.labels[:3] = -100
-    trainer.train()
-    assert counts[0] == counts[1] and counts[2] == counts[3]
-    assert counts[0] + counts[2] == 25
 
 
 def test_outputs_may_be_dicts_tuples_objects_or_the_loss(tmp_path):
@@ -274,25 +243,6 @@ def test_the_schedule_waits_where_fp16_skips_a_step(tmp_path):
     assert trainer.lr_scheduler.last_epoch == 3
 
 
-def test_a_loss_function_may_do_without_labels(tmp_path):
-    class Unlabelled(Points):
-        def __getitem__(self, index):
-            return {"x": self.x[index]}
-
-    given = []
-
-    def loss_function(outputs, labels, num_items_in_batch=None):
-        given.append((labels, num_items_in_batch))
-        return outputs["logits"].square().mean()
-
-    extra = {"train_dataset": Unlabelled(16), "compute_loss_func": loss_function}
-    trainer = make_trainer(tmp_path, extra=extra)
-    before = weights(trainer)
-    trainer.train()
-    assert given == [(None, None), (None, None)]
-    assert not torch.equal(weights(trainer), before)
-
-
 def test_a_loss_function_gets_labels_of_other_names_from_the_model(tmp_path):
     """Only what is called "labels" is taken out of the batch, as in the original."""
 
@@ -318,18 +268,6 @@ def test_a_loss_function_gets_labels_of_other_names_from_the_model(tmp_path):
     assert trainer.evaluate()["eval_loss"] > 0
     start, end = trainer.predict(TwoLabels(8)).label_ids
     assert start.shape == end.shape == (8,)
-
-
-def test_the_same_seed_on_all_ranks_and_no_seeding_in_train(tmp_path):
-    trainer = make_trainer(tmp_path, model=seeded_net(dropout=0.5), seed=7)
-    assert torch.initial_seed() == 7
-    torch.manual_seed(9)
-    trainer.train()
-    first = weights(trainer)
-    trainer = make_trainer(tmp_path, model=seeded_net(dropout=0.5), seed=8)
-    torch.manual_seed(9)
-    trainer.train()
-    assert torch.equal(weights(trainer), first)
 
 
 def test_a_polynomial_schedule_may_warm_up_to_the_end(tmp_path):

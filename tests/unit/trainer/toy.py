@@ -1,4 +1,4 @@
-"""A Trainer for the small classification task in one call, and callbacks for its tests."""
+"""A Trainer for the small classification task in one call, and what its tests compare."""
 
 import torch
 
@@ -32,23 +32,23 @@ def trained(output_dir, **kwargs) -> torch.Tensor:
     return weights(trainer)
 
 
-class CutAt(TrainerCallback):
-    """Ends every epoch after so many of the micro-batches that do not end a step."""
-
-    def __init__(self, substeps):
-        self.substeps = substeps
-        self.seen = 0
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        self.seen = 0
-
-    def on_substep_end(self, args, state, control, **kwargs):
-        self.seen += 1
-        control.should_epoch_stop = self.seen == self.substeps
-
-
 def without_timings(log_history: list[dict]) -> list[dict]:
     return [
         {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
         for entry in log_history
     ]
+
+
+class StopAt(TrainerCallback):
+    """Stops the training at the `count`-th time that `event` happens, after a checkpoint if `saves`."""
+
+    def __init__(self, event: str, count: int, saves: bool = False) -> None:
+        self.left = count
+        self.saves = saves
+        setattr(self, event, self.strike)
+
+    def strike(self, args, state, control, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            control.should_training_stop = True
+            control.should_save = control.should_save or self.saves
