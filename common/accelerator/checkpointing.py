@@ -23,16 +23,13 @@ from .shard import index_sampler_of
 from .state import PartialState
 from .utils.checkpoint_folder import (
     CheckpointError,
-    CheckpointVersionError,
     Manifest,
     choose_newest,
     finish_and_verify,
     finish_interrupted_save,
-    numbered,
     publish,
     read_manifest,
     remove,
-    remove_folder,
     remove_old_checkpoints,
     start_save,
     write_manifest,
@@ -41,21 +38,6 @@ from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.modeling import write_weights
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, write_safetensors
-
-__all__ = [
-    "CheckpointError",
-    "CheckpointVersionError",
-    "RemoteError",
-    "choose_newest",
-    "finish_and_verify",
-    "load_state",
-    "numbered",
-    "remove_folder",
-    "run_on_all_ranks",
-    "save_model",
-    "save_state",
-    "write_manifest",
-]
 
 OPTIMIZER_FILE = "optimizer.bin"
 SCHEDULER_FILE = "scheduler.bin"
@@ -78,38 +60,28 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
     A collective: all processes must call it. None is left waiting for one that failed.
 
     Raises:
-        CheckpointError: on the other processes, if one raised a CheckpointError.
-        RemoteError: on the other processes, quoting any other exception.
+        RemoteError: on the other processes.
     """
     result = None
-    error: Exception | None = None
-    errors_to_quote: list[Exception] = []
+    error = None
     try:
         if runs_here:
             result = action()
-    except CheckpointError as failure:
-        error = failure
-        errors_to_quote = [CheckpointError(str(error))]
     except Exception as failure:
         error = failure
-        rank = PartialState().process_index
-        errors_to_quote = [RemoteError(f"rank {rank}: {type(error).__name__}: {error}")]
-    errors_of_ranks = gather_object(errors_to_quote)
+    rank = PartialState().process_index
+    errors = gather_object([] if error is None else [f"rank {rank}: {type(error).__name__}: {error}"])
     if error is not None:
         raise error
-    if errors_of_ranks:
-        raise errors_of_ranks[0]
+    if errors:
+        raise RemoteError(errors[0])
     return result
 
 
-def _writing_rank(on_each_node: bool) -> int:
-    """The process that writes for this one: the main process, or the first of this machine."""
-    state = PartialState()
-    return state.process_index - state.local_process_index if on_each_node else 0
-
-
 def _is_writer(on_each_node: bool) -> bool:
-    return PartialState().process_index == _writing_rank(on_each_node)
+    """True for the main process, or for the first one of each machine."""
+    state = PartialState()
+    return state.is_local_main_process if on_each_node else state.is_main_process
 
 
 # Saving
@@ -132,14 +104,13 @@ def save_state(
         output_dir: the folder, where ~ is the home folder; under automatic naming
             `project_dir/checkpoints/checkpoint_{iteration}` instead.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
-        save_model_func_kwargs: for the engines of the original that save their models themselves. They are out of
-            scope, and without them the original ignores these arguments too.
+        save_model_func_kwargs: for engines of the original that are out of scope; else it ignores them too.
 
     Raises:
         ValueError: without a folder; under automatic naming, if that checkpoint is there already.
         CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
-        Exception: what a process met (OSError, …); on the other processes a RuntimeError that quotes it. In each case,
-            what was there before is untouched and no draft is left.
+        Exception: what a process met (OSError, …). In each case all processes raise, what was there before is
+            untouched, and no draft is left.
     """
     config = accelerator.project_configuration
     writes = _is_writer(config.save_on_each_node)
@@ -162,7 +133,9 @@ def save_state(
 
     own_draft = run_on_all_ranks(start, runs_here=writes)
     try:
-        draft = gather_object([own_draft])[_writing_rank(config.save_on_each_node)]
+        # The draft of this machine: the last that a process up to this one has made.
+        drafts = gather_object([own_draft])[: accelerator.process_index + 1]
+        draft = [each for each in drafts if each is not None][-1]
         contents = run_on_all_ranks(lambda: _collect(accelerator, draft, safe_serialization))
         own_state = run_on_all_ranks(lambda: _state_of_rank(accelerator))
         for rank, state in enumerate(gather_object([own_state])):
@@ -238,7 +211,10 @@ def _state_of_rank(accelerator: Any) -> dict[str, Any]:
     """The states of this process's generators and, in the middle of a window, the gradients of each model so far."""
     state = {"step": accelerator.step, **get_random_states(accelerator.device)}
     if accelerator.step % accelerator.gradient_accumulation_steps != 0:
-        state["gradients"] = [_gradients(_bare(accelerator, model)) for model in accelerator._models]
+        state["gradients"] = []
+        for model in accelerator._models:
+            parameters = _bare(accelerator, model).named_parameters()
+            state["gradients"].append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
     return state
 
 
@@ -255,10 +231,6 @@ def get_random_states(device: torch.device) -> dict[str, Any]:
 def _bare(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
     """The script's own model inside `model`: in a resumed run it may be compiled where it was not before."""
     return accelerator.unwrap_model(model, keep_torch_compile=False)
-
-
-def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
 
 
 # Loading
@@ -280,23 +252,21 @@ def load_state(
     their own. Registered objects get the main process's state.
 
     If a file is missing or damaged, if the number of registered objects differs, or if a stateful loader cannot go on
-    at its saved position, an error is raised before anything changes. After any other error a part of the state may
-    have been loaded: the run should not go on.
+    at its saved position, an error is raised before anything changes. After any other error the run should not go on.
 
     Args:
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
             default.
         load_kwargs: for `torch.load`; `weights_only` is always on.
-        load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` is taken and changes
-            nothing: files are read to the CPU, and each state goes to where the object is that gets it.
+        load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
+            are read to the CPU, and each state goes to where the object is that gets it.
 
     Raises:
-        CheckpointError: naming the file that is missing, damaged or foreign; under automatic naming, if no checkpoint
-            is complete.
-        CheckpointVersionError: if it was saved in another format.
+        CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic naming,
+            if no checkpoint is complete.
         ValueError: if no folder is given.
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
-        Exception: what a hook or an object met; on the other processes a RuntimeError that quotes it.
+        Exception: what a hook or an object met. In each case all processes raise.
     """
     load_model_func_kwargs.pop("map_location", None)
     config = accelerator.project_configuration

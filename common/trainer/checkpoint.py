@@ -10,14 +10,9 @@ from typing import Any
 from torch import nn
 
 from common.accelerator import Accelerator
-from common.accelerator.checkpointing import (
-    choose_newest,
-    finish_and_verify,
-    numbered,
-    remove_folder,
-    run_on_all_ranks,
-)
+from common.accelerator.checkpointing import run_on_all_ranks
 from common.accelerator.utils import broadcast_object_list
+from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and_verify, numbered, remove_folder
 from common.trainer.state import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"

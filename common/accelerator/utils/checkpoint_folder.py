@@ -44,10 +44,6 @@ class CheckpointError(ValueError):
     """A checkpoint is not there, incomplete, damaged, forged, of another format, or was not written by `save_state`."""
 
 
-class CheckpointVersionError(CheckpointError):
-    """A checkpoint was saved in an older or a newer format."""
-
-
 # The manifest
 
 
@@ -94,8 +90,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The files of `folder`, as its manifest lists them. Neither names nor descriptions have been checked.
 
     Raises:
-        CheckpointVersionError: if it is of another format.
-        CheckpointError: if there is none, or it is damaged.
+        CheckpointError: if there is none, or it is damaged or of another format.
     """
     path = folder / MANIFEST_NAME
     if not folder.exists():
@@ -111,9 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if version != FORMAT_VERSION:
-        raise CheckpointVersionError(
-            f"{folder} is a checkpoint in format {version!r}; this code reads format {FORMAT_VERSION}"
-        )
+        raise CheckpointError(f"{folder} is a checkpoint in format {version!r}; this code reads {FORMAT_VERSION}")
     if not isinstance(files, dict):
         raise CheckpointError(f"{path} is damaged: it lists no files")
     return files
@@ -222,11 +215,7 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
     pattern = re.compile(re.escape(prefix) + "[0-9]+")
     found = [path for path in parent.iterdir() if pattern.fullmatch(path.name)]
     folders = [path for path in found if path.is_dir() and not path.is_symlink()]
-    return sorted(folders, key=lambda path: _number(path, prefix), reverse=True)
-
-
-def _number(folder: Path, prefix: str) -> int:
-    return int(folder.name.removeprefix(prefix))
+    return sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
 
 
 def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
@@ -236,15 +225,12 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     a killed run has left are removed.
 
     Raises:
-        CheckpointVersionError: if the one to continue from is of another format.
         CheckpointError: if none is whole; then all stay as they are.
     """
     damaged = []
     for folder in numbered(parent, prefix):
         try:
             finish_and_verify(folder)
-        except CheckpointVersionError:
-            raise
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
             damaged.append(folder)
@@ -259,7 +245,7 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     raise CheckpointError(f"there is no complete checkpoint in {parent}")
 
 
-def remove_old_checkpoints(just_written: Path, limit: int, prefix: str = "checkpoint_") -> None:
+def remove_old_checkpoints(just_written: Path, limit: int) -> None:
     """Remove checkpoints beside `just_written` until at most `limit`, and at least that one, are left.
 
     Those of higher numbers are of an earlier run, so they count as older than those of lower numbers.
@@ -267,11 +253,9 @@ def remove_old_checkpoints(just_written: Path, limit: int, prefix: str = "checkp
     Raises:
         OSError: if one cannot be removed.
     """
-    written = _number(just_written, prefix)
-    others = [path for path in numbered(just_written.parent, prefix) if (path / MANIFEST_NAME).exists()]
-    others.remove(just_written)
-    earlier_runs_last = sorted(others, key=lambda path: _number(path, prefix) > written)
-    for old in earlier_runs_last[max(limit - 1, 0) :]:
+    complete = [path for path in numbered(just_written.parent) if (path / MANIFEST_NAME).exists()]
+    from_just_written = complete[complete.index(just_written) :] + complete[: complete.index(just_written)]
+    for old in from_just_written[max(limit, 1) :]:
         remove_folder(old)
 
 

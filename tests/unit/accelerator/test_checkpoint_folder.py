@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.accelerator import Accelerator, checkpointing
+from common.accelerator import Accelerator
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import ProjectConfiguration
+from common.accelerator.utils.checkpoint_folder import numbered
 from tests.states import forget_states
 
 NEEDS_LINKS = pytest.mark.skipif(os.name == "nt", reason="makes symbolic links")
@@ -97,7 +98,7 @@ def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(vers
     folder = tmp_path / "c"
     accelerator.save_state(folder)
     set_version(folder, version)
-    line = f"{folder} is a checkpoint in format {version!r}; this code reads format 6$"
+    line = f"{folder} is a checkpoint in format {version!r}; this code reads 6$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 
@@ -249,9 +250,6 @@ def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(t
         "checkpoint_9.damaged",
         "checkpoint_text",
     ]
-    set_version(folder / "checkpoint_1", 7)
-    with pytest.raises(CheckpointError, match="format 7"):  # not skipped for an older one
-        accelerator.load_state()
 
 
 @NEEDS_LINKS
@@ -272,7 +270,7 @@ def test_only_folders_with_a_number_are_checkpoints(tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint_2").mkdir()
     (tmp_path / "checkpoint_4").touch()
-    assert [path.name for path in checkpointing.numbered(tmp_path)] == ["checkpoint_10", "checkpoint_2"]
+    assert [path.name for path in numbered(tmp_path)] == ["checkpoint_10", "checkpoint_2"]
 
 
 @pytest.mark.parametrize("folder", ["new", "old"])
