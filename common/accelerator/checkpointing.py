@@ -4,22 +4,17 @@ The files bear the names that Accelerate gives them. `utils/checkpoint_folder.py
 `utils/serialization.py` lets them hold nothing that could execute code.
 """
 
-import contextlib
-import errno
 import os
 import random
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-
-from common.files import discard_draft, sync_to_disk
 
 from .operations import broadcast_object_list, gather_object
 from .resume import SeedableOrder, StatefulDataLoaderShard
@@ -28,39 +23,21 @@ from .shard import index_sampler_of
 from .state import PartialState
 from .utils.checkpoint_folder import (
     CheckpointError,
-    CheckpointVersionError,
     Manifest,
     choose_newest,
-    describe,
     finish_and_verify,
     finish_interrupted_save,
-    holds_checkpoint,
-    numbered,
     publish,
     read_manifest,
+    remove,
     remove_old_checkpoints,
     start_save,
-    verifying,
     write_manifest,
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.modeling import write_weights
 from .utils.serialization import load_safely, save_loadable
-from .utils.weights import under_names_of, view_key, write_safetensors
-
-__all__ = [
-    "CheckpointError",
-    "CheckpointVersionError",
-    "RemoteError",
-    "choose_newest",
-    "finish_and_verify",
-    "load_state",
-    "numbered",
-    "run_on_all_ranks",
-    "save_model",
-    "save_state",
-    "write_manifest",
-]
+from .utils.weights import under_names_of, write_safetensors
 
 OPTIMIZER_FILE = "optimizer.bin"
 SCHEDULER_FILE = "scheduler.bin"
@@ -68,8 +45,6 @@ SAMPLER_FILE = "sampler.bin"
 LOADER_FILE = "dl_state_dict.bin"
 CUSTOM_FILE = "custom_checkpoint_{}.pkl"
 RANDOM_STATES_FILE = "random_states_{}.pkl"
-
-_LEAST_FREE_BYTES = 2**16
 
 
 # All processes, and those that write
@@ -85,8 +60,7 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
     A collective: all processes must call it. None is left waiting for one that failed.
 
     Raises:
-        CheckpointError: on the other processes, if one raised a CheckpointError.
-        RemoteError: on the other processes, quoting any other exception.
+        RemoteError: on the other processes.
     """
     result = None
     error = None
@@ -95,34 +69,19 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
             result = action()
     except Exception as failure:
         error = failure
-    errors = gather_object([] if error is None else [_for_other_ranks(error)])
+    rank = PartialState().process_index
+    errors = gather_object([] if error is None else [f"rank {rank}: {type(error).__name__}: {error}"])
     if error is not None:
         raise error
     if errors:
-        raise errors[0]
+        raise RemoteError(errors[0])
     return result
 
 
-def _for_other_ranks(error: Exception) -> Exception:
-    if isinstance(error, CheckpointError):
-        return CheckpointError(str(error))
-    return RemoteError(f"rank {PartialState().process_index}: {type(error).__name__}: {error}")
-
-
-def _writing_rank(on_each_node: bool) -> int:
-    """The process that writes for this one: the main process, or the first of this machine."""
-    state = PartialState()
-    return state.process_index - state.local_process_index if on_each_node else 0
-
-
 def _is_writer(on_each_node: bool) -> bool:
-    return PartialState().process_index == _writing_rank(on_each_node)
-
-
-def _path_on_writer(path: Path, on_each_node: bool) -> Path:
-    """The `path` of the process that writes for this one: machines may differ in their folders."""
-    of_ranks = gather_object([str(path)])
-    return Path(of_ranks[_writing_rank(on_each_node)])
+    """True for the main process, or for the first one of each machine."""
+    state = PartialState()
+    return state.is_local_main_process if on_each_node else state.is_main_process
 
 
 # Saving
@@ -145,36 +104,46 @@ def save_state(
         output_dir: the folder, where ~ is the home folder; under automatic naming
             `project_dir/checkpoints/checkpoint_{iteration}` instead.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
-        save_model_func_kwargs: for the engines of the original that save their models themselves. They are out of
-            scope, and without them the original ignores these arguments too.
+        save_model_func_kwargs: for engines of the original that are out of scope; else it ignores them too.
 
     Raises:
         ValueError: without a folder; under automatic naming, if that checkpoint is there already.
         CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
-        Exception: what a process met (OSError, …); on the other processes a RuntimeError that quotes it. In each case,
-            what was there before is untouched and no draft is left.
+        Exception: what a process met (OSError, …). In each case all processes raise, what was there before is
+            untouched, and no draft is left.
     """
     config = accelerator.project_configuration
-    on_each_node = config.save_on_each_node
-    writes = _is_writer(on_each_node)
-    folder = _path_on_writer(_folder_to_save(accelerator, output_dir), on_each_node)
+    writes = _is_writer(config.save_on_each_node)
+    folder = _folder_to_save(accelerator, output_dir)
 
     def start() -> Path:
-        if config.automatic_checkpoint_naming and (folder.is_symlink() or holds_checkpoint(folder)):
+        if config.automatic_checkpoint_naming and os.path.lexists(folder):
             how = "`load_state` first, or set `save_iteration`"
             raise ValueError(f"Checkpoint directory {folder} ({config.iteration}) already exists: {how}")
         return start_save(folder)
 
+    def write() -> None:
+        for name, content in contents.items():
+            if name.endswith(".safetensors"):
+                write_safetensors(content, draft / name)
+            else:
+                save_loadable(content, draft / name)
+        write_manifest(draft)
+        publish(draft, folder)
+
     own_draft = run_on_all_ranks(start, runs_here=writes)
     try:
-        # Only a process that writes has a draft. The empty path of the others is not read.
-        draft = _path_on_writer(own_draft or Path(), on_each_node)
-        state = run_on_all_ranks(lambda: _collect(accelerator, draft))
-        states_of_ranks = gather_object([state.of_rank])
-        run_on_all_ranks(lambda: _write(state, states_of_ranks, draft, folder, safe_serialization), runs_here=writes)
+        # The draft of this machine: the last that a process up to this one has made.
+        drafts = gather_object([own_draft])[: accelerator.process_index + 1]
+        draft = [each for each in drafts if each is not None][-1]
+        contents = run_on_all_ranks(lambda: _collect(accelerator, draft, safe_serialization))
+        own_state = run_on_all_ranks(lambda: _state_of_rank(accelerator))
+        for rank, state in enumerate(gather_object([own_state])):
+            contents[RANDOM_STATES_FILE.format(rank)] = state
+        run_on_all_ranks(write, runs_here=writes)
     except BaseException:
         if own_draft is not None:
-            discard_draft(own_draft)
+            remove(own_draft)
         raise
     if config.automatic_checkpoint_naming and config.total_limit is not None:
         run_on_all_ranks(lambda: remove_old_checkpoints(folder, config.total_limit), runs_here=writes)
@@ -191,69 +160,46 @@ def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> P
     return Path(os.path.abspath(os.path.expanduser(output_dir)))
 
 
-class CollectedState(NamedTuple):
-    """A process's contribution to a checkpoint.
-
-    Attributes:
-        weights: of each model.
-        states: of all other objects, by the name of their file.
-        of_rank: what belongs to this process alone: `_state_of_rank`.
-    """
-
-    weights: list[dict[str, torch.Tensor]]
-    states: dict[str, Any]
-    of_rank: dict[str, Any]
-
-
-def _collect(accelerator: Any, draft: Path) -> CollectedState:
-    """Ask everything for its state, on every process: a state may need a collective. Hooks may write files."""
+def _collect(accelerator: Any, draft: Path, safe_serialization: bool) -> dict[str, Any]:
+    """The content of each file, on every process: a state may need a collective. Hooks may write files into `draft`."""
     weights = [accelerator.get_state_dict(model) for model in accelerator._models]
     for hook in accelerator._save_model_state_pre_hook.values():
         hook(accelerator._models, weights, str(draft))
-    # The optimizers have the largest files. They come first, so that threads have time to flush them to the disk.
-    objects = _optimizers(accelerator) + _other_objects(accelerator) + _loaders(accelerator)
-    states = {each.file_name: each.object.state_dict() for each in objects}
-    return CollectedState(weights, states, _state_of_rank(accelerator))
+    contents = {}
+    for name, state in (_objects(accelerator) | _loaders(accelerator)).items():
+        contents[name] = state.state_dict()
+    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+    return contents | _numbered(weights_name, weights)
 
 
-class ObjectWithState(NamedTuple):
-    """Something with `state_dict` and `load_state_dict`, and the file for its state."""
+def _objects(accelerator: Any) -> dict[str, Any]:
+    """All but models and loaders that has a `state_dict`, by the name of its file."""
+    custom = {CUSTOM_FILE.format(index): each for index, each in enumerate(accelerator._custom_objects)}
+    scalers = [] if accelerator.scaler is None else [accelerator.scaler]
+    return {
+        **_numbered(OPTIMIZER_FILE, accelerator._optimizers),
+        **_numbered(SCHEDULER_FILE, accelerator._schedulers),
+        **_numbered(SCALER_NAME, scalers),
+        **custom,
+    }
 
-    file_name: str
-    object: Any
 
-
-def _optimizers(accelerator: Any) -> list[ObjectWithState]:
-    return _numbered_files(OPTIMIZER_FILE, accelerator._optimizers)
-
-
-def _loaders(accelerator: Any) -> list[ObjectWithState]:
+def _loaders(accelerator: Any) -> dict[str, Any]:
     """All loaders with a state: their position or, by default, seed and epoch of their seedable sampler.
 
     Their files are numbered as all loaders are, those without a state too.
     """
-    found = []
+    found: dict[str, Any] = {}
     for index, loader in enumerate(accelerator._dataloaders):
         if isinstance(loader, StatefulDataLoaderShard):
-            found.append(ObjectWithState(_numbered_name(LOADER_FILE, index), loader))
+            found[_numbered_name(LOADER_FILE, index)] = loader
         elif isinstance(innermost_sampler(index_sampler_of(loader)), SeedableRandomSampler):
-            found.append(ObjectWithState(_numbered_name(SAMPLER_FILE, index), SeedableOrder(loader)))
+            found[_numbered_name(SAMPLER_FILE, index)] = SeedableOrder(loader)
     return found
 
 
-def _other_objects(accelerator: Any) -> list[ObjectWithState]:
-    """All but models, optimizers and loaders."""
-    scalers = [] if accelerator.scaler is None else [accelerator.scaler]
-    custom = accelerator._custom_objects
-    return [
-        *_numbered_files(SCHEDULER_FILE, accelerator._schedulers),
-        *_numbered_files(SCALER_NAME, scalers),
-        *[ObjectWithState(CUSTOM_FILE.format(index), each) for index, each in enumerate(custom)],
-    ]
-
-
-def _numbered_files(file_name: str, objects: list[Any]) -> list[ObjectWithState]:
-    return [ObjectWithState(_numbered_name(file_name, index), each) for index, each in enumerate(objects)]
+def _numbered(file_name: str, objects: list[Any]) -> dict[str, Any]:
+    return {_numbered_name(file_name, index): each for index, each in enumerate(objects)}
 
 
 def _numbered_name(file_name: str, index: int) -> str:
@@ -261,15 +207,14 @@ def _numbered_name(file_name: str, index: int) -> str:
     return file_name.replace(".", f"_{index}.") if index else file_name
 
 
-def _weights_name(index: int, safe_serialization: bool) -> str:
-    return _numbered_name(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, index)
-
-
 def _state_of_rank(accelerator: Any) -> dict[str, Any]:
     """The states of this process's generators and, in the middle of a window, the gradients of each model so far."""
     state = {"step": accelerator.step, **get_random_states(accelerator.device)}
     if accelerator.step % accelerator.gradient_accumulation_steps != 0:
-        state["gradients"] = [_gradients(_bare(accelerator, model)) for model in accelerator._models]
+        state["gradients"] = []
+        for model in accelerator._models:
+            parameters = _bare(accelerator, model).named_parameters()
+            state["gradients"].append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
     return state
 
 
@@ -286,49 +231,6 @@ def get_random_states(device: torch.device) -> dict[str, Any]:
 def _bare(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
     """The script's own model inside `model`: in a resumed run it may be compiled where it was not before."""
     return accelerator.unwrap_model(model, keep_torch_compile=False)
-
-
-def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def _write(
-    state: CollectedState,
-    states_of_ranks: list[dict[str, Any]],
-    draft: Path,
-    folder: Path,
-    safe_serialization: bool,
-) -> None:
-    """Write all files into `draft`, and make it the checkpoint in `folder`.
-
-    Threads flush each file to the disk and compute its checksum while the next one is being written.
-    """
-    contents = dict(state.states)
-    for index, weights in enumerate(state.weights):
-        contents[_weights_name(index, safe_serialization)] = weights
-    for rank, of_rank in enumerate(states_of_ranks):
-        contents[RANDOM_STATES_FILE.format(rank)] = of_rank
-    descriptions = {}
-    flushes = []
-    try:
-        with ThreadPoolExecutor() as threads:
-            for name, content in contents.items():
-                path = draft / name
-                if path.suffix == ".safetensors":
-                    write_safetensors(content, path)
-                else:
-                    save_loadable(content, path)
-                flushes.append(threads.submit(sync_to_disk, path))
-                descriptions[path] = threads.submit(describe, path)
-            for flush in flushes:
-                flush.result()
-        write_manifest(draft, descriptions)
-        publish(draft, folder)
-    except Exception:
-        # On a full disk torch.save says "unexpected pos 576 vs 534", which nobody can make sense of.
-        if draft.exists() and shutil.disk_usage(draft).free < _LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
-        raise
 
 
 # Loading
@@ -350,56 +252,56 @@ def load_state(
     their own. Registered objects get the main process's state.
 
     If a file is missing or damaged, if the number of registered objects differs, or if a stateful loader cannot go on
-    at its saved position, an error is raised before anything changes. After any other error a part of the state may
-    have been loaded: the run should not go on.
+    at its saved position, an error is raised before anything changes. After any other error the run should not go on.
 
     Args:
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
             default.
         load_kwargs: for `torch.load`; `weights_only` is always on.
-        load_model_func_kwargs: for the models' `load_state_dict`; `map_location`, "cpu" or "on_device", is where the
-            tensors of models are read to. All others are read to the CPU.
+        load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
+            are read to the CPU, and each state goes to where the object is that gets it.
 
     Raises:
-        CheckpointError: naming the file that is missing, damaged or foreign; under automatic naming, if no checkpoint
-            is complete.
-        CheckpointVersionError: if it was saved in another format.
+        CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic naming,
+            if no checkpoint is complete.
         ValueError: if no folder is given.
-        TypeError: for another `map_location`.
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
-        Exception: what a hook or an object met; on the other processes a RuntimeError that quotes it.
+        Exception: what a hook or an object met. In each case all processes raise.
     """
+    load_model_func_kwargs.pop("map_location", None)
     config = accelerator.project_configuration
-    map_location = load_model_func_kwargs.pop("map_location", None)
-    if map_location not in (None, "cpu", "on_device"):
-        raise TypeError(
-            "Unsupported optimizer map location passed, please choose one of `None`, `'cpu'`, or `'on_device'`"
-        )
-    device_of_weights = accelerator.device if map_location == "on_device" else torch.device("cpu")
-    folder = _choose_folder(accelerator, input_dir)
-    # `_choose_folder` has verified the newest checkpoint already, on the main process.
-    is_verified = input_dir is None and accelerator.is_main_process
-    verifies = _is_writer(config.save_on_each_node) and not is_verified
+    writes = _is_writer(config.save_on_each_node)
+    folder = _folder_to_load(accelerator, input_dir)
     models = list(accelerator._models)
 
     def read() -> _Checkpoint:
-        with verifying(folder) if verifies else contextlib.nullcontext():
-            checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs or {})
-            checkpoint.read_states(accelerator)
+        with ThreadPoolExecutor() as threads:
+            # The files are read while they are verified. Nothing is done with their content before that has ended.
+            verification = threads.submit(finish_and_verify if writes else read_manifest, folder)
+            try:
+                checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs or {})
+                checkpoint.read_states(accelerator)
+            finally:
+                verification.result()
         return checkpoint
 
     def restore() -> None:
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, str(folder))
-        names_of_weights = [checkpoint.weights_name(index) for index in range(len(models))]
-        checkpoint.check_holds(*names_of_weights)
-        checkpoint.restore_states_of_loaders(accelerator)
-        for model, name in zip(models, names_of_weights, strict=True):
+        files_of_weights = [checkpoint.path_of_weights(index) for index in range(len(models))]
+        for name, loader in _loaders(accelerator).items():  # First: one that cannot go on there raises an error.
+            if name in checkpoint.states:
+                loader.load_state_dict(checkpoint.states[name])
+        for model, path in zip(models, files_of_weights, strict=True):
             bare = _bare(accelerator, model)
-            weights = checkpoint.read(name, device_of_weights)
-            bare.load_state_dict(_fit_to_model(bare, weights), **load_model_func_kwargs)
-        checkpoint.restore_other_states(accelerator)
+            bare.load_state_dict(under_names_of(bare, checkpoint.read(path)), **load_model_func_kwargs)
+        for optimizer in accelerator._optimizers:
+            optimizer.forget_unscaling()  # its gradients are replaced
+        for name, each in _objects(accelerator).items():
+            each.load_state_dict(checkpoint.states[name])
+        _restore_states_of_ranks(accelerator, checkpoint.of_ranks)
 
+    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes)
     checkpoint = run_on_all_ranks(read)
     run_on_all_ranks(restore)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
@@ -407,23 +309,15 @@ def load_state(
         config.iteration = int(number[1]) + 1
 
 
-def _choose_folder(accelerator: Any, input_dir: str | os.PathLike | None) -> Path:
-    """The folder to load from, on the process that writes for this one. A collective.
-
-    A save to it that was interrupted is finished. Damaged checkpoints that are newer than the chosen one are renamed.
-    """
-    config = accelerator.project_configuration
+def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Path:
+    """The folder to load from. A collective. Damaged checkpoints that are newer than the chosen one are renamed."""
     if input_dir is not None:
-        folder = Path(os.path.abspath(os.path.expanduser(input_dir)))
-    elif config.automatic_checkpoint_naming:
-        parent = Path(os.path.abspath(accelerator.project_dir), "checkpoints")
-        chosen = run_on_all_ranks(lambda: choose_newest(parent).name, runs_here=accelerator.is_main_process)
-        folder = parent / broadcast_object_list([chosen])[0]
-    else:
+        return Path(os.path.abspath(os.path.expanduser(input_dir)))
+    if not accelerator.project_configuration.automatic_checkpoint_naming:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
-    folder = _path_on_writer(folder, config.save_on_each_node)
-    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=_is_writer(config.save_on_each_node))
-    return folder
+    parent = Path(os.path.abspath(accelerator.project_dir), "checkpoints")
+    chosen = run_on_all_ranks(lambda: choose_newest(parent).name, runs_here=accelerator.is_main_process)
+    return parent / broadcast_object_list([chosen])[0]
 
 
 @dataclass
@@ -442,34 +336,6 @@ class _Checkpoint:
     states: dict[str, Any] = field(default_factory=dict)
     of_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def check_holds(self, *names: str) -> None:
-        """Raise a CheckpointError that names the first of `names` which is not there."""
-        for name in names:
-            if name not in self.manifest:
-                raise CheckpointError(
-                    f"{self.folder} holds no {name}: it was saved by a run that had prepared something else"
-                )
-
-    def read(self, name: str, device: torch.device) -> Any:
-        """The content of a file, with its tensors on `device`."""
-        self.check_holds(name)
-        path = self.folder / name
-        try:
-            if path.suffix == ".safetensors":
-                from safetensors.torch import load_file
-
-                return load_file(path, device=str(device))
-            return load_safely(path, **(self.load_kwargs | {"map_location": device}))
-        except CheckpointError:
-            raise
-        except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
-            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-
-    def weights_name(self, index: int) -> str:
-        """The file with the weights of model `index`."""
-        safe_name = _weights_name(index, True)
-        return safe_name if safe_name in self.manifest else _weights_name(index, False)
-
     def read_states(self, accelerator: Any) -> None:
         """Read all but the weights of models, and change nothing.
 
@@ -482,19 +348,15 @@ class _Checkpoint:
         if saved != registered:
             where = f"Number of custom checkpoints in folder {self.folder}"
             raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
-        ranks = list(range(self._count(RANDOM_STATES_FILE)))
+        # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
+        loaders = [name for name in _loaders(accelerator) if name in self.manifest]
+        for name in [*_objects(accelerator), *loaders]:
+            self.states[name] = self.read(self._path(name))
+        ranks = list(range(self._count(RANDOM_STATES_FILE))) or [0]
         if len(ranks) == accelerator.num_processes:
             ranks = [accelerator.process_index]
-        # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-        loaders = [each for each in _loaders(accelerator) if each.file_name in self.manifest]
-        # To the CPU, the only place from which generators take their states. Of optimizers torch moves what belongs
-        # beside the parameters. It leaves AdamW's number of steps where that was read to, and from a GPU an unfused
-        # AdamW would read it at every step.
-        cpu = torch.device("cpu")
-        for each in _optimizers(accelerator) + _other_objects(accelerator) + loaders:
-            self.states[each.file_name] = self.read(each.file_name, cpu)
-        self.check_holds(RANDOM_STATES_FILE.format(0))
-        self.of_ranks = {rank: self.read(RANDOM_STATES_FILE.format(rank), cpu) for rank in ranks}
+        for rank in ranks:
+            self.of_ranks[rank] = self.read(self._path(RANDOM_STATES_FILE.format(rank)))
 
     def _count(self, pattern: str) -> int:
         """The number of files that are numbered from 0 by `pattern`."""
@@ -503,70 +365,62 @@ class _Checkpoint:
             number += 1
         return number
 
-    def restore_states_of_loaders(self, accelerator: Any) -> None:
-        """Put the loaders where they were. They come first: a loader that cannot go on there raises an error."""
-        for each in _loaders(accelerator):
-            if each.file_name in self.states:
-                each.object.load_state_dict(self.states[each.file_name])
+    def path_of_weights(self, index: int) -> Path:
+        """The file with the weights of model `index`."""
+        safe_name = _numbered_name(SAFE_WEIGHTS_NAME, index)
+        return self._path(safe_name if safe_name in self.manifest else _numbered_name(WEIGHTS_NAME, index))
 
-    def restore_other_states(self, accelerator: Any) -> None:
-        """Put optimizers, schedules, registered objects, generators and gradients into their states."""
-        for optimizer in accelerator._optimizers:
-            optimizer.forget_unscaling()  # its gradients are replaced
-        for each in _optimizers(accelerator) + _other_objects(accelerator):
-            each.object.load_state_dict(self.states[each.file_name])
-        if accelerator.process_index in self.of_ranks:
-            set_random_states(accelerator.device, self.of_ranks[accelerator.process_index])
-        of_ranks = list(self.of_ranks.values())
-        accelerator.step = of_ranks[0]["step"]
-        for loader in accelerator._dataloaders:
-            loader.rng_state_after_load = torch.get_rng_state()
-        for index, model in enumerate(accelerator._models):
-            gradients_of_ranks = [of_rank["gradients"][index] for of_rank in of_ranks if "gradients" in of_rank]
-            for name, parameter in _bare(accelerator, model).named_parameters():
-                parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
-                parameter.grad = _mean(parts, len(gradients_of_ranks), parameter.device)
+    def _path(self, name: str) -> Path:
+        path = self.folder / name
+        if name not in self.manifest or path.is_symlink() or not path.is_file():
+            where = f"{self.folder} holds no {name}"
+            raise CheckpointError(f"{where}: it was saved by a run that had prepared something else")
+        return path
+
+    def read(self, path: Path) -> Any:
+        """The content of a file, with its tensors on the CPU.
+
+        Generators take their states from nowhere else. Models and optimizers move what belongs on their device. AdamW's
+        number of steps stays where it was read to; from a GPU an unfused AdamW would read it at every step.
+        """
+        try:
+            if path.suffix == ".safetensors":
+                from safetensors.torch import load_file
+
+                return load_file(path)
+            return load_safely(path, **self.load_kwargs)
+        except CheckpointError:
+            raise
+        except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
+            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _fit_to_model(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`weights` under the names of `model`: without the prefixes of DDP and of `torch.compile`.
-
-    Tied weights, saved once, get all their names.
-    """
-    own = model.state_dict()
-    if own.keys() == weights.keys():
-        # Returned unchanged: a new dict would lose the attribute `_metadata`, which holds the versions of the modules.
-        return weights
-    named = {}
-    for name, tensor in weights.items():
-        named[name if name in own else name.removeprefix("module.")] = tensor
-    named = under_names_of(model, named)
-    saved = {}
-    for name in own.keys() & named.keys():
-        saved[view_key(own[name], name)] = named[name]
-    for name, tensor in own.items():
-        key = view_key(tensor, name)
-        if name not in named and key in saved:
-            named[name] = saved[key]
-    return named
+def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any]]) -> None:
+    """Put generators, and gradients of an unfinished window, into their states."""
+    if accelerator.process_index in of_ranks:
+        set_random_states(accelerator.device, of_ranks[accelerator.process_index])
+    states = list(of_ranks.values())
+    accelerator.step = states[0]["step"]
+    for loader in accelerator._dataloaders:
+        loader.rng_state_after_load = torch.get_rng_state()
+    for index, model in enumerate(accelerator._models):
+        gradients_of_ranks = [state["gradients"][index] for state in states if "gradients" in state]
+        for name, parameter in _bare(accelerator, model).named_parameters():
+            parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
+            parameter.grad = None
+            if parts:  # A process without this gradient counts as zero in the mean.
+                total = sum(parts[1:], start=parts[0])
+                parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
 
 def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
     """Put the generators back into the states that `get_random_states` has read."""
     random.setstate(states["random_state"])
-    torch.set_rng_state(states["torch_manual_seed"].cpu())
+    torch.set_rng_state(states["torch_manual_seed"])
     if "numpy_random_seed" in states and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(states["numpy_random_seed"])
     if "torch_cuda_manual_seed" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["torch_cuda_manual_seed"].cpu(), device)
-
-
-def _mean(parts: list[torch.Tensor], number: int, device: torch.device) -> torch.Tensor | None:
-    """The sum of `parts`, divided by `number`: a process without a gradient counts as zero. None without parts."""
-    if not parts:
-        return None
-    total = sum(parts[1:], start=parts[0])
-    return total.div(number).to(device)
+        torch.cuda.set_rng_state(states["torch_cuda_manual_seed"], device)
 
 
 # The weights of one model

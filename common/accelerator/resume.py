@@ -10,9 +10,8 @@ A pass that was begun and not finished is where the loader stands, as long as so
 such passes it is the one that has come furthest. Which of several loaders the accumulation of gradients listens to is
 not saved: a script that reads two at a time begins their iterators in the same order again.
 
-The original builds on torchdata's StatefulDataLoader. It is not used here, because it joins the states of workers but
-not of ranks, so a run cannot go on with another number of processes; because importing it replaces two samplers of
-torch's; and because it is kept alive without new development (meta-pytorch/data#1549).
+The original builds on torchdata's StatefulDataLoader, which joins the states of workers but not of ranks: with it a run
+cannot go on with another number of processes.
 """
 
 import logging
@@ -48,20 +47,14 @@ logger = logging.getLogger(__name__)
 
 
 class GeneratorStates(NamedTuple):
-    """The states of the generators from which an epoch's order is drawn.
+    """The states of the generators from which an epoch's order is drawn."""
 
-    Attributes:
-        torch: of torch's generator on the CPU.
-        sampler: of the sampler's own generator; None where it has none and draws from torch's.
-    """
+    torch: torch.Tensor  # of torch's generator on the CPU
+    sampler: torch.Tensor | None  # of the sampler's own; None where it has none and draws from torch's
 
-    torch: torch.Tensor
-    sampler: torch.Tensor | None
 
-    @classmethod
-    def now(cls, sampler: Any) -> "GeneratorStates":
-        """The states at this moment, for `sampler`."""
-        return cls(torch.get_rng_state(), _state_of(generator_of(sampler)))
+def _states_now(sampler: Any) -> GeneratorStates:
+    return GeneratorStates(torch.get_rng_state(), _state_of(generator_of(sampler)))
 
 
 @contextmanager
@@ -70,7 +63,7 @@ def generators_as_they_were(sampler: Any, before: GeneratorStates | None) -> Ite
 
     If the states are not known (None), it draws from the present ones.
     """
-    present = GeneratorStates.now(sampler)
+    present = _states_now(sampler)
     own_generator = generator_of(sampler)
     if before is not None:
         torch.set_rng_state(before.torch)
@@ -90,34 +83,21 @@ def generators_as_they_were(sampler: Any, before: GeneratorStates | None) -> Ite
 
 @dataclass(eq=False)
 class Pass:
-    """One pass over an epoch.
-
-    Attributes:
-        epoch: its number.
-        step: steps yielded, including those skipped at the start.
-        is_over: whether no step follows.
-        rng_before_order: the states of the generators right before the order was drawn; None for streams.
-        resumes: the pass of the checkpoint in which this one goes on; None where it begins anew.
-    """
+    """One pass over an epoch."""
 
     epoch: int
-    step: int
-    is_over: bool = False
-    rng_before_order: GeneratorStates | None = None
-    resumes: "Pass | None" = None
+    step: int  # yielded, including those skipped at the start
+    is_over: bool = False  # no step follows
+    rng_before_order: GeneratorStates | None = None  # right before the order was drawn; None for streams
+    resumes: "Pass | None" = None  # the pass of the checkpoint in which this one goes on
 
 
 @dataclass
 class LoaderPosition:
-    """The position of a loader. A loader and those that `skip_first_batches` makes of it share one object.
+    """The position of a loader. A loader and those that `skip_first_batches` makes of it share one object."""
 
-    Attributes:
-        under_way: the passes that were begun and neither finished nor given up.
-        saved: where a checkpoint was made; the next `for` over the same epoch continues there.
-    """
-
-    under_way: list[Pass] = field(default_factory=list)
-    saved: Pass | None = None
+    under_way: list[Pass] = field(default_factory=list)  # begun, and neither finished nor given up
+    saved: Pass | None = None  # where a checkpoint was made; the next `for` over the same epoch continues there
 
     def now(self) -> Pass | None:
         """The pass that says where the loader stands; None at the beginning of an epoch."""
@@ -225,24 +205,23 @@ class StatefulDataLoaderShard(DataLoaderShard):
         A loader that is not being iterated over is at the beginning of its epoch, also after a `break`.
         """
         current = self._position.now()
+        if current is None:
+            current = Pass(self.iteration, 0)
+        else:
+            self._warn_of_what_cannot_be_exact()
         sampler = self._order_sampler
-        state = {
-            "epoch": self.iteration if current is None else current.epoch,
-            "step": 0 if current is None else current.step,
-            "is_over": False if current is None else current.is_over,
+        before_order = current.rng_before_order
+        return {
+            "epoch": current.epoch,
+            "step": current.step,
+            "is_over": current.is_over,
             "step_size": self.total_batch_size,
             "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
             "sampler_generator": _state_of(generator_of(sampler)),
             "loader_generator": _state_of(self.generator),
-            "drawn_from_torch": None,
-            "drawn_from_sampler": None,
+            "drawn_from_torch": None if before_order is None else before_order.torch,
+            "drawn_from_sampler": None if before_order is None else before_order.sampler,
         }
-        if current is not None:
-            self._warn_of_what_cannot_be_exact()
-            if current.rng_before_order is not None:
-                state["drawn_from_torch"] = current.rng_before_order.torch
-                state["drawn_from_sampler"] = current.rng_before_order.sampler
-        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next `for` continue there, on any number of processes with the same samples per step.
@@ -251,43 +230,34 @@ class StatefulDataLoaderShard(DataLoaderShard):
             ValueError: if the samples yielded before are no whole number of this loader's steps.
         """
         epoch = state_dict["epoch"]
-        step = self.step_of(state_dict)
-        is_over = state_dict.get("is_over", False)
-        self.iteration = epoch + 1 if is_over else epoch
-        self._load_generators(state_dict)
-        rng_before_order = None
-        if state_dict.get("drawn_from_torch") is not None:
-            rng_before_order = GeneratorStates(state_dict["drawn_from_torch"], state_dict["drawn_from_sampler"])
-        self._position.saved = Pass(epoch, step, is_over, rng_before_order) if step else None
-
-    def step_of(self, state_dict: dict[str, Any]) -> int:
-        """The steps of this loader that had been yielded when `state_dict` was saved.
-
-        Raises:
-            ValueError: if the samples yielded before are no whole number of steps.
-        """
         samples = state_dict["step"] * state_dict["step_size"]
         step, rest = divmod(samples, self.total_batch_size)
         if rest:
-            where = f"{samples} samples of epoch {state_dict['epoch']}"
+            where = f"{samples} samples of epoch {epoch}"
             raise ValueError(f"it stopped after {where}, no whole number of steps of {self.total_batch_size}")
-        return step
+        self.iteration = epoch + state_dict["is_over"]
+        self._load_generators(state_dict)
+        self._position.saved = None
+        if step:
+            rng_before_order = None
+            if state_dict["drawn_from_torch"] is not None:
+                rng_before_order = GeneratorStates(state_dict["drawn_from_torch"], state_dict["drawn_from_sampler"])
+            self._position.saved = Pass(epoch, step, state_dict["is_over"], rng_before_order)
 
     def _load_generators(self, state_dict: dict[str, Any]) -> None:
         sampler = self._order_sampler
-        if isinstance(sampler, SeedableRandomSampler) and state_dict.get("sampler_seed") is not None:
+        if isinstance(sampler, SeedableRandomSampler):
             sampler.initial_seed = state_dict["sampler_seed"]
-        own = state_dict.get("sampler_generator")
+        own = state_dict["sampler_generator"]
         if own is not None:
             # A sampler of a single process has no generator where the checkpoint's run, on several processes, gave it
             # one. A SeedableRandomSampler makes its own when its first pass begins.
-            lacks_generator = hasattr(sampler, "generator") and sampler.generator is None
-            if lacks_generator:
+            if hasattr(sampler, "generator") and sampler.generator is None:
                 sampler.generator = torch.Generator()
             generator = generator_of(sampler)
             if generator is not None:
                 generator.set_state(own)
-        if state_dict.get("loader_generator") is not None and self.generator is not None:
+        if state_dict["loader_generator"] is not None and self.generator is not None:
             self.generator.set_state(state_dict["loader_generator"])
 
     def _warn_of_what_cannot_be_exact(self) -> None:
@@ -317,20 +287,13 @@ class _BatchesOfPass:
 
     It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
     circle only the garbage collector would end the workers, and then torch waits five seconds for each of them.
-
-    Attributes:
-        position: of the loader.
-        batches: of the whole epoch.
-        sampler: draws the order.
-        batches_per_saved_step: batches left out for each step before the checkpoint.
-        drawn_ahead: batches after the checkpoint that had been drawn when it was made.
     """
 
-    position: LoaderPosition
-    batches: Any
-    sampler: Any
-    batches_per_saved_step: int
-    drawn_ahead: int
+    position: LoaderPosition  # of the loader
+    batches: Any  # of the whole epoch
+    sampler: Any  # draws the order
+    batches_per_saved_step: int  # left out for each step before the checkpoint
+    drawn_ahead: int  # after the checkpoint, when it was made
 
     def __iter__(self) -> Iterator[Any]:
         return self._draw(self.position.newest(), iter(self.batches))
@@ -341,13 +304,13 @@ class _BatchesOfPass:
     def _draw(self, own: Pass, batches: Iterator[Any]) -> Iterator[Any]:
         saved = own.resumes
         if saved is None:
-            own.rng_before_order = GeneratorStates.now(self.sampler)
+            own.rng_before_order = _states_now(self.sampler)
             yield from batches
             return
         first_batch = saved.step * self.batches_per_saved_step
         with ExitStack() as drawing_again:
             drawing_again.enter_context(generators_as_they_were(self.sampler, saved.rng_before_order))
-            own.rng_before_order = GeneratorStates.now(self.sampler)
+            own.rng_before_order = _states_now(self.sampler)
             for number, batch in enumerate(islice(batches, first_batch, None)):
                 if number == self.drawn_ahead:
                     drawing_again.close()

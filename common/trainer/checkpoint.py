@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from common.accelerator import Accelerator
-from common.accelerator.checkpointing import choose_newest, finish_and_verify, numbered, run_on_all_ranks
+from common.accelerator.checkpointing import run_on_all_ranks
 from common.accelerator.utils import broadcast_object_list
-from common.files import new_draft, remove_folder, replace_folder
+from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and_verify, numbered, remove_folder
 from common.trainer.state import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -38,15 +38,11 @@ def save_checkpoint(
 ) -> None:
     """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this.
 
-    It is written under another name and renamed when it is complete, so that the newest `checkpoint-<step>` can be
-    loaded, wherever the process was killed. What a killed one left, the next one sweeps.
-
     Args:
         parts: written beside the weights by their `save_pretrained`.
     """
     folder = checkpoint_folder(output_dir, state.global_step)
     is_main = accelerator.is_main_process
-    unfinished = new_draft(folder.parent) if is_main else folder
 
     def add_files(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
         def write() -> None:
@@ -57,14 +53,10 @@ def save_checkpoint(
         # Before the manifest is written, so that these files are in it.
         run_on_all_ranks(write, is_main)
 
-    def publish() -> None:
-        replace_folder(unfinished, folder)
-        if limit is not None:
-            _delete_oldest(folder, state.best_model_checkpoint, limit)
-
     with accelerator.register_save_state_pre_hook(add_files):
-        accelerator.save_state(str(unfinished))
-    run_on_all_ranks(publish, is_main)
+        accelerator.save_state(folder)
+    if limit is not None:
+        run_on_all_ranks(lambda: _delete_oldest(folder, state.best_model_checkpoint, limit), is_main)
 
 
 def _delete_oldest(just_written: Path, best: str | None, limit: int) -> None:

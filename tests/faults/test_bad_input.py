@@ -1,7 +1,6 @@
 """Bad input, made by the thousand: a clear error of a documented type, never a hang, a crash or a wrong number."""
 
 import json
-import pickle
 import shutil
 from collections import namedtuple
 
@@ -133,7 +132,7 @@ def test_a_mutated_file_that_the_manifest_vouches_for_raises_and_executes_nothin
     checkpointing.write_manifest(forged)
     try:
         accelerator.load_state(forged)
-    except (CheckpointError, pickle.UnpicklingError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (CheckpointError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
         assert str(error)
     finally:
         accelerator.load_state(folder)

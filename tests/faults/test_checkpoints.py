@@ -46,7 +46,7 @@ def test_killed_again_and_again_while_it_saves_a_run_ends_with_the_same_bits(lev
         with job(command) as run:
 
             def saves(files=files, reached=reached):
-                drafts = glob.glob(f"{tmp_path}/c/**/.*.tmp", recursive=True)
+                drafts = glob.glob(f"{tmp_path}/c/**/.*.draft", recursive=True)
                 return newest(tmp_path / "c") > reached + 1 and any(len(glob.glob(f"{d}/*")) >= files for d in drafts)
 
             run.wait_for(saves)
@@ -133,7 +133,7 @@ def test_where_the_disk_is_full_the_run_ends_and_goes_on_from_the_old_checkpoint
     goes_on = plain(*argv, *saving(tmp_path, every=999))
     done = run_to_end(on_tmpfs(tmp_path, "size=40m", plain(*argv, *saving(tmp_path)), makes_room, goes_on))
     assert re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE) == ["1", "0", "0"], done.stdout + done.stderr
-    assert "\nOSError: [Errno 28] No space left on device: " in done.stderr
+    assert "No space left on device" in done.stderr
     assert re.search("[Rr]esumed at step (= )?2\n", done.stdout)
 
 

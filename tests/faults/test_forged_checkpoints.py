@@ -5,7 +5,6 @@ import json
 import os
 import random
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -101,14 +100,14 @@ def change_manifest(folder: Path, outside: Path, choice: random.Random) -> None:
         entry = choice.choice([*EVIL_VALUES, {"bytes": 4, "checksum": choice.choice(EVIL_VALUES)}])
     manifest["files"][name] = entry
     if choice.random() < 0.1:
-        manifest["format_version"] = choice.choice([*EVIL_VALUES, 1, 6])
+        manifest["format_version"] = choice.choice([*EVIL_VALUES, 5, 7])
     replace(folder / "manifest.json", json.dumps(manifest).encode())
 
 
 def damage_manifest(folder: Path, outside: Path, choice: random.Random) -> None:
     content = (folder / "manifest.json").read_bytes()
     start = choice.randrange(len(content))
-    noise = choice.choice([b"", b"\xff", b"[" * 50_000, b'"format_version": 5, ', b"\x00", content[start:]])
+    noise = choice.choice([b"", b"\xff", b"[" * 50_000, b'"format_version": 6, ', b"\x00", content[start:]])
     replace(folder / "manifest.json", content[:start] + noise + content[start + choice.randint(0, 20) :])
 
 
@@ -123,9 +122,7 @@ def put_link(folder: Path, outside: Path, choice: random.Random) -> None:
 
 def put_folder_or_draft(folder: Path, outside: Path, choice: random.Random) -> None:
     """A folder, with a link in it, where a file is expected, or that bears the name of a draft."""
-    process = choice.choice([10**20, 10**9, 0, 1, os.getpid(), "-1", "1e3", "٣"])
-    draft = f".x@{process}@{choice.choice([socket.gethostname(), 'elsewhere', ''])}.tmp"
-    place = folder / choice.choice([*FILES, draft, draft, draft])
+    place = folder / choice.choice([*FILES, ".draft", f"../.{folder.name}.draft", "../.checkpoint_9.draft"])
     replace(place)
     place.mkdir()
     (place / "link").symlink_to(outside / "precious")

@@ -42,7 +42,6 @@ from .imports import (
 )
 from .memory import clear_device_cache, find_executable_batch_size, release_memory, should_reduce_batch_size
 from .modeling import (
-    convert_file_size_to_int,
     is_peft_model,
     load_checkpoint_in_model,
     load_state_dict,

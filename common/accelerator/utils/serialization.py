@@ -1,10 +1,8 @@
 """Files of `torch.save` that can be loaded without executing code, which is found out when they are written."""
 
 import codecs
-import contextlib
 import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,6 @@ from .checkpoint_folder import CheckpointError
 _TYPES_OF_NUMBERS = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 )
-
-
-class UnsafeFileError(CheckpointError, pickle.UnpicklingError):
-    """A file could be loaded only by executing code that it names."""
 
 
 def types_of_numpy() -> list[Any]:
@@ -42,47 +36,32 @@ def save_loadable(obj: Any, path: Path) -> None:
     The file has no checksums of torch's own, which take a third of the time: a checkpoint's manifest has them.
 
     Raises:
-        UnsafeFileError: if it would not; the file is then there nevertheless.
+        CheckpointError: if it would not; the file is then there nevertheless.
+        OSError: if it cannot be written. (Without the open file torch would say "unexpected pos 576 vs 534".)
     """
-    with _without_crc32_of_torch():
-        torch.save(obj, path)
-    try:
-        # Mapped into memory, the tensors are not read: only what describes them is.
-        _load(path, map_location="cpu", mmap=True)
-    except pickle.UnpicklingError as error:
-        raise UnsafeFileError(
-            f"{path.name} is not saved, for nothing could load it safely: {_reason(error)}"
-        ) from error
-
-
-@contextlib.contextmanager
-def _without_crc32_of_torch() -> Iterator[None]:
-    before = torch.serialization.get_crc32_options()
+    has_checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        yield
+        with path.open("wb") as file:
+            torch.save(obj, file)
     finally:
-        torch.serialization.set_crc32_options(before)
+        torch.serialization.set_crc32_options(has_checksums)
+    # Mapped into memory, the tensors are not read: only what describes them is.
+    load_safely(path, mmap=True)
 
 
-def load_safely(path: Path, map_location: Any = "cpu", **load_kwargs: Any) -> Any:
-    """The object that `save_loadable` wrote to `path`; `load_kwargs` are for `torch.load`.
+def load_safely(path: Path, **load_kwargs: Any) -> Any:
+    """The object that `save_loadable` wrote to `path`, its tensors on the CPU; `load_kwargs` are for `torch.load`.
 
     Raises:
-        UnsafeFileError: if the file asks for code to be executed.
+        CheckpointError: if the file asks for code to be executed.
     """
+    settings = {**load_kwargs, "map_location": "cpu", "weights_only": True}
     try:
-        return _load(path, **{"map_location": map_location, **load_kwargs})
+        with torch.serialization.safe_globals(types_of_numpy()):
+            return torch.load(path, **settings)
     except pickle.UnpicklingError as error:
-        raise UnsafeFileError(f"{path} is not loaded, for it could execute code: {_reason(error)}") from error
-
-
-def _load(path: Path, **settings: Any) -> Any:
-    with torch.serialization.safe_globals(types_of_numpy()):
-        return torch.load(path, **(settings | {"weights_only": True}))
-
-
-def _reason(error: pickle.UnpicklingError) -> str:
-    """The line of torch's long message that names what was refused."""
-    found = re.search(r"Unpickler error:\s*(.*)", str(error))
-    return (found[1] if found else str(error)).partition(". Please use")[0]
+        # The line of torch's long message that names what was refused.
+        found = re.search(r"Unpickler error:\s*(.*?)(\. Please use|\n|$)", str(error))
+        reason = found[1] if found else error
+        raise CheckpointError(f"{path.name} is refused, for it could execute code: {reason}") from error

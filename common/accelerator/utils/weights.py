@@ -1,8 +1,6 @@
 """Weights as safetensors takes them: each tensor once, contiguous, with memory of its own."""
 
 import logging
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,22 +19,10 @@ def write_file(obj: Any, path: Path, safe_serialization: bool) -> None:
 
 
 def write_safetensors(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write `state_dict` to `path` on this process.
-
-    Raises:
-        OSError: if the system cannot write, for instance because the disk is full.
-    """
-    from safetensors import SafetensorError
+    """Write `state_dict` to `path` on this process."""
     from safetensors.torch import save_file
 
-    try:
-        save_file(clean_state_dict_for_safetensors(state_dict), path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        # An error of the system comes as a text only: "I/O error: No space left on device (os error 28)".
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    save_file(clean_state_dict_for_safetensors(state_dict), path, metadata={"format": "pt"})
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -86,18 +72,25 @@ def view_key(tensor: Any, name: str) -> Any:
 def under_names_of(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
     """`weights` under the names that `model` has for them, wherever the one or the other was compiled.
 
-    `torch.compile` puts a module into another one, so that the name of a weight is `_orig_mod.weight`. What `model`
-    does not have keeps its name.
+    `torch.compile` puts a module into another one, so that the name of a weight is `_orig_mod.weight`. Tied weights,
+    saved once, get all their names. What `model` does not have keeps its name.
     """
     own = model.state_dict()
-    if weights.keys() <= own.keys():
+    if weights.keys() == own.keys():
         # Returned unchanged: a new dict would lose the attribute `_metadata`, which holds the versions of the modules.
         return weights
     own_names = {_without_compiler(name): name for name in own}
     named = {}
+    saved_views = {}
     for name, tensor in weights.items():
-        own_name = name if name in own else own_names.get(_without_compiler(name), name)
+        own_name = own_names.get(_without_compiler(name), name)
         named[own_name] = tensor
+        if own_name in own:
+            saved_views[view_key(own[own_name], own_name)] = tensor
+    for name, tensor in own.items():
+        key = view_key(tensor, name)
+        if key in saved_views:
+            named.setdefault(name, saved_views[key])
     return named
 
 

@@ -1,7 +1,7 @@
 """Stop, resume: the same bits. A checkpoint is whole, or refused by name, or not there."""
 
+import io
 import os
-import pickle
 import random
 import shutil
 from unittest import mock
@@ -154,15 +154,13 @@ def test_the_loss_scale_is_part_of_the_state(save_at, tmp_path):
     assert_same(train(tmp_path / "c", save_at=save_at, resume=True, precision="fp16"), straight)
 
 
-def test_a_window_cut_short_after_the_resumption_is_averaged_over_its_actual_size(tmp_path):
-    options = {"n": 10, "batch": 2, "accumulation": 4, "dataset": TensorDataset, "dropout": False}
-    straight = train(None, **options)  # 5 micro-batches: windows of 4 and of 1
-    train(tmp_path / "c", save_at=9, stop=True, **options)
-    assert_same(train(tmp_path / "c", save_at=9, resume=True, **options), straight)
-    options["n"] = 12  # windows of 4 and of 2: stop between these two
+# 5 micro-batches are windows of 4 and of 1; 6 are windows of 4 and of 2, and the run stops between these two.
+@pytest.mark.parametrize(("samples", "save_at"), [(10, 9), (12, 5)])
+def test_a_window_cut_short_after_the_resumption_is_averaged_over_its_actual_size(samples, save_at, tmp_path):
+    options = {"n": samples, "batch": 2, "accumulation": 4, "dataset": TensorDataset, "dropout": False}
     straight = train(None, **options)
-    train(tmp_path / "c", save_at=5, stop=True, **options)
-    assert_same(train(tmp_path / "c", save_at=5, resume=True, **options), straight)
+    train(tmp_path / "c", save_at=save_at, stop=True, **options)
+    assert_same(train(tmp_path / "c", save_at=save_at, resume=True, **options), straight)
 
 
 @pytest.mark.parametrize("stateful", [False, True])
@@ -228,20 +226,12 @@ def test_files_bear_accelerates_names_and_its_weights_can_be_read_elsewhere(tmp_
         assert model.weight.abs().sum() > 0
 
 
-def test_keys_are_the_scripts_own_and_those_with_a_prefix_load_too(tmp_path):
+def test_keys_are_the_scripts_own(tmp_path):
     # https://github.com/huggingface/accelerate/issues/438
     accelerator, model, _ = small()
-    wrapped = torch.nn.DataParallel(model)
-    accelerator._models = [wrapped]
+    accelerator._models = [torch.nn.DataParallel(model)]
     accelerator.save_state(tmp_path / "c", safe_serialization=False)
-    path = tmp_path / "c/pytorch_model.bin"
-    weights = torch.load(path, weights_only=True)
-    assert list(weights) == ["weight", "bias"]
-    torch.save({f"module.{name}": value + 1 for name, value in weights.items()}, path)
-    (tmp_path / "c/manifest.json").unlink()
-    checkpointing.write_manifest(tmp_path / "c")
-    accelerator.load_state(tmp_path / "c")
-    assert torch.equal(model.weight, weights["weight"] + 1)
+    assert list(torch.load(tmp_path / "c/pytorch_model.bin", weights_only=True)) == ["weight", "bias"]
 
 
 def test_tied_and_overlapping_weights_survive(tmp_path):
@@ -288,17 +278,13 @@ def test_nothing_in_a_checkpoint_can_execute_code(tmp_path):
         torch.save({"step": Evil()}, tmp_path / "c" / name)
         (tmp_path / "c/manifest.json").unlink()
         checkpointing.write_manifest(tmp_path / "c")
-        with pytest.raises(pickle.UnpicklingError):
+        with pytest.raises(CheckpointError, match="could execute code"):
             accelerator.load_state(tmp_path / "c", load_kwargs={"weights_only": False})
         (tmp_path / "c" / name).write_bytes(kept)
     assert not (tmp_path / "executed").exists()
 
-    class Opaque(Progress):
-        def state_dict(self):
-            return {"object": Progress()}
-
-    accelerator.register_for_checkpointing(Opaque())
-    with pytest.raises(pickle.UnpicklingError):  # found when it is saved, not when it is needed
+    accelerator.register_for_checkpointing(Thing({"object": Progress()}))
+    with pytest.raises(CheckpointError, match="refused"):  # found when it is saved, not when it is needed
         accelerator.save_state(tmp_path / "e")
 
 
@@ -373,13 +359,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize("naming", ["automatic", pytest.param("one folder", marks=pytest.mark.slow)])
 def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(naming, tmp_path, monkeypatch):
     automatic = naming == "automatic"
-    operations = {
-        checkpointing.os: ("rename", "replace", "open", "fsync", "close"),
-        checkpointing.shutil: ("rmtree",),
-        checkpointing.torch: ("save",),
-        checkpointing.Path: ("write_text", "mkdir", "unlink", "rename"),
-    }
-    originals = {(module, name): getattr(module, name) for module, names in operations.items() for name in names}
+    operations = [(os, name) for name in ("rename", "replace", "mkdir", "unlink", "rmdir", "fsync")]
+    operations += [(torch, "save"), (io, "open")]
+    originals = {(module, name): getattr(module, name) for module, name in operations}
     budget = [0]
 
     def interruptible(function):
@@ -426,98 +408,50 @@ def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(nami
         accelerator.save_state(place)  # and the run goes on
         shutil.rmtree(folder)
         if finished:
-            assert allowed > 20
+            assert allowed > 10
             return
     pytest.fail("the save never came through")
-
-
-def test_save_writes_whole_files_or_none(tmp_path, monkeypatch):
-    accelerator = Accelerator(cpu=True)
-    accelerator.save({"a": torch.ones(2)}, tmp_path / "a.bin")
-    accelerator.save({"a": torch.ones(2)}, tmp_path / "a.safetensors", safe_serialization=True)
-    with (tmp_path / "open.bin").open("wb") as file:
-        accelerator.save([1], file)
-    assert torch.load(tmp_path / "open.bin", weights_only=True) == [1]
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
-    with pytest.raises(OSError, match="no"):
-        accelerator.save({"a": torch.zeros(2)}, tmp_path / "a.bin")
-    monkeypatch.undo()
-    assert torch.equal(torch.load(tmp_path / "a.bin", weights_only=True)["a"], torch.ones(2))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.safetensors", "open.bin"]
 
 
 # What a state may hold
 
 
-def scheduled(kind: str):
-    forget_states()
-    accelerator = Accelerator(cpu=True)
-    torch.manual_seed(1)
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=numpy.float64(0.1), momentum=0.9)
-    scheduler = {
-        "LambdaLR": lambda: torch.optim.lr_scheduler.LambdaLR(optimizer, numpy.cos),
-        "CyclicLR": lambda: torch.optim.lr_scheduler.CyclicLR(
-            optimizer, numpy.float64(0.01), numpy.float32(0.1), step_size_up=3, scale_fn=lambda x: numpy.exp(-x)
-        ),
-    }[kind]()
-    return accelerator, *accelerator.prepare(model, optimizer, scheduler)
+class Thing:
+    """Anything with a state."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
 
 
-def some_steps(model, optimizer, scheduler) -> list[float]:
-    rates = []
-    for _ in range(4):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        rates.append(float(scheduler.get_last_lr()[0]))
-    return rates
-
-
-@pytest.mark.parametrize("kind", ["LambdaLR", "CyclicLR"])
-def test_numbers_of_numpy_in_optimizers_and_schedulers_can_be_loaded_again(kind, tmp_path):
-    accelerator, *training = scheduled(kind)
-    some_steps(*training)
-    accelerator.save_state(tmp_path / "c")
-    expected = some_steps(*training)
-    weight = training[0].weight.detach().clone()
-    accelerator, *training = scheduled(kind)
-    accelerator.load_state(tmp_path / "c")
-    assert some_steps(*training) == expected
-    assert torch.equal(training[0].weight, weight)
-
-
-def test_arrays_of_numpy_come_back_as_arrays(tmp_path):
+def test_numbers_and_arrays_of_numpy_come_back_as_they_were(tmp_path):
     saved = {
         "scalars": [numpy.float32(0.1), numpy.int64(2), numpy.bool_(True), numpy.complex64(1), 1 + 2j],
         "arrays": (numpy.arange(6).reshape(2, 3)[:, ::-1], numpy.array(0.5), numpy.zeros(0, "uint16")),
         numpy.int64(7): {"nested": {numpy.float64(1.5)}},
         "tensor": torch.ones(2),
     }
-    cycle = ["torch.save takes a list that holds itself"]
-    cycle.append(cycle)
-    saved["cycle"] = cycle
-
-    class Thing:
-        state = saved
-
-        def state_dict(self):
-            return self.state
-
-        def load_state_dict(self, state):
-            self.state = state
-
-    thing = Thing()
-    accelerator = Accelerator(cpu=True)
+    thing = Thing(saved)
+    accelerator, model, optimizer = small()
+    optimizer.param_groups[0]["lr"] = numpy.float64(0.1)
+    scheduler = accelerator.prepare(torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer, numpy.cos))
     accelerator.register_for_checkpointing(thing)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    rate = scheduler.get_last_lr()
     accelerator.save_state(tmp_path / "c")
+    scheduler.step()
     accelerator.load_state(tmp_path / "c")
-    assert thing.state is not saved
+    assert scheduler.get_last_lr() == rate and thing.state is not saved
     assert thing.state["scalars"] == saved["scalars"] and type(thing.state["scalars"][1]) is numpy.int64
     for ours, theirs in zip(thing.state["arrays"], saved["arrays"], strict=True):
         assert type(ours) is numpy.ndarray and ours.dtype == theirs.dtype and numpy.array_equal(ours, theirs)
-    assert thing.state["cycle"][1] is thing.state["cycle"]
     assert thing.state[7] == {"nested": {1.5}} and torch.equal(thing.state["tensor"], torch.ones(2))
 
 
@@ -597,6 +531,7 @@ def one_rank_fails(folder: str) -> list[tuple[str | None, list[str]]]:
             error = f"{type(failure).__name__}: {failure}"
         accelerator.wait_for_everyone()
         drafts = [name for name in os.listdir(folder) if name.startswith(".")]
+        accelerator.wait_for_everyone()
         seen.append((error, drafts))
     accelerator.end_training()
     return seen
@@ -707,38 +642,6 @@ def test_extra_states_sparse_buffers_and_versions_of_modules_come_back(tmp_path)
 
 
 # Arguments
-
-
-def test_only_models_are_read_to_the_device(tmp_path, monkeypatch):
-    """Generators take their states from the CPU alone, and registered objects get theirs there in the original.
-
-    Optimizers move their states themselves, all but what belongs on the CPU, as AdamW's number of steps does.
-    """
-    accelerator, _, optimizer = small(stateful=True)
-    loader = accelerator.prepare(DataLoader(range(8), shuffle=True, generator=torch.Generator()))
-    accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1))
-    accelerator.register_for_checkpointing(Progress())
-    for _ in loader:
-        accelerator.save_state(tmp_path / "c", safe_serialization=False)
-        break
-    places = {}
-    load_safely = checkpointing.load_safely
-
-    def noted(path, map_location, **settings):
-        places[path.name] = str(map_location)
-        return load_safely(path, "cpu", **settings)
-
-    monkeypatch.setattr(checkpointing, "load_safely", noted)
-    monkeypatch.setattr(accelerator.state, "device", torch.device("meta"))
-    accelerator.load_state(tmp_path / "c", map_location="on_device")
-    assert places == {
-        "pytorch_model.bin": "meta",
-        "optimizer.bin": "cpu",
-        "scheduler.bin": "cpu",
-        "dl_state_dict.bin": "cpu",
-        "custom_checkpoint_0.pkl": "cpu",
-        "random_states_0.pkl": "cpu",
-    }
 
 
 def test_gradients_that_were_there_before_loading_are_those_of_the_checkpoint_afterwards(tmp_path):
