@@ -29,9 +29,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.harness import records
 from benchmarks.harness.threads import single_thread
-from benchmarks.report.larger_batches_plot import draw
+from benchmarks.report import pictures
 from common.args import parse_args
-from common.data import DigitImages, load_data
+from common.data import load_data
 from common.ladder import script
 
 SUITE = "larger_batches"
@@ -93,15 +93,13 @@ class Digits(NamedTuple):
 
 
 def digits(data_flags: list[str]) -> Digits:
-    args = parse_args(str(script("00_single_gpu")), ["--device", "cpu", *data_flags])
-    train, test = load_data(args)
-    return Digits(_halved(train), train.labels, _halved(test), test.labels)
-
-
-def _halved(digit_images: DigitImages) -> Tensor:
     """All images at half of their width and height, so that a training takes seconds."""
-    images, _ = digit_images.__getitems__(list(range(len(digit_images))))
-    return F.avg_pool2d(images, 2)
+    args = parse_args(str(script("00_single_gpu")), ["--device", "cpu", *data_flags])
+    halved = []
+    for dataset in load_data(args):
+        images, _ = dataset.__getitems__(list(range(len(dataset))))
+        halved += [F.avg_pool2d(images, 2), dataset.labels]
+    return Digits(*halved)
 
 
 def small_network() -> nn.Sequential:
@@ -152,22 +150,17 @@ def trained_loss(start: Start, ranks: int, rule: Rule, seed: int, data: Digits) 
     return loss if loss < GUESSING else GUESSING
 
 
-def row_name(ranks: int, rule: Rule) -> str:
-    return f"batch {BATCH * ranks}, rate {rule.name}" if ranks > 1 else f"batch {BATCH}"
-
-
 def measured(start: Start, seeds: int, data: Digits) -> dict:
     """The group of `benchmarks.harness.records` of one optimizer: a row for each batch and rule, a sample a seed."""
     samples: dict[str, list[float]] = {}
     facts: dict[str, dict] = {}
     for ranks in RANKS:
-        rules = RULES[start.optimizer] if ranks > 1 else (KEPT,)
-        for rule in rules:
-            row = row_name(ranks, rule)
+        for rule in RULES[start.optimizer] if ranks > 1 else (KEPT,):
+            row = f"batch {BATCH * ranks}, rate {rule.name}" if ranks > 1 else f"batch {BATCH}"
             samples[row] = [trained_loss(start, ranks, rule, seed, data) for seed in range(seeds)]
             facts[row] = {"ranks": ranks, "rule": rule.name, "learning_rate": start.rate * rule.factor(ranks)}
-    title = f"{start.optimizer}, rate {start.rate:g} for one rank: test loss after one epoch"
-    group = records.group(title, "loss", samples, facts, notes=["A round is a seed."])
+    title = f"{start.optimizer}, rate {start.rate:g} for one rank: test loss after one epoch, a round a seed"
+    group = records.group(title, "loss", samples, facts)
     return group | {"optimizer": start.optimizer, "rate": start.rate, "training_samples": len(data.train_images)}
 
 
@@ -186,9 +179,9 @@ def main(argv: list[str] | None = None) -> None:
             groups.append(measured(start, QUICK_SEEDS if options.quick else SEEDS, data))
             print(f"\n{records.table(groups[-1])}", flush=True)
     if options.record:
-        records.write(options.record / f"{SUITE}.json", SUITE, began, groups=groups)
-        [picture] = draw(groups, records.machine(), options.record)
-        print(f"written to {options.record}: {SUITE}.json, {picture}")
+        record = records.write(options.record, SUITE, groups, began)
+        drawn = pictures.draw(SUITE, record, options.record)
+        print(f"written to {options.record}: {SUITE}.json, {', '.join(drawn)}")
 
 
 if __name__ == "__main__":

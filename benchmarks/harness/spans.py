@@ -22,16 +22,17 @@ class Span(NamedTuple):
     start: float
     end: float
 
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
 
 class Stretch(NamedTuple):
     """A stretch of time, in seconds."""
 
     start: float
     end: float
+
+
+def to_spans(lists: list[list]) -> list[Span]:
+    """The spans that JSON has made lists of."""
+    return [Span(*fields) for fields in lists]
 
 
 def intervals(spans: Iterable[Span], name: str) -> list[Stretch]:

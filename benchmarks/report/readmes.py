@@ -8,7 +8,6 @@ Run it after a change of these. A part stands between two comments that no reade
 """
 
 import argparse
-import json
 import re
 import sys
 import textwrap
@@ -16,15 +15,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.report import course, table
-from benchmarks.report.verdicts import peaks
-from benchmarks.suites import memory
-from benchmarks.suites.throughput import FIRST
+from benchmarks.report import page_tables
 from common import ladder, pitfalls
-from common.instruments.result import quantity, result_line
 from common.ladder import scripts
 
-RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 CONTEXT = 1  # equal lines shown before and after a change
 
@@ -118,78 +112,6 @@ def _line_counts(level: str, added: int | str) -> str:
     return f"| [{level}] | {len(ladder.story(level))} | {added} | {gives} | {asks} |"
 
 
-def recorded(name: str) -> dict:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def comparison() -> str:
-    """The table of `python -m benchmarks.compare` as it was recorded, with the notes that explain its columns."""
-    record = recorded("results")
-    return f"```text\n{table.table(record)}\n\n{table.notes(record)}\n```"
-
-
-def epoch(level: str) -> str:
-    """The result that one epoch at this level printed, folded to the width of a terminal, and its cost in a line.
-
-    One run alone says little about speed, so the run's own times are left out. The speed in the last line is that of
-    the comparison's rounds, in which the levels took turns; the ratio is the median of the rounds' ratios.
-    """
-    result = recorded("results")["levels"][ladder.named(level)]
-    accuracy, losses, _, steps_and_seconds = result_line(result["run"]).split(" | ")
-    steps, _, _ = steps_and_seconds.partition(" in ")
-    lines = [accuracy, f"    {losses} | {steps}", f"    {_cost(level)}"]
-    if ladder.named(level) != ladder.levels()[0]:
-        ratio = paired(recorded("results")["throughput"][0], ladder.named(level))
-        lines.append(f"    {ratio:.2f} of level 00's speed, round by round")
-    return "\n".join(f"    {line}" for line in lines)
-
-
-def _cost(level: str) -> str:
-    """The level's speed and memory in the recorded comparison."""
-    record = recorded("results")
-    name = ladder.named(level)
-    result = record["levels"][name]
-    fields = [_speed(record, name)] if name in table.timed(record) else []
-    sizes = [f"{size / 2**20:.0f}" for size in peaks(result)]
-    fields.append(f"peak {' and '.join(sizes)} MiB")
-    return " | ".join(fields)
-
-
-def _speed(record: dict, level: str) -> str:
-    median = table.timed(record)[level]["median"]
-    return f"{median:.0f} images/s, {quantity(record['cores_per_device'], 'core')} a device"
-
-
-def paired(group: dict, level: str) -> float:
-    """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
-    to_first = [pair for pair in group["pairs"] if pair["to"] == FIRST]
-    (ratio,) = [pair for pair in to_first if group["rows"][pair["of"]]["level"] == level]
-    return ratio["median"]
-
-
-def devices() -> str:
-    """Peak MiB of BasicNet's training on several devices, as a table."""
-    lines = ["| devices | first | each of the others | ratio | DDP, each |", "|--:|--:|--:|--:|--:|"]
-    data_parallel = _basic_net_rows("DataParallel")
-    ddp = _basic_net_rows("DDP")
-    for ours, theirs in zip(data_parallel, ddp, strict=True):
-        first, *others = _mib(ours)
-        fullest = max(others)
-        each = max(_mib(theirs))
-        ratio = first / fullest
-        lines.append(f"| {ours['devices']} | {first:.1f} | {fullest:.1f} | {ratio:.1f} | {each:.1f} |")
-    return "\n".join(lines)
-
-
-def _basic_net_rows(wrapper: str) -> list[dict]:
-    rows = [row for row in recorded("results")["memory"] if row["network"] == "basic_net"]
-    return [row for row in rows if row["wrapper"] == wrapper and row["devices"] > 1]
-
-
-def _mib(row: dict) -> list[float]:
-    return [size / 2**20 for size in memory.totals(row)]
-
-
 def mistakes(level: str) -> str:
     """The pitfalls whose place is this level's page, each with what it is."""
     own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.named(level)]
@@ -205,14 +127,14 @@ PARTS: dict[str, Callable[..., str]] = {
     "diff": diff,
     "added": added,
     "lines": lines,
-    "comparison": comparison,
-    "epoch": epoch,
-    "devices": devices,
-    "break_even": course.break_even,
-    "memory_split": course.memory_split,
-    "smaller": course.smaller,
-    "tails": course.tails,
     "mistakes": mistakes,
+    "comparison": page_tables.comparison,
+    "epoch": page_tables.epoch,
+    "devices": page_tables.devices,
+    "memory_split": page_tables.memory_split,
+    "smaller": page_tables.smaller,
+    "break_even": page_tables.break_even,
+    "tails": page_tables.tails,
 }
 
 

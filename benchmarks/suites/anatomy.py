@@ -10,13 +10,14 @@ averaging itself; what the others spend beyond that is waiting for the slower ra
 """
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from benchmarks.harness import proof, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
-from benchmarks.harness.paired import Samples, measure, ratios
+from benchmarks.harness.paired import differences, measure, ratios
 from benchmarks.harness.parts import (
     AVERAGING,
     BACKWARD,
@@ -131,35 +132,38 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
     """The record of these rows, which take turns: a sample is the whole of one run, whose parts are kept beside it."""
     if not cores_of_a_device():
         raise CannotMeasure(f"{DEVICES} devices need as many cores, there are {available_cores()}")
-    first = {name: ROWS[name].run(QUICK_STEPS, extent.data_flags) for name in rows}
     steps = QUICK_STEPS
+    first = [times(ROWS[name].run(steps, extent.data_flags)) for name in rows]
     if not extent.quick:
-        slowest = max(times(run).whole for run in first.values())
+        slowest = max(run.whole for run in first)
         steps = max(QUICK_STEPS, round(1000 * extent.seconds / slowest))
     runs: dict[str, list[Times]] = {name: [] for name in rows}
 
-    def contestant(name: str) -> Callable[[], float]:
-        def sample() -> float:
-            runs[name].append(times(ROWS[name].run(steps, extent.data_flags)))
-            return runs[name][-1].whole
+    def sample(name: str) -> float:
+        runs[name].append(times(ROWS[name].run(steps, extent.data_flags)))
+        return runs[name][-1].whole
 
-        return sample
+    measure({name: partial(sample, name) for name in rows}, extent.rounds)
+    return record(runs, steps)
 
-    samples = measure({name: contestant(name) for name in rows}, extent.rounds)
-    facts = {name: _facts(ROWS[name], steps, runs[name]) for name in rows}
-    return record(samples, facts)
+
+def record(runs: dict[str, list[Times]], steps: int) -> dict:
+    """The group of these runs, with the ratio of each level's step to that of the level it is explained by."""
+    samples = {name: [run.whole for run in own] for name, own in runs.items()}
+    facts = {name: _facts(ROWS[name], steps, own) for name, own in runs.items()}
+    compared = [(of.name, to.name) for of, to in COMPARED]
+    found = records.group(TITLE, "ms", samples, facts, compared)
+    return found | {"text": table(found)}
 
 
 def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
     """A row's facts beside the whole: the median and the samples of each part, and what they add up to."""
     parts = {}
     for part in PARTS:
-        samples = [run.parts[part] for run in runs]
-        parts[part] = {
-            "median": records.rounded(statistics.median(samples)),
-            "samples": [records.rounded(sample) for sample in samples],
-        }
+        samples = [records.rounded(run.parts[part]) for run in runs]
+        parts[part] = {"median": records.rounded(statistics.median(samples)), "samples": samples}
     sums = [sum(run.parts.values()) for run in runs]
+    wholes = [run.whole for run in runs]
     return {
         "level": row.level,
         "devices": row.devices,
@@ -168,17 +172,9 @@ def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
         "steps": steps,
         "cores_per_device": cores_of_a_device(),
         "parts": parts,
-        "left_over": records.rounded(statistics.median(run.whole - sum(run.parts.values()) for run in runs)),
-        "sum_of_whole": records.rounded(statistics.median(ratios(sums, [run.whole for run in runs]))),
+        "left_over": records.rounded(statistics.median(differences(wholes, sums))),
+        "sum_of_whole": records.rounded(statistics.median(ratios(sums, wholes))),
     }
-
-
-def record(samples: Samples, facts: dict[str, dict]) -> dict:
-    """With the ratio of each level's step to that of the level it is explained by."""
-    compared = [(of.name, to.name) for of, to in COMPARED]
-    found = records.group(TITLE, "ms", samples, facts, compared)
-    found["text"] = table(found)
-    return found
 
 
 def table(record: dict) -> list[str]:
@@ -189,11 +185,7 @@ def table(record: dict) -> list[str]:
         lines.append(_line(part, (milliseconds(row["parts"][part]["median"]) for row in rows)))
     lines.append(_line("left over", (milliseconds(row["left_over"]) for row in rows)))
     lines.append(_line("the whole, timed apart", (milliseconds(row["median"]) for row in rows)))
-    lines.append(_line("sum of the parts / whole", (f"{row['sum_of_whole']:.2f}" for row in rows)))
-    return [
-        *lines,
-        f"×{DEVICES}: on {DEVICES} devices; {SHARE.short}: the {SHARE.batch_size} images of one of them, alone on it.",
-    ]
+    return lines
 
 
 def _line(head: str, cells: Iterable[str]) -> str:
@@ -205,7 +197,3 @@ def milliseconds(value: float) -> str:
     if abs(value) < 0.005:
         return "0"
     return f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}"
-
-
-if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_anatomy")

@@ -10,14 +10,13 @@ import json
 import select
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Group
-from benchmarks.harness.groups import Extent as SessionExtent
+from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import Samples, measure
 from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
 
@@ -25,17 +24,11 @@ from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 
 
-class Extent(NamedTuple):
-    """The amount of measuring."""
-
-    batches: tuple[int, ...]  # per process
-    steps: int  # of a sample
-    rounds: int
-
-
-FULL = Extent(batches=(64, 256), steps=4, rounds=10)
-QUICK = Extent(batches=(64,), steps=4, rounds=2)
+BATCHES = (64, 256)  # per process
+QUICK_BATCH = 64  # the one that --quick measures
+STEPS = 4  # of a sample
 TIMEOUT = 300  # seconds, for any one job
+TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
 
 
 class Network:
@@ -70,14 +63,14 @@ class Network:
     def limit(self, name: str) -> None:
         self._nodes.limit(BANDWIDTHS[name])
 
-    def throughput(self, name: str, batch: int, steps: int) -> float:
+    def throughput(self, name: str, batch: int) -> float:
         """Images per second at this bandwidth, by the slower rank's clock."""
         self.limit(name)
-        return min(self.ask("throughput", batch_per_process=batch, steps=steps))
+        return min(self.ask("throughput", batch_per_process=batch, steps=STEPS))
 
-    def throughput_alone(self, batch: int, steps: int) -> float:
+    def throughput_alone(self, batch: int) -> float:
         """Images per second of one process, while the other node waits."""
-        of_rank_0, _ = self.ask("alone", batch_per_process=batch, steps=steps)
+        of_rank_0, _ = self.ask("alone", batch_per_process=batch, steps=STEPS)
         return of_rank_0
 
 
@@ -101,16 +94,6 @@ def network() -> Iterator[Network]:
                 agent.communicate()
 
 
-def contestants(net: Network, batches: tuple[int, ...], steps: int) -> dict[str, Callable[[], float]]:
-    """Of each row its sample: images per second of one node, or of both at one bandwidth, with one batch."""
-    found = {}
-    for batch in batches:
-        found[one_node(batch)] = partial(net.throughput_alone, batch, steps)
-        for name in BANDWIDTHS:
-            found[row_name(name, batch)] = partial(net.throughput, name, batch, steps)
-    return found
-
-
 def row_name(bandwidth: str, batch: int) -> str:
     """Of two nodes at one of BANDWIDTHS."""
     return f"{bandwidth}, batch {batch} per process"
@@ -126,33 +109,32 @@ def rows_of(batch: int) -> list[str]:
     return [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
 
 
-TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
-
-
 def groups() -> list[Group]:
     """One group; whether there can be two nodes here shows when it is measured."""
-    rows = itertools.chain.from_iterable(map(rows_of, FULL.batches))
+    rows = itertools.chain.from_iterable(map(rows_of, BATCHES))
     return [Group("network", TITLE, tuple(rows), measured)]
 
 
-def measured(rows: tuple[str, ...], extent: SessionExtent) -> dict:
-    """The record of the batches that have a row among `rows`, each with all of its rows."""
+def measured(rows: tuple[str, ...], extent: Extent) -> dict:
+    """The record of these rows; with --quick of those of QUICK_BATCH."""
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
-    own = QUICK if extent.quick else FULL
-    batches = tuple(batch for batch in own.batches if not set(rows).isdisjoint(rows_of(batch)))
-    if not batches:
-        raise CannotMeasure(f"--quick measures batch {QUICK.batches[0]} per process only")
     with network() as net:
-        return record(measure(contestants(net, batches, own.steps), extent.rounds), batches)
+        contestants = {}
+        for batch in (QUICK_BATCH,) if extent.quick else BATCHES:
+            contestants[one_node(batch)] = partial(net.throughput_alone, batch)
+            for name in BANDWIDTHS:
+                contestants[row_name(name, batch)] = partial(net.throughput, name, batch)
+        chosen = {row: contestants[row] for row in rows if row in contestants}
+        return record(measure(chosen, extent.rounds))
 
 
-def record(samples: Samples, batches: tuple[int, ...]) -> dict:
+def record(samples: Samples) -> dict:
     """The group of `benchmarks.harness.records`, with the ratio of two nodes over each link to one node."""
     facts = {}
     ratios = []
-    for batch in batches:
+    for batch in BATCHES:
         alone = one_node(batch)
         facts[alone] = {"nodes": 1, "batch_per_process": batch, "global_batch_size": batch}
         for name in BANDWIDTHS:
@@ -160,7 +142,3 @@ def record(samples: Samples, batches: tuple[int, ...]) -> dict:
             facts[row] = {"nodes": 2, "batch_per_process": batch, "global_batch_size": 2 * batch}
             ratios.append((row, alone))
     return records.group(TITLE, "images/s", samples, facts, ratios)
-
-
-if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_network")

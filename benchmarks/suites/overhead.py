@@ -18,8 +18,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import Extent, Group, chosen
-from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.groups import Extent, Group
+from benchmarks.harness.paired import measure
 from benchmarks.harness.threads import single_thread
 
 STEPS = 400
@@ -37,6 +37,8 @@ WARM_UP = 100
 BATCH = 64
 RAW = "raw loop"
 RAW_LIKE_TRAINER = "raw loop like a Trainer's"
+PEERS = ("accelerate", "lightning", "transformers")
+TITLE = "overhead per step"
 
 
 class Batches(TensorDataset):
@@ -74,7 +76,7 @@ def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
 
 
-def timed(model, optimizer, loader, backward: Callable, accumulate: Callable) -> float:
+def timed(model, optimizer, loader, backward: Callable, accumulate: Callable = nullcontext) -> float:
     """Seconds of the median step."""
     stopwatch = Stopwatch()
     for inputs, targets in loader:
@@ -87,27 +89,19 @@ def timed(model, optimizer, loader, backward: Callable, accumulate: Callable) ->
     return stopwatch.seconds_per_step()
 
 
-def no_accumulation(model: torch.nn.Module) -> AbstractContextManager:
-    """Stands where `Accelerator.accumulate` would."""
-    return nullcontext()
-
-
 def raw() -> float:
     model, optimizer, loader = pieces()
-    return timed(model, optimizer, loader, torch.Tensor.backward, no_accumulation)
+    return timed(model, optimizer, loader, torch.Tensor.backward)
 
 
-def accelerated(library: str, accumulating: bool) -> Callable[[], float]:
-    def run() -> float:
-        module = importlib.import_module(library)
-        accelerator = module.Accelerator(cpu=True)
-        model, optimizer, loader = accelerator.prepare(*pieces())
-        accumulate = accelerator.accumulate if accumulating else no_accumulation
-        seconds = timed(model, optimizer, loader, accelerator.backward, accumulate)
-        accelerator.free_memory()
-        return seconds
-
-    return run
+def accelerated(library: str, accumulating: bool) -> float:
+    module = importlib.import_module(library)
+    accelerator = module.Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(*pieces())
+    accumulate = accelerator.accumulate if accumulating else nullcontext
+    seconds = timed(model, optimizer, loader, accelerator.backward, accumulate)
+    accelerator.free_memory()
+    return seconds
 
 
 def fabric() -> float:
@@ -116,8 +110,7 @@ def fabric() -> float:
     engine = Fabric(accelerator="cpu", devices=1)
     model, optimizer, loader = pieces()
     model, optimizer = engine.setup(model, optimizer)
-    loader = engine.setup_dataloaders(loader)
-    return timed(model, optimizer, loader, engine.backward, no_accumulation)
+    return timed(model, optimizer, engine.setup_dataloaders(loader), engine.backward)
 
 
 def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
@@ -188,30 +181,24 @@ def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = tim
 
 
 def contestants() -> dict[str, Callable[[], float]]:
-    """Those that can run here, each returning µs per step; the first is the raw loop."""
+    """Those that can run here, each returning seconds per step."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    found = {
-        RAW: raw,
-        "common.accelerator": accelerated("common.accelerator", False),
-        "common.accelerator, accumulate()": accelerated("common.accelerator", True),
-    }
-    if not missing("accelerate"):
-        found["accelerate"] = accelerated("accelerate", False)
-        found["accelerate, accumulate()"] = accelerated("accelerate", True)
-    if not missing("lightning"):
+    found = {RAW: raw}
+    for library in ("common.accelerator", *installed("accelerate")):
+        found[library] = partial(accelerated, library, False)
+        found[f"{library}, accumulate()"] = partial(accelerated, library, True)
+    if installed("lightning"):
         found["lightning.fabric"] = fabric
     found[RAW_LIKE_TRAINER] = by_hand
     found["common.trainer"] = partial(by_trainer, "common.trainer")
-    if not missing("accelerate", "transformers"):
+    if installed("accelerate") and installed("transformers"):
         found["transformers.Trainer"] = partial(by_trainer, "transformers")
-    return {name: partial(_microseconds, run) for name, run in found.items()}
+    return found
 
 
-def _microseconds(run: Callable[[], float]) -> float:
-    return run() * 1e6
-
-
-TITLE = "overhead per step"
+def installed(*names: str) -> list[str]:
+    """Those of these packages that are installed."""
+    return [name for name in names if importlib.util.find_spec(name)]
 
 
 def groups() -> list[Group]:
@@ -219,37 +206,19 @@ def groups() -> list[Group]:
 
 
 def measured(rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of these rows. The cost of an abstraction is known where its raw loop is one of them."""
-    with single_thread():
-        samples = measure(chosen(contestants(), rows), extent.rounds)
-        record = summary(samples)
-    return record | {"skipped": skipped()}
-
-
-def missing(*names: str) -> list[str]:
-    """Those of these packages that are not installed."""
-    return [name for name in names if importlib.util.find_spec(name) is None]
-
-
-def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
-    """The record of `records.group`: steps in µs, and what each adds to its raw loop as a "difference".
+    """The record of these rows, with what each abstraction adds to its raw loop, where that is one of them.
 
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
+    found = contestants()
+    with single_thread():
+        seconds = measure({row: found[row] for row in rows}, extent.rounds)
+    samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = []
-    for name in samples:
-        if name not in (RAW, RAW_LIKE_TRAINER):
-            is_trainer = name.lower().endswith("trainer")
-            added.append((name, RAW_LIKE_TRAINER if is_trainer else RAW))
-    return records.group(TITLE, "µs", samples, differences=added, notes=notes)
-
-
-def skipped() -> list[str]:
-    """A sentence for each peer that is not here."""
-    peers = missing("accelerate", "lightning", "transformers")
-    return [f"Without {', '.join(peers)}: not installed (pip install -e '.[peers]')."] if peers else []
-
-
-if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_overhead")
+    for row in rows:
+        if row not in (RAW, RAW_LIKE_TRAINER):
+            added.append((row, RAW_LIKE_TRAINER if row.lower().endswith("trainer") else RAW))
+    peers = [name for name in PEERS if not installed(name)]
+    skipped = [f"{', '.join(peers)}: not installed (pip install -e '.[peers]')"] if peers else []
+    return records.group(TITLE, "µs", samples, differences=added) | {"skipped": skipped}

@@ -7,8 +7,7 @@ import torch
 
 from benchmarks import larger_batches
 from benchmarks.larger_batches import GUESSING, KEPT, LINEAR, ROOT, RULES, Digits, Start
-from benchmarks.report import larger_batches_plot, readmes
-from common import ladder
+from benchmarks.report import page_tables
 
 ADAMW = Start("AdamW", 4e-3)
 SGD = Start("SGD", 0.05)
@@ -57,7 +56,7 @@ def medians(group: dict, rule: str) -> list[float]:
 
 
 def test_the_record_says_what_the_page_says():
-    adamw, sgd, fast_sgd = readmes.recorded("larger_batches")["groups"]
+    adamw, sgd, fast_sgd = page_tables.recorded("larger_batches")["groups"]
     one_rank = {group["rate"]: group["rows"]["batch 64"]["median"] for group in (adamw, sgd, fast_sgd)}
     for group in (adamw, sgd):
         assert all(kept > root for kept, root in zip(medians(group, "× 1"), medians(group, "× √k"), strict=True))
@@ -72,10 +71,3 @@ def test_the_record_says_what_the_page_says():
     two, four, eight = medians(fast_sgd, "× k")
     assert two < 1.05 * one_rank[0.2] and four > 1 and eight > 2
     assert medians(fast_sgd, "× k, warm-up")[1] < four
-
-
-def test_the_picture_is_drawn_from_the_record(tmp_path, coarse):
-    record = readmes.recorded("larger_batches")
-    [name] = larger_batches_plot.draw(record["groups"], record["machine"], tmp_path)
-    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert (ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores" / name).exists()

@@ -17,7 +17,6 @@ from benchmarks.harness.paired import (
     order,
     ratios,
     summarise,
-    take_turns,
 )
 
 positive = st.floats(1e-3, 1e6)
@@ -33,7 +32,6 @@ def test_every_round_has_all_contestants_in_an_order_of_its_own():
     assert {names[0] for names in rounds} == set("abcd")
     assert played[int(samples["c"][7]) - 1] == "c"
     assert rounds == ["".join(order(list("abcd"), turn)) for turn in range(20)]
-    assert len(take_turns(contestants, 4)) == 4
 
 
 def test_the_interval_of_a_median_is_a_bootstraps():

@@ -1,6 +1,5 @@
 """The lanes of a step: what is computed from spans, how they come from a profiler's events, and real ones."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from benchmarks.harness.spans import (
     hidden_share,
     intervals,
 )
-from benchmarks.report import readmes, timeline_plot
+from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
 
 EXTENT = Extent(rounds=1, seconds=0.1, data_flags=(), quick=True)
@@ -28,7 +27,6 @@ OVERLAPPED = "overlapped"
 BUCKETED = "bucketed, 1 MiB"
 TORCH = "torch's DDP"
 NO_SYNC = "torch's DDP, no_sync"
-MACHINE = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
 
 # Backward from 1 to 4; messages from 2 to 3 and, on two threads, from 3 to 7.
 STEP = [
@@ -108,13 +106,6 @@ def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
     assert shown == [[Span(FORWARD, MAIN, 0.0, 700.0)], [Span(FORWARD, MAIN, 250.0, 850.0)]]
 
 
-def test_pictures_are_drawn_from_the_record_alone(tmp_path, coarse):
-    rows = {way: {"median": 8.0, "samples": [8.0]} for way in (NAIVE, OVERLAPPED)}
-    groups = [{"link": "1 Gbit/s", "rows": rows, "lanes": {way: [STEP, STEP] for way in rows}}]
-    assert timeline_plot.draw(json.loads(json.dumps(groups)), MACHINE, tmp_path) == ["timeline-1-gbit.png"]
-    assert (tmp_path / "timeline-1-gbit.png").read_bytes().startswith(b"\x89PNG")
-
-
 def check_naive_and_others(lanes: dict[str, list[list[Span]]], others: tuple[str, ...]) -> None:
     """Backward and an all-reduce happen at the same time in all but the naive way, on both ranks."""
     for rank in (0, 1):
@@ -138,7 +129,7 @@ def check_messages(lanes: dict[str, list[list[Span]]]) -> None:
 
 @pytest.mark.parametrize("link", ["1 Gbit/s", "100 Mbit/s"])
 def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(link):
-    groups = json.loads((readmes.RESULTS / "timeline.json").read_text())["groups"]
+    groups = page_tables.recorded("timeline")["groups"]
     (group,) = [group for group in groups if link in group["group"]]
     lanes = timeline_plot.lanes_of(group)
     check_naive_and_others(lanes, (OVERLAPPED, BUCKETED, TORCH))
