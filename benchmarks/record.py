@@ -24,15 +24,8 @@ GPU_CHECKS = ("tests/unit/test_data.py", "tests/unit/benchmarks/test_memory.py")
 
 
 def folder_of(name: str) -> Path:
-    """The folder of the record called `name`: its letters and digits, with hyphens between.
-
-    Raises:
-        ValueError: if nothing is left of the name.
-    """
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    if not words:
-        raise ValueError(f"--name {name!r} has no letter or digit")
-    return RESULTS / "-".join(words)
+    """The folder of the record called `name`: its letters and digits, with hyphens between."""
+    return RESULTS / "-".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def first_on_gpus(gpus: int) -> dict[str, list[str]]:
@@ -69,10 +62,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a few minutes, to see that all works")
     parser.add_argument("--again", action="store_true", help="replace a record of this name")
     options = parser.parse_args(argv)
-    try:
-        folder = folder_of(options.name)
-    except ValueError as error:
-        parser.error(str(error))
+    folder = folder_of(options.name)
+    if folder == RESULTS:
+        parser.error(f"--name {options.name!r} has no letter or digit")
     if folder.exists() and not options.again:
         parser.error(f"there is a record of this name in {folder}: name another, or --again replaces it")
     if reason := why_not_writable(folder):

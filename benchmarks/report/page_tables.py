@@ -1,8 +1,6 @@
-"""The tables on the pages: of recorded results, and of what becomes of the last samples."""
+"""The tables of recorded results on the pages."""
 
 import json
-
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from benchmarks.report import table
 from benchmarks.report.verdicts import peaks
@@ -10,14 +8,10 @@ from benchmarks.suites.memory import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, 
 from benchmarks.suites.network import BANDWIDTHS, BATCHES, one_node, row_name
 from benchmarks.suites.throughput import FIRST
 from common import ladder
-from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from common.instruments.result import quantity, result_line
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
 WORLD_SIZES = (2, 4, 8)
-TAIL_SAMPLES = 10_000
-TAIL_RANKS = 7
-TAIL_BATCH = 70
 
 
 def recorded(name: str) -> dict:
@@ -124,32 +118,3 @@ def break_even() -> str:
     for link in BANDWIDTHS:
         rows.append([link, *(known.get((row_name(link, batch), one_node(batch)), "–") for batch in BATCHES)])
     return markdown(["link", *(f"batch {batch} each" for batch in BATCHES)], rows)
-
-
-def tails() -> str:
-    """What becomes of the last of 10,000 samples on seven ranks with a global batch of 70."""
-    trained = f"{TAIL_SAMPLES // TAIL_BATCH * TAIL_BATCH:,}"
-    every = f"{TAIL_SAMPLES:,}"
-    exact = _of_all_ranks([DistributedEvalSampler(range(TAIL_SAMPLES), TAIL_RANKS, rank) for rank in range(TAIL_RANKS)])
-    padded = _of_all_ranks([DistributedSampler(range(TAIL_SAMPLES), TAIL_RANKS, rank) for rank in range(TAIL_RANKS)])
-    rows = [
-        ["00, 01: one process", trained, every, every],
-        ["02: `DistributedEvalSampler`", trained, exact, exact],
-        ["02 with a `DistributedSampler`", "–", padded, padded],
-        ["03: `gather_for_metrics`", trained, _computed(TAIL_BATCH, split=True), every],
-        ["04: the Trainer", trained, _computed(TAIL_BATCH // TAIL_RANKS, split=False), every],
-    ]
-    return markdown(["level", "trained on", "evaluated", "counted"], rows)
-
-
-def _of_all_ranks(shards: list) -> str:
-    return f"{sum(map(len, shards)):,}"
-
-
-def _computed(batch_size: int, split: bool) -> str:
-    """The number of samples that seven ranks together compute in an evaluation by the core's loaders."""
-    computed = 0
-    for rank in range(TAIL_RANKS):
-        batches = BatchSampler(SequentialSampler(range(TAIL_SAMPLES)), batch_size, drop_last=False)
-        computed += sum(len(batch) for batch in BatchSamplerShard(batches, TAIL_RANKS, rank, split_batches=split))
-    return f"{computed:,}"

@@ -134,7 +134,6 @@ PARTS: dict[str, Callable[..., str]] = {
     "memory_split": page_tables.memory_split,
     "smaller": page_tables.smaller,
     "break_even": page_tables.break_even,
-    "tails": page_tables.tails,
 }
 
 

@@ -127,12 +127,10 @@ class Allocated(NamedTuple):
 
     Attributes:
         allocated: what CUDA's allocator gave out at most, without `workspaces`.
-        reserved: what it held for it, fragments included.
         workspaces: what cuBLAS keeps for its own use, once for each stream: 8 MiB, or 32 on a Hopper.
     """
 
     allocated: int
-    reserved: int
     workspaces: int
 
 
@@ -160,7 +158,7 @@ def allocated(names: list[str], share: Share) -> list[list[Allocated]]:
         for index in devices:
             torch.cuda.synchronize(index)
             own = torch.cuda.max_memory_allocated(index) - workspaces[index]
-            peaks.append(Allocated(own, torch.cuda.max_memory_reserved(index), workspaces[index]))
+            peaks.append(Allocated(own, workspaces[index]))
         result.append(peaks)
     return result
 
@@ -191,8 +189,8 @@ def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS
     """A row for each network and wrapper.
 
     `peaks` has the bytes of each category on each device, simulated. Of each GPU `allocated` is what CUDA's allocator
-    gave out, `reserved` what it held, and `workspaces` what cuBLAS had beside; all are None where there are not so many
-    GPUs. `source` says which is to be believed.
+    gave out, and `workspaces` what cuBLAS had beside; both are None where there are not so many GPUs. `source` says
+    which is to be believed.
     """
     rows = []
     for wrapper in wrappers:

@@ -173,40 +173,26 @@ def cores_of_a_device(devices: int) -> int | None:
 
 
 def strong_scaling(batch_size: int) -> list[Configuration]:
-    """All levels at one global batch, whatever the number of workers.
-
-    Levels 01 to 04 on one worker are rows of the smallest of BATCH_SIZES only, where what they add to a step weighs
-    most. Where devices are made of cores, also what explains the ratio of two to one: see `apart`.
-    """
-    rows = _levels({size: batch_size for size in world_sizes() if batch_size % size == 0})
-    if batch_size != min(BATCH_SIZES):
-        rows = _on_several_devices(rows)
-    return rows + apart(batch_size, 2)
+    """All levels at one global batch, whatever the number of workers, and what explains the ratio of two to one."""
+    sizes = [size for size in world_sizes() if batch_size % size == 0]
+    return _levels({size: batch_size for size in sizes}) + apart(batch_size, 2)
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
-    """All levels, each worker with a batch of its own: the global batch grows with their number.
-
-    One worker is level 00. The others on one worker would compute the same as in strong scaling.
-    """
-    rows = _on_several_devices(_levels({size: size * batch_per_worker for size in world_sizes()}))
+    """All levels, each worker with a batch of its own: the global batch grows with their number."""
+    rows = _levels({size: size * batch_per_worker for size in world_sizes()})
     return rows + [row for row in apart(batch_per_worker, 2) if row.apart == ALL_CORES]
 
 
 def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
-    """Every level at the global batch of each number of workers; level 00 has one."""
+    """Level 00 on one device, and the others on several, at the global batch of each number of workers."""
     cores = cores_of_a_device(2)
-    return [
-        Configuration(level, workers, batch_size, cores)
-        for level in ladder.levels()
-        for workers, batch_size in batch_sizes.items()
-        if workers == 1 or level != FIRST
-    ]
-
-
-def _on_several_devices(configurations: list[Configuration]) -> list[Configuration]:
-    """Level 00 on one device, and the others on more than one."""
-    return [row for row in configurations if row.level == FIRST or row.workers > 1]
+    rows = []
+    for level in ladder.levels():
+        for workers, batch_size in batch_sizes.items():
+            if (workers == 1) == (level == FIRST):
+                rows.append(Configuration(level, workers, batch_size, cores))
+    return rows
 
 
 def apart(batch_size: int, devices: int) -> list[Configuration]:
@@ -248,13 +234,11 @@ def _measured(title: str, rows: list[Configuration], size: int, selected: tuple[
 
 
 def record(title: str, samples: Samples, facts: dict[str, dict]) -> dict:
-    """With what rows reach of level 00 on one device, levels 03 and 04 of level 02, and level 02 of itself on one."""
+    """With what rows reach of level 00 on one device, and levels 03 and 04 of level 02 on as many."""
     ratios = to_level_00(facts)
-    for level in (RAW_DDP, *ladder.DISTRIBUTED[1:]):
+    for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row["workers"] for row in facts.values()}):
-            other = Configuration(RAW_DDP, 1 if level == RAW_DDP else workers)
-            if (level, workers) != (RAW_DDP, 1):
-                ratios.append((Configuration(level, workers).name, other.name))
+            ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
     found = records.group(title, "images/s", samples, facts, ratios)
     return found | {"notes": where_time_goes(found)}
 

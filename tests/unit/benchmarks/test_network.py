@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.harness.two_nodes import ADDRESSES, burst_bytes, two_nodes, why_not
 from benchmarks.suites import network
-from common import ladder
 
 TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
 
@@ -50,21 +49,6 @@ def test_a_process_that_has_not_reached_its_node_yet_is_killed_with_it(tmp_path,
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         sleeper = nodes.start(1, ["sleep", "1000"])
     assert sleeper.wait(1) == -9
-
-
-@pytest.mark.slow
-@TWO_NODES
-def test_the_nodes_of_a_killed_process_are_swept_by_the_next_that_makes_some():
-    program = "import time; from benchmarks.harness.two_nodes import two_nodes\nwith two_nodes() as nodes:"
-    program += "\n  nodes.start(0, ['sleep', '1000']); print(*nodes.names, flush=True); time.sleep(1000)"
-    killed = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ladder.ROOT)
-    left = set(killed.stdout.readline().split())
-    killed.kill()
-    killed.wait(10)
-    assert left <= _namespaces()
-    with two_nodes() as nodes:
-        assert not left & _namespaces()
-        assert set(nodes.names) <= _namespaces()
 
 
 def _namespaces() -> set[str]:
