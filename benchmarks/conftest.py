@@ -84,15 +84,12 @@ def extent(request) -> Extent:
 
 @pytest.fixture(scope="session")
 def record_of(request, extent):
-    """`record_of(suite, group)`: the group's record. It is measured once, with all rows of it that were selected."""
+    """`record_of(suite, group)`: the group's record. It is measured once, whichever of its rows were selected."""
     known: dict[str, dict | Exception] = {}
 
     def measured(suite: str, group: Group) -> dict:
-        parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-        selected = {params.get("row") for params in parameters if params.get("group") is group}
         began = records.circumstances()
-        record = group.measure(tuple(row for row in group.rows if row in selected), extent)
-        record |= {"began": began, "ended": records.circumstances()}
+        record = group.measure(extent) | {"began": began, "ended": records.circumstances()}
         request.config.stash[MEASURED].setdefault(suite, []).append(record)
         return record
 

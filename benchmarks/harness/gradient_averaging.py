@@ -1,6 +1,6 @@
 """Ways to average the gradients of two ranks: `common.small.ddp`, torch's DDP, and what makes it send less often.
 
-A rank trains DeepNet on its own images with one of `WAYS`. The phases of a step bear names that torch's profiler
+A rank trains `deep_net` on its own images with one of `WAYS`. The phases of a step bear names that torch's profiler
 records, and that `benchmarks.suites.timeline` draws.
 """
 
@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from benchmarks.harness.deep_net import CLASSES, IMAGE, DeepNet
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 
+IMAGE = (1, 28, 28)
+CLASSES = 10
+WIDTHS = (32, 64, 128, 192)
+BLOCKS = 4  # of each width
 BATCH = 8  # images of one rank and one backward
 LEARNING_RATE = 3e-4
 WARM_UP_STEPS = 2
@@ -32,8 +35,28 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+def deep_net() -> nn.Sequential:
+    """A network with 52 parameters of very different sizes, so that the order and the size of messages matter.
+
+    BasicNet has eight parameters, and one of them holds 98 % of the bytes: whatever the size of a bucket, there is one
+    large message. Here the last layers hold most of the 7.6 MB, as in most convolutional networks, and backward
+    computes their gradients first.
+    """
+    before = WIDTHS[0]
+    layers: list[nn.Module] = [nn.Conv2d(1, before, 3, padding=1)]
+    for width in WIDTHS:
+        for _ in range(BLOCKS):
+            stride = 1 if width == before else 2
+            layers.append(nn.Conv2d(before, width, 3, stride, padding=1, bias=False))
+            # Not batch normalisation: DDP would send its running means too.
+            layers += [nn.GroupNorm(8, width), nn.ReLU()]
+            before = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES), nn.LogSoftmax(dim=1)]
+    return nn.Sequential(*layers)
+
+
 class AveragedTraining:
-    """DeepNet on this rank, the gradients averaged in one of `WAYS`. The process group of all ranks must be there.
+    """`deep_net` on this rank, the gradients averaged in one of `WAYS`. The process group of all ranks must be there.
 
     Attributes:
         backwards: how many backwards a step of the optimizer has. All but the last run in `no_sync`.
@@ -41,7 +64,7 @@ class AveragedTraining:
 
     def __init__(self, way: str) -> None:
         torch.manual_seed(0)  # the same weights on every rank
-        self.model = WAYS[way](DeepNet())
+        self.model = WAYS[way](deep_net())
         self.backwards = 2 if way == NO_SYNC else 1
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
 

@@ -40,14 +40,14 @@ class Group:
         key: a short name, as in a test's id.
         title: the name of the record.
         rows: the names of all the rows that can be measured here. Nothing is started to find them.
-        measure: measures the rows with these names in turns and returns the record of `records.group`, to which it
-            may add keys. It raises CannotMeasure where the machine lacks something.
+        measure: measures them in turns and returns the record of `records.group`, to which it may add keys. It raises
+            CannotMeasure where the machine lacks something.
     """
 
     key: str
     title: str
     rows: tuple[str, ...]
-    measure: Callable[[tuple[str, ...], Extent], dict]
+    measure: Callable[[Extent], dict]
 
 
 def seconds_per_step(record: dict, row: str) -> list[float]:

@@ -252,8 +252,9 @@ def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     """True where the results are views of the arguments, or the arguments with another shape or storage."""
     if torch.Tag.inplace_view in func.tags:
         return True
-    aliases = [result.alias_info for result in func._schema.returns]
-    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+    results = func._schema.returns
+    views = [result for result in results if result.alias_info is not None and not result.alias_info.is_write]
+    return len(views) == len(results) > 0
 
 
 @functools.cache

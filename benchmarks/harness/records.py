@@ -219,25 +219,24 @@ def _command() -> str:
     started_as = sys.modules["__main__"].__spec__
     if started_as:
         program = ["python", "-m", started_as.name.removesuffix(".__main__")]
-    paths = [Path(argument) for argument in sys.argv[1:]]
-    arguments = [path.name if path.is_absolute() else str(path) for path in paths]
-    return shlex.join([*program, *arguments])
+    for argument in sys.argv[1:]:
+        path = Path(argument)
+        program.append(path.name if path.is_absolute() else argument)
+    return shlex.join(program)
 
 
 def _output(*command: str) -> str | None:
     """The output of the command, or None where it cannot be run."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.strip()
 
 
 def _processor() -> str:
     """The processor's name where Linux tells it, else its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        name = re.search(r"^model name\s*: *(.*)$", cpuinfo.read_text(), re.MULTILINE)
-        if name:
-            return name[1].strip()
-    return platform.machine()
+    known = cpuinfo.read_text() if cpuinfo.exists() else ""
+    name = re.search(r"^model name\s*: *(.*)$", known, re.MULTILINE)
+    return name[1].strip() if name else platform.machine()

@@ -41,7 +41,11 @@ def picture(record: dict, path: Path) -> None:
     rows = group["rows"]
     figure, (panel,) = subplots(1, 1, 2.4 + HEIGHT_OF_A_ROW * len(rows))
     longest = max(row["high"] for row in rows.values())
+    labels = []
     for y, (name, row) in enumerate(rows.items()):
+        # The level above what it runs on, and the short name by which other bars refer to it.
+        level, _, runs_on = name.partition(", ")
+        labels.append(f"{level}\n{runs_on} [{row['short']}]")
         end = 0.0
         for part in PARTS:
             milliseconds = row["parts"][part]["median"]
@@ -50,7 +54,7 @@ def picture(record: dict, path: Path) -> None:
         whiskers = [[row["median"] - row["low"]], [row["high"] - row["median"]]]
         panel.errorbar(row["median"], y, xerr=whiskers, fmt="D", color=INK, markersize=4, capsize=4, linewidth=1.4)
         panel.text(max(row["high"], end) + 0.025 * longest, y, _beside(group, name), va="center")
-    panel.set_yticks(range(len(rows)), [_two_lines(name, row) for name, row in rows.items()])
+    panel.set_yticks(range(len(rows)), labels)
     panel.tick_params(axis="y", length=0, labelsize=SMALL)
     panel.invert_yaxis()
     panel.set_xlim(0, (1 + FREE) * longest)
@@ -69,12 +73,6 @@ def picture(record: dict, path: Path) -> None:
         "Diamond: the whole step, timed apart, with quartiles. × its time, as a multiple of another bar's"
     )
     save(figure, path, told, record["machine"], top=0.25 * ((len(shown) + 1) // 2) + 0.08)
-
-
-def _two_lines(name: str, row: dict) -> str:
-    """The level above what it runs on, and the short name by which other bars refer to it."""
-    level, _, runs_on = name.partition(", ")
-    return f"{level}\n{runs_on} [{row['short']}]"
 
 
 def _beside(group: dict, name: str) -> str:

@@ -6,11 +6,9 @@ from benchmarks.report.plots import VERMILION, Bar, draw_bars, save, subplots
 
 
 def picture(record: dict, path: Path) -> None:
-    """A panel for each batch of a process with which one node was measured too."""
+    """A panel for each batch of a process."""
     (group,) = record["groups"]
-    batches = sorted(row["batch_per_process"] for row in group["rows"].values() if row["nodes"] == 1)
-    if not batches:
-        return
+    batches = sorted({row["batch_per_process"] for row in group["rows"].values()})
     figure, panels = subplots(len(batches), 1, 1.2 + 2.4 * len(batches))
     for panel, batch in zip(panels, batches, strict=True):
         _panel(panel, group, batch)

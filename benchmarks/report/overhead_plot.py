@@ -11,8 +11,6 @@ def picture(record: dict, path: Path) -> None:
 
     (group,) = record["groups"]
     pairs = group["pairs"]
-    if not pairs:
-        return
     loops = list(dict.fromkeys(pair["to"] for pair in pairs))
     by_loop = [[pair for pair in pairs if pair["to"] == loop] for loop in loops]
     heights = [0.35 + 0.42 * len(own) for own in by_loop]

@@ -70,8 +70,9 @@ def devices() -> str:
     rows = []
     for count in WORLD_SIZES:
         first, *others = totals(memory_row("basic_net", DATA_PARALLEL, count))
+        other = max(others)
         ddp = max(totals(memory_row("basic_net", DDP, count)))
-        rows.append([str(count), mib(first), mib(max(others)), f"{first / max(others):.1f}", mib(ddp)])
+        rows.append([str(count), mib(first), mib(other), f"{first / other:.1f}", mib(ddp)])
     return markdown(["devices", "first", "each of the others", "ratio", "DDP, each"], rows)
 
 
@@ -81,7 +82,8 @@ def memory_split() -> str:
     ddp, _ = memory_row("basic_net", DDP, 2)["peaks"]
     splits = (first, second, ddp)
     rows = [[category, *(mib(split[category]) for split in splits)] for category in first]
-    rows.append(["sum", *(mib(sum(split.values())) for split in splits)])
+    sums = [sum(split.values()) for split in splits]
+    rows.append(["sum", *map(mib, sums)])
     return markdown(["MiB", "DataParallel, device 0", "DataParallel, device 1", "DDP, each"], rows)
 
 
@@ -116,5 +118,6 @@ def break_even() -> str:
         known[pair["of"], pair["to"]] = f"{pair['median']:.2f} ({low:.2f}–{high:.2f})"
     rows = []
     for link in BANDWIDTHS:
-        rows.append([link, *(known.get((row_name(link, batch), one_node(batch)), "–") for batch in BATCHES)])
+        pairs = [(row_name(link, batch), one_node(batch)) for batch in BATCHES]
+        rows.append([link, *(known.get(pair, "–") for pair in pairs)])
     return markdown(["link", *(f"batch {batch} each" for batch in BATCHES)], rows)

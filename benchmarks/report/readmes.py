@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from benchmarks.report import page_tables
@@ -52,17 +52,16 @@ def renewed(text: str) -> str:
 
 def diff(before: str, after: str, with_old: bool = True) -> str:
     """All lines that change from one script to another, but for imports, blank lines and the docstrings on top."""
-    lines: list[str] = []
-    hunks = ladder.diff(ladder.named(before), ladder.named(after))
-    for hunk in hunks:
+    blocks = []
+    for hunk in ladder.diff(ladder.named(before), ladder.named(after)):
         if hunk.kind == "equal":
-            lines += _shared(hunk.after)
+            blocks.append(_shared(hunk.after))
         else:
-            lines += _signed("-", hunk.before) if with_old else []
-            lines += _signed("+", hunk.after)
-    if hunks[-1].kind == "equal":
-        lines = lines[: -len(_shared(hunks[-1].after))]
-    return "\n".join(["```diff", *lines, "```"])
+            blocks.append(_marked("- ", hunk.before) if with_old else [])
+            blocks.append(_marked("+ ", hunk.after))
+    if hunk.kind == "equal":
+        blocks.pop()
+    return "\n".join(["```diff", *chain.from_iterable(blocks), "```"])
 
 
 def added(before: str, after: str) -> str:
@@ -70,19 +69,15 @@ def added(before: str, after: str) -> str:
     return diff(before, after, with_old=False)
 
 
-def _signed(sign: str, lines: tuple[str, ...]) -> list[str]:
-    return [f"{sign} {line}" for line in lines if _is_told(line)]
+def _marked(sign: str, lines: tuple[str, ...]) -> list[str]:
+    return [sign + line for line in lines if line.strip() and not line.startswith(("import ", "from "))]
 
 
 def _shared(lines: tuple[str, ...]) -> list[str]:
-    told = [f"  {line}" for line in lines if _is_told(line)]
+    told = _marked("  ", lines)
     if len(told) <= 2 * CONTEXT + 1:
         return told
     return [*told[:CONTEXT], "  …", *told[-CONTEXT:]]
-
-
-def _is_told(line: str) -> bool:
-    return bool(line.strip()) and not line.startswith(("import ", "from "))
 
 
 # What a level does for its reader, and what the reader has to know for it.
@@ -97,19 +92,14 @@ GIVES_AND_ASKS = {
 
 def lines() -> str:
     """A table of the scripts: length, new lines, what each does for its reader and asks of them."""
-    rows = [
-        "| level | lines | new | it does for you | you now have to know |",
-        "|---|--:|--:|---|---|",
-        _line_counts(ladder.levels()[0], "–"),
-    ]
+    rows = ["| level | lines | new | it does for you | you now have to know |", "|---|--:|--:|---|---|"]
+    new = ["–"]
     for before, level in pairwise(ladder.levels()):
-        rows.append(_line_counts(level, ladder.changed_lines(before, level).added))
+        new.append(str(ladder.changed_lines(before, level).added))
+    for level, number in zip(ladder.levels(), new, strict=True):
+        gives, asks = GIVES_AND_ASKS[level]
+        rows.append(f"| [{level}] | {len(ladder.story(level))} | {number} | {gives} | {asks} |")
     return "\n".join(rows)
-
-
-def _line_counts(level: str, added: int | str) -> str:
-    gives, asks = GIVES_AND_ASKS[level]
-    return f"| [{level}] | {len(ladder.story(level))} | {added} | {gives} | {asks} |"
 
 
 def mistakes(level: str) -> str:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from benchmarks.report.plots import BLUE, GREY, INK, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
-from benchmarks.suites.throughput import ALL_CORES, FIRST, is_share, of_devices
+from benchmarks.suites.throughput import ALL_CORES, FIRST, is_share
+from common.instruments.result import quantity
 
 COLUMNS = 2  # of the picture of scaling
 
@@ -13,10 +14,14 @@ def speeds(report: dict, path: Path) -> None:
     groups = report.get("throughput", [])
     if not groups:
         return
-    shown = [_whole_steps(group) for group in groups]
+    shown = []
+    for group in groups:
+        shown.append({name: row for name, row in group["rows"].items() if not is_share(row)})
     height_of_a_panel = 0.42 * max(map(len, shown)) + 0.9
     figure, panels = subplots(len(groups), 1, 1.5 + height_of_a_panel * len(groups))
-    top = max(max(row["samples"]) for rows in shown for row in rows.values())
+    top = 0.0
+    for rows in shown:
+        top = max(top, *(max(row["samples"]) for row in rows.values()))
     for panel, group, rows in zip(panels, groups, shown, strict=True):
         ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["to"] == FIRST}
         draw_bars(panel, [_speed(name, row, ratios.get(name)) for name, row in rows.items()], 0.02 * top)
@@ -32,10 +37,6 @@ def speeds(report: dict, path: Path) -> None:
     panels[-1].set_xlabel("images per second")
     told = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
     save(figure, path, f"{told}; × paired ratio to level 00. {_about_devices(groups[0])}", report["machine"])
-
-
-def _whole_steps(group: dict) -> dict[str, dict]:
-    return {name: row for name, row in group["rows"].items() if not is_share(row)}
 
 
 def _speed(name: str, row: dict, ratio: float | None) -> Bar:
@@ -57,7 +58,11 @@ def _most_devices(group: dict) -> int:
 
 def _about_devices(group: dict) -> str:
     """The cores of a device, where devices are made of cores, and the dashed line."""
-    return ". ".join([*of_devices(group["rows"]), f"Dashed: {_most_devices(group)} times one device"])
+    cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
+    told = f"Dashed: {_most_devices(group)} times one device"
+    if cores:
+        told = f"A device has {quantity(min(cores), 'core')}, and as many threads. {told}"
+    return told
 
 
 def scaling(record: dict, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The lanes of `benchmarks.suites.timeline` as pictures, drawn from its record alone."""
 
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,9 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
     heights = [_height(of_ranks) for of_ranks in ways.values()]
     inches = 1.7 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
     figure, panels = subplots(len(ways), 1, inches, height_ratios=heights)
-    spans = [span for of_ranks in ways.values() for own in of_ranks for span in own]
+    spans: list[Span] = []
+    for of_ranks in ways.values():
+        spans += chain.from_iterable(of_ranks)
     end = max(span.end for span in spans)
     for panel, (way, of_ranks) in zip(panels, ways.items(), strict=True):
         _panel(panel, of_ranks)
@@ -65,15 +68,11 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
 
 def _title(way: str, of_ranks: OfRanks, median: float) -> str:
     """The way, the time of its step for each backward, and how much of its sending rank 0's backward hides."""
-    spans = of_ranks[0]
-    backwards = sum(span.name == BACKWARD for span in spans)
-    title = f"{way}: {median:.0f} ms"
-    if backwards > 1:
-        title = f"{way}: {backwards} × {median / backwards:.0f} ms"
-    messages = sum(span.name == ALL_REDUCE for span in spans)
-    if messages:
-        title += f", {messages} all-reduces, {hidden_share(spans):.0%} hidden"
-    return title
+    names = [span.name for span in of_ranks[0]]
+    backwards = names.count(BACKWARD)
+    times = f"{backwards} × " if backwards > 1 else ""
+    hidden = hidden_share(of_ranks[0])
+    return f"{way}: {times}{median / backwards:.0f} ms, {names.count(ALL_REDUCE)} all-reduces, {hidden:.0%} hidden"
 
 
 def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
@@ -81,9 +80,9 @@ def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
     rows = {}
     bottom = 0.0
     for rank, spans in enumerate(of_ranks):
-        lanes = {span.lane for span in spans}
-        for lane in sorted(lanes, key=lambda lane: (lane != MAIN, lane)):
-            height = LOW if lane.startswith("gloo") else HIGH
+        senders = {span.lane for span in spans} - {MAIN}
+        for lane in (MAIN, *sorted(senders)):
+            height = HIGH if lane == MAIN else LOW
             rows[rank, lane] = Row(bottom, height)
             bottom += height + BETWEEN
         bottom += GAP
@@ -101,16 +100,13 @@ def _panel(panel, of_ranks: OfRanks) -> None:
     for rank, spans in enumerate(of_ranks):
         for span in spans:
             row = rows[rank, span.lane]
-            bar = [(span.start, span.end - span.start)]
             if span.name == WAITING:  # nothing is done there: a line, so that the eye is led to the rest
                 row = Row(row.bottom + row.height / 3, row.height / 3)
+            bar = [(span.start, span.end - span.start)]
             # The white edge separates messages that follow one another at once.
             panel.broken_barh(bar, row, color=COLOURS[span.name], edgecolor="white", linewidth=0.3)
-    labels = {}
-    for (rank, lane), row in rows.items():
-        if lane == MAIN:
-            labels[row.bottom + row.height / 2] = f"rank {rank}"
-    panel.set_yticks(list(labels), list(labels.values()))
+    middles = [rows[rank, MAIN].bottom + HIGH / 2 for rank in range(len(of_ranks))]
+    panel.set_yticks(middles, [f"rank {rank}" for rank in range(len(of_ranks))])
     panel.set_ylim(_height(of_ranks) + 0.1, -0.1)
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="x")

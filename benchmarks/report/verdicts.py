@@ -32,17 +32,16 @@ def exit_code(report: dict) -> int:
 def in_step(levels: dict[str, dict]) -> Verdict:
     """The verdict on weights: do all levels end at level 00's?"""
     distances = {level: result.get("max_weight_difference") for level, result in levels.items()}
-    apart = [f"{level} with |Δw| = {far:.1e}" for level, far in distances.items() if far is not None and _is_far(far)]
+    apart = []
+    for level, far in distances.items():
+        if far is not None and not far <= FARTHEST:  # nor is what is not a number
+            apart.append(f"{level} with |Δw| = {far:.1e}")
     if apart:
         return Verdict(False, f"OUT OF STEP: {', '.join(apart)}")
     missing = [level for level, far in distances.items() if far is None]
     if missing:
         return Verdict(None, f"IN STEP? no weights of {', '.join(missing)}")
     return Verdict(True, f"IN STEP: {len(levels)} levels, max |Δw| = {max(distances.values()):.1e}")
-
-
-def _is_far(distance: float) -> bool:
-    return math.isnan(distance) or distance > FARTHEST
 
 
 def exact(levels: dict[str, dict]) -> Verdict:

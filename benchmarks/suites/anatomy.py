@@ -10,7 +10,6 @@ averaging itself; what the others spend beyond that is waiting for the slower ra
 """
 
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -128,22 +127,22 @@ def groups() -> list[Group]:
     return [Group("anatomy", TITLE, tuple(ROWS), measured)]
 
 
-def measured(rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of these rows, which take turns: a sample is the whole of one run, whose parts are kept beside it."""
+def measured(extent: Extent) -> dict:
+    """The record of all rows, which take turns: a sample is the whole of one run, whose parts are kept beside it."""
     if not cores_of_a_device():
         raise CannotMeasure(f"{DEVICES} devices need as many cores, there are {available_cores()}")
     steps = QUICK_STEPS
-    first = [times(ROWS[name].run(steps, extent.data_flags)) for name in rows]
+    first = [times(row.run(steps, extent.data_flags)) for row in ROWS.values()]
     if not extent.quick:
         slowest = max(run.whole for run in first)
         steps = max(QUICK_STEPS, round(1000 * extent.seconds / slowest))
-    runs: dict[str, list[Times]] = {name: [] for name in rows}
+    runs: dict[str, list[Times]] = {name: [] for name in ROWS}
 
     def sample(name: str) -> float:
         runs[name].append(times(ROWS[name].run(steps, extent.data_flags)))
         return runs[name][-1].whole
 
-    measure({name: partial(sample, name) for name in rows}, extent.rounds)
+    measure({name: partial(sample, name) for name in ROWS}, extent.rounds)
     return record(runs, steps)
 
 
@@ -180,20 +179,12 @@ def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
 def table(record: dict) -> list[str]:
     """The milliseconds of each part, a column for each row of the record, in 80 columns."""
     rows = record["rows"].values()
-    lines = [_line("ms of a step", (row["short"] for row in rows))]
-    for part in PARTS:
-        lines.append(_line(part, (milliseconds(row["parts"][part]["median"]) for row in rows)))
-    lines.append(_line("left over", (milliseconds(row["left_over"]) for row in rows)))
-    lines.append(_line("the whole, timed apart", (milliseconds(row["median"]) for row in rows)))
-    return lines
-
-
-def _line(head: str, cells: Iterable[str]) -> str:
-    return f"  {head:<29}" + "".join(f"{cell:>7}" for cell in cells)
-
-
-def milliseconds(value: float) -> str:
-    """Two digits behind the point below 1 ms, else one; nothing is 0 that was not measured as such."""
-    if abs(value) < 0.005:
-        return "0"
-    return f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}"
+    lines = {part: [row["parts"][part]["median"] for row in rows] for part in PARTS}
+    lines["left over"] = [row["left_over"] for row in rows]
+    lines["the whole, timed apart"] = [row["median"] for row in rows]
+    heads = [f"  {'ms of a step':<29}", *(f"{row['short']:>7}" for row in rows)]
+    text = ["".join(heads)]
+    for head, milliseconds in lines.items():
+        cells = [f"{value:>7.2f}" for value in milliseconds]
+        text.append(f"  {head:<29}{''.join(cells)}")
+    return text

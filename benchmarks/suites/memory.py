@@ -175,7 +175,7 @@ def title(devices: int) -> str:
     return f"memory on {quantity(devices, 'device')}"
 
 
-def measured(devices: int, rows: tuple[str, ...], extent: Extent) -> dict:
+def measured(devices: int, extent: Extent) -> dict:
     """The record of all networks on so many devices, with `rows_on` as its "memory"."""
     networks = list(NETWORKS)
     if extent.quick and devices > 1:

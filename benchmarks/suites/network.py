@@ -22,8 +22,6 @@ from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
-
-
 BATCHES = (64, 256)  # per process
 QUICK_BATCH = 64  # the one that --quick measures
 STEPS = 4  # of a sample
@@ -104,19 +102,16 @@ def one_node(batch: int) -> str:
     return f"one node, batch {batch}"
 
 
-def rows_of(batch: int) -> list[str]:
-    """The names of all rows with this batch."""
-    return [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
-
-
 def groups() -> list[Group]:
     """One group; whether there can be two nodes here shows when it is measured."""
-    rows = itertools.chain.from_iterable(map(rows_of, BATCHES))
+    rows = []
+    for batch in BATCHES:
+        rows += [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
     return [Group("network", TITLE, tuple(rows), measured)]
 
 
-def measured(rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of these rows; with --quick of those of QUICK_BATCH."""
+def measured(extent: Extent) -> dict:
+    """The record of all rows; with --quick of those of QUICK_BATCH."""
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
@@ -126,8 +121,7 @@ def measured(rows: tuple[str, ...], extent: Extent) -> dict:
             contestants[one_node(batch)] = partial(net.throughput_alone, batch)
             for name in BANDWIDTHS:
                 contestants[row_name(name, batch)] = partial(net.throughput, name, batch)
-        chosen = {row: contestants[row] for row in rows if row in contestants}
-        return record(measure(chosen, extent.rounds))
+        return record(measure(contestants, extent.rounds))
 
 
 def record(samples: Samples) -> dict:

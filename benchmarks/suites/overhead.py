@@ -53,19 +53,9 @@ def data() -> Batches:
     return Batches(torch.randn(samples, 16), torch.randint(10, (samples,)))
 
 
-class Stopwatch:
-    """The time at which each step ends, by `clock`."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
-        self.ends: list[float] = []
-
-    def step_has_ended(self) -> None:
-        self.ends.append(self.clock())
-
-    def seconds_per_step(self) -> float:
-        """The median step after the warm-up."""
-        return statistics.median(end - start for start, end in pairwise(self.ends[WARM_UP:]))
+def median_step(ends: list[float]) -> float:
+    """The median step after the warm-up, from the times at which steps ended."""
+    return statistics.median(end - start for start, end in pairwise(ends[WARM_UP:]))
 
 
 def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
@@ -78,15 +68,15 @@ def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
 
 def timed(model, optimizer, loader, backward: Callable, accumulate: Callable = nullcontext) -> float:
     """Seconds of the median step."""
-    stopwatch = Stopwatch()
+    ends = []
     for inputs, targets in loader:
         with accumulate(model):
             loss = F.cross_entropy(model(inputs), targets)
             backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        stopwatch.step_has_ended()
-    return stopwatch.seconds_per_step()
+        ends.append(time.perf_counter())
+    return median_step(ends)
 
 
 def raw() -> float:
@@ -132,7 +122,7 @@ def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -
     model = torch.nn.Linear(16, 10)
     optimizer, schedule = optimizer_and_schedule(model)
     loss_sum = torch.zeros((), dtype=torch.float64)
-    stopwatch = Stopwatch(clock)
+    ends = []
     loader = DataLoader(data(), BATCH, shuffle=True, collate_fn=to_dict)
     for batch in loader:
         loss = F.cross_entropy(model(batch["x"]), batch["y"])
@@ -142,14 +132,14 @@ def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -
         schedule.step()
         optimizer.zero_grad()
         loss_sum += loss.detach()
-        stopwatch.step_has_ended()
-    return stopwatch.seconds_per_step()
+        ends.append(clock())
+    return median_step(ends)
 
 
 def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of the median step of the Trainer of `library`, "common.trainer" or "transformers"."""
     module = importlib.import_module(library)
-    stopwatch = Stopwatch(clock)
+    ends = []
 
     class LossTrainer(module.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -157,7 +147,7 @@ def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = tim
 
     class Watching(module.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            stopwatch.step_has_ended()
+            ends.append(clock())
 
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
@@ -177,7 +167,7 @@ def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = tim
         )
         more = {"callbacks": [Watching()], "optimizers": optimizer_and_schedule(model)}
         LossTrainer(model, arguments, to_dict, data(), **more).train()
-    return stopwatch.seconds_per_step()
+    return median_step(ends)
 
 
 def contestants() -> dict[str, Callable[[], float]]:
@@ -205,18 +195,17 @@ def groups() -> list[Group]:
     return [Group("overhead", TITLE, tuple(contestants()), measured)]
 
 
-def measured(rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of these rows, with what each abstraction adds to its raw loop, where that is one of them.
+def measured(extent: Extent) -> dict:
+    """The record of all contestants, with what each abstraction adds to its raw loop.
 
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
-    found = contestants()
     with single_thread():
-        seconds = measure({row: found[row] for row in rows}, extent.rounds)
+        seconds = measure(contestants(), extent.rounds)
     samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = []
-    for row in rows:
+    for row in samples:
         if row not in (RAW, RAW_LIKE_TRAINER):
             added.append((row, RAW_LIKE_TRAINER if row.lower().endswith("trainer") else RAW))
     peers = [name for name in PEERS if not installed(name)]

@@ -1,14 +1,14 @@
 """All suites: a test for each row of a group, whose rounds are the seconds that its step took in each round.
 
-The first test of a group measures all rows of it that were selected, in turns. Each test then replays what a step of
-its row took, so that pytest-benchmark's options to sort, group, save and compare work on rows.
+The first test of a group measures all of its rows, in turns. Each test then replays what a step of its row took, so
+that pytest-benchmark's options to sort, group, save and compare work on rows.
 """
 
 import pytest
 
 from benchmarks.harness.groups import ReplayClock, seconds_per_step
 from benchmarks.report.verdicts import MOST_SPREAD, spread
-from benchmarks.suites import anatomy, memory, network, overhead, throughput, timeline
+from benchmarks.suites import anatomy, larger_batches, memory, network, overhead, throughput, timeline
 
 TIMED = {
     "throughput": throughput.groups(),
@@ -48,8 +48,13 @@ def test_step(suite, group, row, record_of, benchmark, extent):
         assert abs(facts["sum_of_whole"] - 1) <= anatomy.MOST_LEFT_OVER
 
 
+@pytest.mark.parametrize("group", [pytest.param(group, id=group.key) for group in larger_batches.groups()])
+def test_training(group, record_of):
+    assert record_of("larger_batches", group)["rows"]
+
+
 @pytest.mark.parametrize("group", [pytest.param(group, id=group.key) for group in memory.groups()])
-def test_memory(group, record_of):
+def test_account(group, record_of):
     for row in record_of("memory", group)["memory"]:
         # On GPUs cuBLAS and cuDNN take tens of MiB on every device, and make devices alike that hold different tensors.
         uneven = spread(memory.accounted_totals(row))

@@ -20,7 +20,6 @@ from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import Samples, measure
 from common import ladder
 from common.cores import available_cores
-from common.instruments.result import quantity
 from common.processes import ranks
 
 # Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
@@ -225,17 +224,16 @@ def groups() -> list[Group]:
     return found
 
 
-def _measured(title: str, rows: list[Configuration], size: int, selected: tuple[str, ...], extent: Extent) -> dict:
+def _measured(title: str, rows: list[Configuration], size: int, extent: Extent) -> dict:
     if extent.quick and size != QUICK_BATCH:
         raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
-    own = [row for row in rows if row.name in selected]
-    timed = Throughput(own, SECONDS, extent.data_flags, extent.quick)
+    timed = Throughput(rows, SECONDS, extent.data_flags, extent.quick)
     return record(title, measure(timed.contestants, extent.rounds), timed.facts)
 
 
 def record(title: str, samples: Samples, facts: dict[str, dict]) -> dict:
     """With what rows reach of level 00 on one device, and levels 03 and 04 of level 02 on as many."""
-    ratios = to_level_00(facts)
+    ratios = [(name, FIRST) for name in samples if name != FIRST and not is_share(facts[name])]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row["workers"] for row in facts.values()}):
             ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
@@ -243,26 +241,9 @@ def record(title: str, samples: Samples, facts: dict[str, dict]) -> dict:
     return found | {"notes": where_time_goes(found)}
 
 
-def to_level_00(facts: dict[str, dict]) -> list[tuple[str, str]]:
-    """Every row that does the work of level 00, and level 00 on one device; by level, then by workers."""
-
-    def place(name: str) -> tuple[bool, str, int]:
-        row = facts[name]
-        return row["apart"] == ALL_CORES, row["level"], row["workers"]
-
-    others = [name for name in facts if name != FIRST and not is_share(facts[name])]
-    return [(name, FIRST) for name in sorted(others, key=place)]
-
-
 def is_share(row: dict) -> bool:
     """Has the row only a share of the batch? It serves an explanation: see `where_time_goes`."""
     return row["apart"].startswith(A_SHARE)
-
-
-def of_devices(rows: dict[str, dict]) -> list[str]:
-    """A line on the cores of a device, where devices are made of cores."""
-    sizes = {row["cores_per_device"] for row in rows.values()} - {None}
-    return [f"A device has {quantity(size, 'core')}, and as many threads" for size in sizes]
 
 
 def where_time_goes(record: dict) -> list[str]:

@@ -29,23 +29,26 @@ Recording = list[list[RecordedStep]]
 
 def groups() -> list[Group]:
     """A group for each link; whether there can be two nodes here shows when it is measured."""
-    return [Group(link, title(link), tuple(WAYS), partial(measured, link)) for link in (*LINKS, LOOPBACK)]
+    found = []
+    for link in (*LINKS, LOOPBACK):
+        found.append(Group(link, title(link), tuple(WAYS), partial(measured, link)))
+    return found
 
 
 def title(link: str) -> str:
     return f"one step of two ranks over {link}, {BATCH} images a backward"
 
 
-def measured(link: str, rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of these ways over one link: milliseconds a step, and the lanes of a typical one."""
+def measured(link: str, extent: Extent) -> dict:
+    """The record of all ways over one link: milliseconds a step, and the lanes of a typical one."""
     if link == LOOPBACK:
-        return record(link, over_loopback, rows, extent)
+        return record(link, over_loopback, extent)
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
     with network() as net:
         net.limit(link)
-        return record(link, partial(over_the_cable, net), rows, extent)
+        return record(link, partial(over_the_cable, net), extent)
 
 
 def over_loopback(way: str, steps: int) -> Recording:
@@ -61,10 +64,10 @@ def over_the_cable(net: Network, way: str, steps: int) -> Recording:
     return recording
 
 
-def record(link: str, run: Callable[[str, int], Recording], ways: tuple[str, ...], extent: Extent) -> dict:
-    """The group of these ways, which take turns. A sample is the mean of a round's steps, by the slower rank."""
+def record(link: str, run: Callable[[str, int], Recording], extent: Extent) -> dict:
+    """The group of all ways, which take turns. A sample is the mean of a round's steps, by the slower rank."""
     steps = 1 if extent.quick else 2  # of a round
-    recordings: dict[str, Recording] = {way: [[], []] for way in ways}
+    recordings: dict[str, Recording] = {way: [[], []] for way in WAYS}
 
     def sample(way: str) -> float:
         recording = run(way, steps)
@@ -72,7 +75,7 @@ def record(link: str, run: Callable[[str, int], Recording], ways: tuple[str, ...
             recordings[way][rank] += own
         return 1000 * statistics.fmean(_step_seconds(recording))
 
-    samples = measure({way: partial(sample, way) for way in ways}, extent.rounds)
+    samples = measure({way: partial(sample, way) for way in WAYS}, extent.rounds)
     lanes = {way: typical_step(recording) for way, recording in recordings.items()}
     group = records.group(title(link), "ms", samples)
     return group | {"link": link, "lanes": lanes, "text": messages(lanes)}
