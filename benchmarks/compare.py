@@ -19,7 +19,7 @@ from benchmarks.harness import proof, records
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
 from benchmarks.report.pictures import COMPARISON, draw
-from benchmarks.report.table import heading, summary, wrapped
+from benchmarks.report.table import summary, wrapped
 from benchmarks.report.verdicts import exit_code
 from benchmarks.suites import memory, throughput
 from common import ladder
@@ -111,16 +111,13 @@ class Comparison:
             for part in parts:
                 parts.set_description_str(part.title)
                 if part.level not in self.failed():
-                    self.attempt(part)
+                    try:
+                        part.run()
+                    except (RankFailed, ValueError) as failure:
+                        noted = {"part": part.title, "level": part.level, "message": str(failure)}
+                        self.report["failures"].append(noted)
                 self.write()
         self.report["complete"] = not self.report["failures"]
-
-    def attempt(self, part: Part) -> None:
-        try:
-            part.run()
-        except (RankFailed, ValueError) as failure:
-            noted = {"part": part.title, "level": part.level, "message": str(failure)}
-            self.report["failures"].append(noted)
 
     def failed(self) -> set[str]:
         """The levels of which a part failed: of them nothing more is asked."""
@@ -207,7 +204,6 @@ def main() -> None:
     comparison = Comparison(options)
     report = comparison.report
     try:
-        print(f"{heading(report)}\n", flush=True)
         comparison.run()
     except KeyboardInterrupt:
         report["interrupted"] = True

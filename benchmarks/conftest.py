@@ -68,10 +68,6 @@ def pytest_terminal_summary(terminalreporter, config):
         write_line(LITTLE)
 
 
-def pytest_benchmark_update_machine_info(config, machine_info):
-    machine_info["ladder"] = records.machine()
-
-
 @pytest.fixture(scope="session")
 def extent(request) -> Extent:
     """MNIST is measured with if it is on disk, else the synthetic digits; nothing is downloaded."""

@@ -165,7 +165,10 @@ class _Hollow(TorchDispatchMode):
 
 def _computed(func, args, kwargs, tensors: list[Tensor]) -> Any:
     is_made_up = any(map(_is_made_up, tensors))
-    if is_made_up and _shape_depends_on_numbers(func, tensors):
+    shape_depends_on_numbers = torch.Tag.dynamic_output_shape in func.tags
+    if func is torch.ops.aten.index.Tensor:  # only a mask chooses as many elements as it is true
+        shape_depends_on_numbers = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
+    if is_made_up and shape_depends_on_numbers:
         raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
     results = func(*args, **kwargs)
     if is_made_up:
@@ -227,12 +230,6 @@ def _unless_large(tensor: Tensor) -> Tensor:
 def _can_be_computed(tensor: Tensor) -> bool:
     """True for a small tensor of a precision that every CPU computes with. No size or step is kept in another one."""
     return tensor.dtype not in _HALF and _is_small(tensor)
-
-
-def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
-    if func is torch.ops.aten.index.Tensor:  # only a mask chooses as many elements as it is true
-        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
-    return torch.Tag.dynamic_output_shape in func.tags
 
 
 def _storage(tensor: Tensor) -> int:

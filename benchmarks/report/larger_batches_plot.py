@@ -1,4 +1,4 @@
-"""The plot of `benchmarks.larger_batches`, drawn from its record alone."""
+"""The plot of `benchmarks.suites.larger_batches`, drawn from its record alone."""
 
 from pathlib import Path
 

@@ -18,7 +18,13 @@ def picture(record: dict, path: Path) -> None:
     top = max(max(pair["high"] for pair in pairs), 1)
     lowest = min(pair["low"] for pair in pairs)
     for panel, loop, own in zip(panels, loops, by_loop, strict=True):
-        draw_bars(panel, [_bar(pair) for pair in own], 0.02 * top)
+        bars = []
+        for pair in own:
+            colour = BLUE if pair["of"].startswith("common.") else ORANGE
+            text = f"{pair['median']:.0f} µs"
+            end = max(pair["high"], 0)
+            bars.append(Bar(pair["of"], pair["median"], pair["low"], pair["high"], end, text, colour))
+        draw_bars(panel, bars, 0.02 * top)
         panel.set_xlim(min(0, 1.1 * lowest), 1.2 * top)
         # To the left of the panel too: the name of a loop is longer than the panel is wide.
         title = f"Added to a {loop}, whose step takes {group['rows'][loop]['median']:.0f} µs"
@@ -29,9 +35,3 @@ def picture(record: dict, path: Path) -> None:
     legend(figure, {"this repository": BLUE, "other libraries": ORANGE}, 2, 2.0)
     told = f"Measured on one thread: medians of {group['rounds']} paired rounds, and quartiles"
     save(figure, path, told, record["machine"], top=0.36)
-
-
-def _bar(pair: dict) -> Bar:
-    colour = BLUE if pair["of"].startswith("common.") else ORANGE
-    end = max(pair["high"], 0)
-    return Bar(pair["of"], pair["median"], pair["low"], pair["high"], end, f"{pair['median']:.0f} µs", colour)

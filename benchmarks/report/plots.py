@@ -77,12 +77,6 @@ def legend(figure, colours: dict[str, str], columns: int, spacing: float = 1.2, 
     figure.legend(handles, list(colours), **place_above, **more)
 
 
-def place(machine: dict) -> str:
-    """The machine that the numbers come from: 'x86_64, 2 CPU cores, no GPU, torch 2.11.0'."""
-    gpus = f"{len(machine['gpus'])} × {machine['gpus'][0]}" if machine["gpus"] else "no GPU"
-    return f"{machine['processor']}, {machine['cores']} CPU cores, {gpus}, torch {machine['torch']}"
-
-
 def subplots(
     rows: int,
     columns: int,
@@ -100,7 +94,10 @@ def subplots(
 
 def save(figure, path: Path, told: str, machine: dict, top: float = 0.0) -> None:
     """Write the figure, complete or not at all, with `told` and the machine below it; `top` inches stay free above."""
-    height, lines = figure.get_figheight(), textwrap.wrap(f"{told}. {place(machine)}.", 81)
+    gpus = f"{len(machine['gpus'])} × {machine['gpus'][0]}" if machine["gpus"] else "no GPU"
+    place = f"{machine['processor']}, {machine['cores']} CPU cores, {gpus}, torch {machine['torch']}"
+    lines = textwrap.wrap(f"{told}. {place}.", 81)
+    height = figure.get_figheight()
     bottom = 0.225 * len(lines) + 0.1
     figure.text(0.012, 0.06 / height, "\n".join(lines), fontsize=SMALL, color=SOFT, va="bottom", linespacing=1.3)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, rect=(0, bottom / height, 1, 1 - (bottom + top) / height))

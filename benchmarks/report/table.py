@@ -13,16 +13,6 @@ MISSING = "–"
 WIDTH = 80  # columns of a terminal
 
 
-def heading(report: dict) -> str:
-    """The line before a comparison: the machine, and what every level does."""
-    machine = report["machine"]
-    hardware = ", ".join(machine["gpus"]) or "no GPU"
-    return wrapped(
-        f"torch {machine['torch']}, {machine['cores']} CPU cores, {hardware}. "
-        f"Every level: global batch {report['global_batch_size']}, {report['steps']} steps, seed 42."
-    )
-
-
 def summary(report: dict) -> str:
     """All that a comparison has found, in 80 columns."""
     lines = [f"{failure['part']}:\n{failure['message']}\n" for failure in report["failures"]]

@@ -73,9 +73,11 @@ def scaling(record: dict, path: Path) -> None:
     lines = -(-len(groups) // COLUMNS)
     most_rows = max(len(speed_ups(group)) for group in groups)
     figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
-    right = 1.3 * max(map(_longest, groups))
+    furthest = max(map(_most_devices, groups))  # an interval, or the dashed line
+    for group in groups:
+        furthest = max(furthest, *(pair["interval"][1] for pair in speed_ups(group).values()))
     for panel, group in zip(panels, groups, strict=False):
-        _speed_ups(panel, group, right)
+        _speed_ups(panel, group, 1.3 * furthest)
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
     told = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
@@ -87,12 +89,6 @@ def speed_ups(group: dict) -> dict[str, dict]:
     rows = group["rows"]
     pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == FIRST}
     return {name: pair for name, pair in pairs.items() if rows[name]["workers"] > 1 or rows[name]["apart"] == ALL_CORES}
-
-
-def _longest(group: dict) -> float:
-    """The furthest that anything reaches in the panel of this group: an interval, or the dashed line."""
-    highest = max(pair["interval"][1] for pair in speed_ups(group).values())
-    return max(highest, _most_devices(group))
 
 
 def _speed_ups(panel, group: dict, right: float) -> None:

@@ -29,7 +29,7 @@ from benchmarks.harness.parts import (
     StepTimes,
     watching,
 )
-from common import ladder
+from benchmarks.suites.throughput import Configuration
 from common.cores import available_cores
 from common.processes import ranks
 
@@ -64,19 +64,12 @@ class Row:
         number = self.level[:2]
         return f"{number} ×{self.devices}" if self.batch_size == BATCH_SIZE else f"{number}, {self.batch_size}"
 
-    @property
-    def processes(self) -> int:
-        return self.devices if self.level in ladder.DISTRIBUTED else 1
-
     def run(self, steps: int, data_flags: tuple[str, ...]) -> list[list[StepTimes]]:
         """One run of so many steps, or one more, after the warm-up, as every process has seen it."""
-        argv = ["--device", "cpu", "--batch-size", str(self.batch_size), "--eval-samples", str(self.devices)]
-        argv += ["--max-steps", str(1 + WARM_UP_STEPS + steps), *data_flags]
-        if self.level == "01_data_parallel":
-            argv += ["--replicas", str(self.devices)]
         cores = cores_of_a_device()
-        argv += ["--cores-per-device", str(cores)]
-        return ranks(self.processes, on_cpu=True).run(train, self.level, argv, cores, timeout=TIMEOUT)
+        level = Configuration(self.level, self.devices, self.batch_size, cores)
+        argv = ["--device", "cpu", *level.argv(1 + WARM_UP_STEPS + steps), *data_flags]
+        return ranks(level.processes, on_cpu=True).run(train, self.level, argv, cores, timeout=TIMEOUT)
 
 
 ONE = Row("00_single_gpu")

@@ -61,15 +61,13 @@ class Network:
     def limit(self, name: str) -> None:
         self._nodes.limit(BANDWIDTHS[name])
 
-    def throughput(self, name: str, batch: int) -> float:
-        """Images per second at this bandwidth, by the slower rank's clock."""
+    def throughput(self, batch: int, name: str | None = None) -> float:
+        """Images per second of both nodes at this bandwidth, by the slower rank's clock; without one of one node."""
+        if name is None:
+            of_rank_0, _ = self.ask("alone", batch_per_process=batch, steps=STEPS)
+            return of_rank_0
         self.limit(name)
         return min(self.ask("throughput", batch_per_process=batch, steps=STEPS))
-
-    def throughput_alone(self, batch: int) -> float:
-        """Images per second of one process, while the other node waits."""
-        of_rank_0, _ = self.ask("alone", batch_per_process=batch, steps=STEPS)
-        return of_rank_0
 
 
 @contextlib.contextmanager
@@ -118,9 +116,9 @@ def measured(extent: Extent) -> dict:
     with network() as net:
         contestants = {}
         for batch in (QUICK_BATCH,) if extent.quick else BATCHES:
-            contestants[one_node(batch)] = partial(net.throughput_alone, batch)
+            contestants[one_node(batch)] = partial(net.throughput, batch)
             for name in BANDWIDTHS:
-                contestants[row_name(name, batch)] = partial(net.throughput, name, batch)
+                contestants[row_name(name, batch)] = partial(net.throughput, batch, name)
         return record(measure(contestants, extent.rounds))
 
 

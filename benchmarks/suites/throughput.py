@@ -69,6 +69,15 @@ class Configuration:
     def processes(self) -> int:
         return self.workers if self.level in ladder.DISTRIBUTED else 1
 
+    def argv(self, steps: int) -> list[str]:
+        """The level's flags, but for those of the data, for so many steps."""
+        argv = ["--batch-size", str(self.batch_size), "--max-steps", str(steps), "--eval-samples", str(self.workers)]
+        if self.level == REPLICATED:
+            argv += ["--replicas", str(self.workers)]
+        if self.cores_per_device:
+            argv += ["--cores-per-device", str(self.cores_per_device)]
+        return argv
+
     def run(self, steps: int, flags: tuple[str, ...] = (), warm_up: int = WARM_UP_STEPS) -> dict:
         """Train for so many steps after the warm-up; the slowest rank's result.
 
@@ -78,14 +87,8 @@ class Configuration:
         Raises:
             RankFailed: if a rank fails.
         """
-        argv = ["--batch-size", str(self.batch_size), "--max-steps", str(warm_up + steps)]
-        argv += ["--eval-samples", str(self.workers), *flags]
-        if self.level == REPLICATED:
-            argv += ["--replicas", str(self.workers)]
-        threads = max(1, available_cores() // self.processes)
-        if self.cores_per_device:
-            threads = self.cores_per_device
-            argv += ["--cores-per-device", str(threads)]
+        threads = self.cores_per_device or max(1, available_cores() // self.processes)
+        argv = [*self.argv(warm_up + steps), *flags]
         results = ranks(self.processes).run(train, self.level, argv, threads, warm_up, timeout=TIMEOUT)
         return min(results, key=lambda result: result["images_per_sec"])
 

@@ -43,17 +43,12 @@ def test_a_record_holds_samples_summaries_facts_and_pairs():
 
 
 def test_the_table_fits_80_columns_and_marks_what_is_noisy():
-    lines = records.table(_record()).splitlines()
-    assert max(map(len, lines)) <= 80
-    marked = [line for line in lines if line.endswith("*")]
-    assert len(marked) == 1 and "02_ddp_raw" in marked[0]
-    assert "A note." in lines
-
-
-def test_a_note_is_folded_and_a_line_of_a_table_within_notes_is_not():
     note, row = "the rows of a group have this in common, " * 5, f"  {'unlimited':<30}{'22.6':>40}"
     lines = records.table(_record() | {"notes": [note, row]}).splitlines()
     assert max(map(len, lines)) <= 80
+    marked = [line for line in lines if line.endswith("*")]
+    assert len(marked) == 1 and "02_ddp_raw" in marked[0]
+    # A note is folded, and a line of a table within notes is not.
     assert lines[-1] == row and " ".join(lines[-4:-1]) == note.strip()
 
 
@@ -79,15 +74,12 @@ def test_the_machine_is_described_by_what_numbers_depend_on():
     assert len(machine["gpus"]) == torch.cuda.device_count() and machine["processor"].strip()
 
 
-def test_rows_that_were_not_selected_are_no_pairs():
-    record = records.group("g", "s", {"a": [1.0]}, ratios=[("a", "b"), ("b", "a")], differences=[("b", "c")])
-    assert record["pairs"] == []
-
-
-def test_a_pair_has_the_interval_of_its_median_and_what_it_can_claim():
+def test_a_pair_of_rows_that_were_measured_has_the_interval_of_its_median_and_what_it_can_claim():
     for pair in _record()["pairs"]:
         low, high = pair["interval"]
         assert low <= pair["median"] <= high and pair["confidence"] == 0.75
+    record = records.group("g", "s", {"a": [1.0]}, ratios=[("a", "b"), ("b", "a")], differences=[("b", "c")])
+    assert record["pairs"] == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Extent, ReplayClock, seconds_per_step
+from benchmarks.harness.groups import CannotMeasure, Extent, seconds_per_step
 from benchmarks.report import pictures
 from benchmarks.suites import anatomy, larger_batches, network, overhead, throughput, timeline
 from common import ladder
@@ -79,13 +79,6 @@ def test_a_session_shows_the_rows_that_were_selected_and_keeps_their_groups(tmp_
 def test_every_unit_becomes_the_seconds_of_a_step(unit, seconds):
     record = records.group("g", unit, {"a": [20.0]}, {"a": {"global_batch_size": 64}})
     assert seconds_per_step(record, "a") == [pytest.approx(seconds)]
-
-
-def test_the_clock_of_a_replay_moves_only_when_it_is_told_to():
-    clock = ReplayClock()
-    began = clock.now()
-    clock.advance(0.1)
-    assert clock.now() - began == 0.1
 
 
 def test_plain_pytest_does_not_run_the_benchmarks(pytestconfig):
