@@ -5,14 +5,12 @@ python -m benchmarks.compare --full
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -20,8 +18,9 @@ from tqdm import tqdm
 from benchmarks.harness import proof, records
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
-from benchmarks.report.publish import exit_code, publish
-from benchmarks.report.table import heading
+from benchmarks.report.pictures import COMPARISON, draw
+from benchmarks.report.table import summary, wrapped
+from benchmarks.report.verdicts import exit_code
 from benchmarks.suites import memory, throughput
 from common import ladder
 from common.cores import available_cores
@@ -29,16 +28,13 @@ from common.processes import RankFailed, ranks
 
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
-ROUND = 10  # a round's share of the whole time, in the units of `Comparison.parts`
 TIMEOUT = 900  # seconds, for any one part
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.splitlines()[0])
     flag = parser.add_argument
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="what happens by default: under 3 minutes on two cores")
-    size.add_argument("--full", action="store_true", help="whole epochs, batch 256, all networks' memory, overhead")
+    flag("--full", action="store_true", help="whole epochs, batch 256, all networks' memory")
     flag("--world-size", type=int, metavar="N", help="processes, or replicas (default: one for each GPU, else 2)")
     flag("--steps", type=int, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
     flag("--rounds", type=int, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
@@ -60,13 +56,11 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a comparison. `share` is how much of the whole time it takes; `level` is None where all take part."""
+class Part(NamedTuple):
+    """A part of a comparison; `level` is None where all take part."""
 
     title: str
     level: str | None
-    share: int
     run: Callable[[], None]
 
 
@@ -94,46 +88,36 @@ class Comparison:
     def parts(self) -> list[Part]:
         parts = []
         for level in self.levels:
-            parts.append(Part(f"training {level}", level, 8, partial(self.train, level)))
+            parts.append(Part(f"training {level}", level, partial(self.train, level)))
         for level in self.levels:
-            parts.append(Part(f"weights and memory of {level}", level, 3, partial(self.prove, level)))
+            parts.append(Part(f"weights and memory of {level}", level, partial(self.prove, level)))
         for level in ladder.DISTRIBUTED:
-            title = f"{level} on {EVALUATION_RANKS} ranks"
-            parts.append(Part(title, level, 4, partial(self.evaluate, level)))
+            parts.append(Part(f"{level} on {EVALUATION_RANKS} ranks", level, partial(self.evaluate, level)))
         for size in self.options.batch_sizes:
-            parts.append(Part(f"timing all levels in turn, batch {size}", None, 10, partial(self.time, size)))
+            parts.append(Part(f"timing all levels in turn, batch {size}", None, partial(self.time, size)))
         for devices in (2, 4, 8):
-            parts.append(Part(f"memory on {devices} devices", None, 3, partial(self.account, devices)))
-        if self.options.full:
-            parts.append(Part("overhead of a step", None, 15, self.overhead))
+            parts.append(Part(f"memory on {devices} devices", None, partial(self.account, devices)))
         return parts
 
     def run(self) -> None:
         """Run every part, writing `results.json` after each. A part that fails is noted, and the others go on."""
-        parts = self.parts()
-        form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed}"
-        rounds = self.options.rounds * len(self.options.batch_sizes)
-        total = sum(part.share for part in parts) + rounds * ROUND
+        form = "{desc}: {n_fmt} of {total_fmt} |{bar}| {elapsed}"
         # disable=None: silent where stderr is not a terminal.
         with (
             tempfile.TemporaryDirectory() as name,
-            tqdm(total=total, leave=False, disable=None, bar_format=form, ncols=79) as self.bar,
+            tqdm(self.parts(), leave=False, disable=None, bar_format=form, ncols=79) as parts,
         ):
             self.folder = Path(name)
             for part in parts:
-                self.bar.set_description_str(part.title)
+                parts.set_description_str(part.title)
                 if part.level not in self.failed():
-                    self.attempt(part)
+                    try:
+                        part.run()
+                    except (RankFailed, ValueError) as failure:
+                        noted = {"part": part.title, "level": part.level, "message": str(failure)}
+                        self.report["failures"].append(noted)
                 self.write()
-                self.bar.update(part.share)
         self.report["complete"] = not self.report["failures"]
-
-    def attempt(self, part: Part) -> None:
-        try:
-            part.run()
-        except (RankFailed, subprocess.SubprocessError, ValueError) as failure:
-            noted = {"part": part.title, "level": part.level, "message": str(failure)}
-            self.report["failures"].append(noted)
 
     def failed(self) -> set[str]:
         """The levels of which a part failed: of them nothing more is asked."""
@@ -175,34 +159,17 @@ class Comparison:
         if throughput.FIRST not in failed:
             configurations += throughput.apart(size, self.options.world_size)
         timed = throughput.Throughput(configurations, 1.0, tuple(self.data_flags()))
-        samples = measure(timed.contestants, self.turns())
-        ratios = throughput.to_level_00(timed.facts) + throughput.to_level_02(timed.facts)
-        group = records.group(f"global batch {size}", "images/s", samples, timed.facts, ratios)
+        samples = measure(timed.contestants, self.options.rounds)
+        group = throughput.record(f"global batch {size}", samples, timed.facts)
         self.report.setdefault("throughput", []).append(group)
-
-    def turns(self) -> Iterator[int]:
-        """The rounds' numbers; the bar moves with them."""
-        for turn in range(self.options.rounds):
-            yield turn
-            self.bar.update(ROUND)
 
     def account(self, devices: int) -> None:
         """Memory of DataParallel and DDP on more devices than the levels ran on; in full, of what lowers it too."""
         if self.options.full:
-            rows = memory.measure(list(NETWORKS), [devices], wrappers=memory.ALL_WRAPPERS)
+            rows = memory.rows_on(devices, list(NETWORKS), memory.ALL_WRAPPERS)
         else:
-            rows = memory.measure(["basic_net", "big_output"], [devices])
+            rows = memory.rows_on(devices, ["basic_net", "big_output"])
         self.report.setdefault("memory", []).extend(rows)
-
-    def overhead(self) -> None:
-        """In a process of its own: the peers that it imports stay out of this one."""
-        suite = ["benchmarks/suites/test_overhead.py", "--record", str(self.folder)]
-        rounds = ["--rounds", "20"]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite, *rounds]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, cwd=ladder.ROOT)
-        if done.returncode:
-            raise subprocess.SubprocessError(f"{done.stdout[-4000:]}ended with exit code {done.returncode}")
-        self.report["overhead"] = json.loads((self.folder / "overhead.json").read_text())["groups"]
 
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
         """A job of `benchmarks.harness.proof` on the processes of this level, which share the cores."""
@@ -223,15 +190,11 @@ class Comparison:
             flags += ["--data-dir", self.options.data_dir]
         return flags
 
-    def has_something_to_show(self) -> bool:
-        """Has a level been trained? A comparison of before keeps its place until then."""
-        return any("run" in result for result in self.report["levels"].values())
-
     def write(self) -> None:
-        if not self.has_something_to_show():
-            return
-        self.report["ended"] = records.circumstances()
-        records.write_json(self.options.out / "results.json", self.report)
+        """Write `results.json`, once a level has been trained: a comparison of before keeps its place until then."""
+        if any(self.report["levels"].values()):
+            self.report["ended"] = records.circumstances()
+            records.write_json(self.options.out / f"{COMPARISON}.json", self.report)
 
 
 def main() -> None:
@@ -239,16 +202,18 @@ def main() -> None:
     if reason := records.why_not_writable(options.out):
         sys.exit(f"error: --out: {reason}")
     comparison = Comparison(options)
+    report = comparison.report
     try:
-        print(f"{heading(comparison.report)}\n", flush=True)
         comparison.run()
     except KeyboardInterrupt:
-        comparison.report["interrupted"] = True
-        if not comparison.has_something_to_show():
+        report["interrupted"] = True
+        if not any(report["levels"].values()):
             sys.exit("INTERRUPTED before a level was trained: nothing is written")
     comparison.write()
-    print(publish(comparison.report, options.out))
-    sys.exit(exit_code(comparison.report))
+    print(summary(report))
+    written = [f"{COMPARISON}.json", *draw(COMPARISON, report, options.out)]
+    print(wrapped(f"Written to {options.out}: {', '.join(written)}"))
+    sys.exit(exit_code(report))
 
 
 if __name__ == "__main__":

@@ -1,45 +1,22 @@
-"""Fixtures and options of all suites: groups are measured once, in turns, and their rows shown to pytest-benchmark.
-
-One test is one row of a group. The first test of a group measures all rows of it that were selected, in turns; each
-test then replays what a step of its row took in every round. So the times in pytest-benchmark's table are seconds per
-step, and its options to sort, group, save and compare work on rows. See `benchmarks.harness.groups`.
-"""
+"""Options of `pytest benchmarks`, the groups that its tests ask for, and what is shown and written at its end."""
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Extent, Group, ReplayClock, info, seconds_per_step
-from benchmarks.report.pictures import DRAWN
-from benchmarks.suites import memory
+from benchmarks.harness.groups import CannotMeasure, Extent, Group
+from benchmarks.report import pictures
 from common.allocator import keep_large_blocks
 from common.data import mnist_on_disk
 
-TIMEOUT = 3600  # seconds for any one test: a group takes some minutes on two quiet cores
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
-CLOCK = ReplayClock()
 LITTLE = "--quick: a few short rounds show that everything runs; these numbers say little."
 
-
-class Kept(NamedTuple):
-    """Measurements of the session, kept until it ends.
-
-    Attributes:
-        groups: of each suite the records of its groups, which say by "began" and "ended" how they were measured.
-        memory: parts of the memory's rows; each says the same.
-        written: the files that --record has left.
-    """
-
-    groups: dict[str, list[dict]]
-    memory: list[dict]
-    written: list[str]
-
-
-KEPT = pytest.StashKey[Kept]()
+# Of each suite the records of its groups, in the order in which they were measured.
+MEASURED = pytest.StashKey[dict[str, list[dict]]]()
 
 
 def pytest_addoption(parser):
@@ -51,7 +28,8 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    config.stash[KEPT] = Kept(groups={}, memory=[], written=[])
+    config.stash[MEASURED] = {}
+    config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout, where it is installed")
     # Before the first tensor, so that what a group measures in this process does not depend on the groups before it.
     keep_large_blocks()
     rounds = config.getoption("--rounds", None)
@@ -70,167 +48,58 @@ def pytest_configure(config):
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def pytest_generate_tests(metafunc):
-    """A test that asks for a group and a row runs once for every row of the GROUPS of its module."""
-    if {"group_key", "row"} <= set(metafunc.fixturenames):
-        cases = []
-        for group in metafunc.module.GROUPS.values():
-            cases += [pytest.param(group.key, row, id=f"{group.key}-{row}") for row in group.rows]
-        metafunc.parametrize(("group_key", "row"), cases)
-
-
-def pytest_collection_modifyitems(config, items):
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.benchmark(timer=CLOCK.now))
-            if config.pluginmanager.hasplugin("timeout"):
-                item.add_marker(pytest.mark.timeout(TIMEOUT))
-
-
-def pytest_benchmark_update_machine_info(config, machine_info):
-    machine_info["ladder"] = records.machine()
-
-
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter, config):
-    """Below pytest-benchmark's table, if there is one: each group in its own unit, with its rows' ratios."""
-    try:
-        return (yield)
-    finally:
-        _write_summary(terminalreporter, config)
-
-
-def _write_summary(terminalreporter, config) -> None:
-    missing: dict[str, None] = {}
-    kept = config.stash[KEPT]
-    for groups in kept.groups.values():
+    """Each group in its own unit, with its rows' ratios; and the files that --record asks for."""
+    write_line = terminalreporter.write_line
+    for groups in config.stash[MEASURED].values():
         for group in groups:
-            terminalreporter.write_line("")
-            terminalreporter.write_line(records.table(group))
-            missing |= dict.fromkeys(group.get("skipped", []))
-    rows = [row for part in kept.memory for row in part["rows"]]
-    if rows:
-        terminalreporter.write_line("")
-        terminalreporter.write_line(memory.table(rows))
-    for note in missing:
-        terminalreporter.write_line(f"not measured: {note}")
-    if kept.written:
-        terminalreporter.write_line(f"written to {config.getoption('--record')}: {', '.join(kept.written)}")
+            write_line(f"\n{records.table(group)}")
+            for note in group.get("skipped", []):
+                write_line(f"not measured: {note}")
+    folder = config.getoption("--record", None)
+    if folder:
+        written = []
+        for suite, groups in config.stash[MEASURED].items():
+            record = records.write(folder, suite, groups, groups[0]["began"], groups[-1]["ended"])
+            written += [f"{suite}.json", *pictures.draw(suite, record, folder)]
+        write_line(f"written to {folder}: {', '.join(written)}")
     if config.getoption("--quick", False):
-        terminalreporter.write_line(LITTLE)
-
-
-def pytest_sessionfinish(session):
-    folder = session.config.getoption("--record", None)
-    if not folder:
-        return
-    kept = session.config.stash[KEPT]
-    for suite, groups in kept.groups.items():
-        began, ended = _times(groups)
-        records.write(folder / f"{suite}.json", suite, began, ended, groups=groups)
-        kept.written.append(f"{suite}.json")
-    if kept.memory:
-        began, ended = _times(kept.memory)
-        rows = [row for part in kept.memory for row in part["rows"]]
-        records.write(folder / "memory.json", "memory", began, ended, groups=[], memory=rows)
-        kept.written.append("memory.json")
-    for suite, draw in DRAWN.items():
-        if suite in kept.groups:
-            kept.written.extend(draw(kept.groups[suite], records.machine(), folder))
-
-
-def _times(measured: list[dict]) -> tuple[dict, dict]:
-    """The circumstances before the first of these was measured, and after the last of them."""
-    return measured[0]["began"], measured[-1]["ended"]
+        write_line(LITTLE)
 
 
 @pytest.fixture(scope="session")
-def quick(request) -> bool:
-    return request.config.getoption("--quick", False)
-
-
-@pytest.fixture(scope="session")
-def data_flags() -> tuple[str, ...]:
-    """MNIST if it is on disk, else the synthetic digits, without trying to download anything."""
-    root = Path(os.environ.get("MNIST_ROOT", "data")).resolve()
-    return ("--dataset", "mnist", "--data-dir", str(root)) if mnist_on_disk(root) else ("--dataset", "synthetic")
-
-
-@pytest.fixture(scope="session")
-def extent(request, quick, data_flags) -> Extent:
+def extent(request) -> Extent:
+    """MNIST is measured with if it is on disk, else the synthetic digits; nothing is downloaded."""
+    quick = request.config.getoption("--quick", False)
     rounds = request.config.getoption("--rounds") or (QUICK_ROUNDS if quick else FULL_ROUNDS)
+    root = Path(os.environ.get("MNIST_ROOT", "data")).resolve()
+    data_flags = ("--dataset", "mnist", "--data-dir", str(root)) if mnist_on_disk(root) else ("--dataset", "synthetic")
     return Extent(rounds=rounds, seconds=0.2 if quick else 1.0, data_flags=data_flags, quick=quick)
 
 
 @pytest.fixture(scope="session")
-def measured(request, extent):
-    """`measured(suite, group)`: the group's record. It is measured once, with all rows of it that were selected."""
+def record_of(request, extent):
+    """`record_of(suite, group)`: the group's record. It is measured once, whichever of its rows were selected."""
     known: dict[str, dict | Exception] = {}
 
-    def measure(suite: str, group: Group) -> dict:
+    def measured(suite: str, group: Group) -> dict:
         began = records.circumstances()
-        keys = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-        selected = {params["row"] for params in keys if params.get("group_key") == group.key}
-        record = group.measure(tuple(row for row in group.rows if row in selected), extent)
-        return record | {"began": began, "ended": records.circumstances()}
+        record = group.measure(extent) | {"began": began, "ended": records.circumstances()}
+        request.config.stash[MEASURED].setdefault(suite, []).append(record)
+        return record
 
     def once(suite: str, group: Group) -> dict:
-        if group.key not in known:
+        if group.title not in known:
             try:
-                known[group.key] = measure(suite, group)
-                request.config.stash[KEPT].groups.setdefault(suite, []).append(known[group.key])
+                known[group.title] = measured(suite, group)
             except Exception as error:  # it failed for all of its rows, each of which says so
-                known[group.key] = error
-        if isinstance(known[group.key], Exception):
-            raise known[group.key]
-        return known[group.key]
+                known[group.title] = error
+        record = known[group.title]
+        if isinstance(record, CannotMeasure):
+            pytest.skip(str(record))
+        if isinstance(record, Exception):
+            raise record
+        return record
 
     return once
-
-
-@pytest.fixture
-def record_of(request, measured):
-    """`record_of(group_key)`: the record of a group of the test's module."""
-    suite = request.path.stem.removeprefix("test_")
-
-    def find(group_key: str) -> dict:
-        try:
-            return measured(suite, request.module.GROUPS[group_key])
-        except CannotMeasure as reason:
-            pytest.skip(str(reason))
-
-    return find
-
-
-@pytest.fixture
-def replay(benchmark, record_of):
-    """`replay(group_key, row)`: pytest-benchmark's rounds are what a step of the row took. Returns the row's facts."""
-
-    def run(group_key: str, row: str) -> dict:
-        record = record_of(group_key)
-        if row not in record["rows"]:
-            pytest.skip(f"{row} was not recorded")
-        durations = iter(seconds_per_step(record, row))
-
-        def next_duration():
-            CLOCK.reset()
-            return (next(durations),), {}
-
-        benchmark.group = record["group"]
-        benchmark.extra_info.update(info(record, row))
-        benchmark.pedantic(CLOCK.advance, setup=next_duration, rounds=len(record["rows"][row]["samples"]))
-        return record["rows"][row]
-
-    return run
-
-
-@pytest.fixture
-def keep_memory(request):
-    """`keep_memory(rows)`: leave rows of `benchmarks.suites.memory` that this test has measured for --record."""
-    began = records.circumstances()
-
-    def keep(rows: list[dict]) -> None:
-        part = {"rows": rows, "began": began, "ended": records.circumstances()}
-        request.config.stash[KEPT].memory.append(part)
-
-    return keep

@@ -5,12 +5,11 @@ seconds that one step took in each round of the group. So pytest-benchmark shows
 the rows of a group can still be compared with one another.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-PER_SECOND = "images/s"
 
 
 class Extent(NamedTuple):
@@ -41,51 +40,23 @@ class Group:
         key: a short name, as in a test's id.
         title: the name of the record.
         rows: the names of all the rows that can be measured here. Nothing is started to find them.
-        measure: measures the rows with these names in turns and returns the record of `records.group`, to which it
-            may add keys. It raises CannotMeasure where the machine lacks something.
+        measure: measures them in turns and returns the record of `records.group`, to which it may add keys. It raises
+            CannotMeasure where the machine lacks something.
     """
 
     key: str
     title: str
     rows: tuple[str, ...]
-    measure: Callable[[tuple[str, ...], Extent], dict]
-
-
-def keyed(groups: Iterable[Group]) -> dict[str, Group]:
-    """The groups by their keys."""
-    return {group.key: group for group in groups}
-
-
-def chosen(contestants: Mapping[str, Callable[[], float]], rows: Iterable[str]) -> dict[str, Callable[[], float]]:
-    """The contestants that belong to these rows."""
-    return {row: contestants[row] for row in rows}
+    measure: Callable[[Extent], dict]
 
 
 def seconds_per_step(record: dict, row: str) -> list[float]:
-    """The seconds that a step of `row` took in each round of a record.
-
-    A step is what the unit of the group counts: an optimizer step, a batch that is loaded, an evaluation, a start.
-
-    Raises:
-        ValueError: if the record does not say how many images a step has, or its unit is none of time.
-    """
+    """The seconds that a step of `row` took in each round of a record; its unit is a time, or images per second."""
     unit = record["unit"]
     facts = record["rows"][row]
     if unit in SECONDS:
         return [sample * SECONDS[unit] for sample in facts["samples"]]
-    if unit != PER_SECOND:
-        raise ValueError(f"{record['group']}: {unit} is not a time or {PER_SECOND}")
-    if "global_batch_size" not in facts:
-        raise ValueError(f"{record['group']}: {row} does not say its global_batch_size")
     return [facts["global_batch_size"] / sample for sample in facts["samples"]]
-
-
-def info(record: dict, row: str) -> dict:
-    """Facts of a row besides its seconds per step: the median in its own unit, its facts, its ratios, the notes."""
-    facts = dict(record["rows"][row])
-    known = {record["unit"]: facts.pop("median")}
-    pairs = [pair for pair in record["pairs"] if pair["of"] == row]
-    return {"group": record["group"]} | known | facts | {"pairs": pairs, "notes": record["notes"]}
 
 
 class ReplayClock:
@@ -96,10 +67,6 @@ class ReplayClock:
 
     def now(self) -> float:
         return self._seconds
-
-    def reset(self) -> None:
-        # Every round begins at 0, so that its duration is the replayed one to the last bit.
-        self._seconds = 0.0
 
     def advance(self, seconds: float) -> None:
         self._seconds += seconds

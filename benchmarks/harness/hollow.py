@@ -118,23 +118,16 @@ class _Hollow(TorchDispatchMode):
             args, kwargs = tree_map_only(Tensor, _unless_large, (args, kwargs))
             return func(*args, **kwargs)
         if tensors and func not in _UNFILLED and all(map(_can_be_computed, tensors)):
-            return self._computed(func, args, kwargs, tensors)
+            return _computed(func, args, kwargs, tensors)
         if _writes_to_arguments(func):
             written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
             _mark(written)
-            return _as_returned(written)
+            if len(written) < 2:
+                return written[0] if written else None
+            return tuple(written)
         layouts = self._layouts_of_results(func, args, kwargs, leaves)
-        results = tree_map(partial(_allocated, tensors), layouts, is_leaf=_is_layout)
+        results = tree_map(partial(_allocated, tensors), layouts, is_leaf=lambda leaf: isinstance(leaf, Layout))
         if tensors or torch.Tag.nondeterministic_seeded in func.tags:
-            _mark(results)
-        return results
-
-    def _computed(self, func, args, kwargs, tensors: list[Tensor]) -> Any:
-        is_made_up = any(map(_is_made_up, tensors))
-        if is_made_up and _shape_depends_on_numbers(func, tensors):
-            raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
-        results = func(*args, **kwargs)
-        if is_made_up:
             _mark(results)
         return results
 
@@ -168,6 +161,19 @@ class _Hollow(TorchDispatchMode):
         # Not every operation says in its schema that it returns an argument.
         storages = {_storage(argument): position for position, argument in enumerate(fakes)}
         return tree_map_only(Tensor, partial(_layout, storages), results)
+
+
+def _computed(func, args, kwargs, tensors: list[Tensor]) -> Any:
+    is_made_up = any(map(_is_made_up, tensors))
+    shape_depends_on_numbers = torch.Tag.dynamic_output_shape in func.tags
+    if func is torch.ops.aten.index.Tensor:  # only a mask chooses as many elements as it is true
+        shape_depends_on_numbers = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
+    if is_made_up and shape_depends_on_numbers:
+        raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
+    results = func(*args, **kwargs)
+    if is_made_up:
+        _mark(results)
+    return results
 
 
 class _Sizes(TorchFunctionMode):
@@ -226,12 +232,6 @@ def _can_be_computed(tensor: Tensor) -> bool:
     return tensor.dtype not in _HALF and _is_small(tensor)
 
 
-def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
-    if func is torch.ops.aten.index.Tensor:  # only a mask chooses as many elements as it is true
-        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
-    return torch.Tag.dynamic_output_shape in func.tags
-
-
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -244,27 +244,21 @@ def _layout(storages: dict[int, int], tensor: Tensor) -> Layout:
     return layout._replace(argument=storages[_storage(tensor)], offset=tensor.storage_offset())
 
 
-def _is_layout(leaf: Any) -> bool:
-    return isinstance(leaf, Layout)
-
-
 @functools.cache
 def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     """True where the results are views of the arguments, or the arguments with another shape or storage."""
     if torch.Tag.inplace_view in func.tags:
         return True
     results = func._schema.returns
-    return bool(results) and all(_is_view(result.alias_info) for result in results)
-
-
-def _is_view(alias: Any) -> bool:
-    return alias is not None and not alias.is_write
+    views = [result for result in results if result.alias_info is not None and not result.alias_info.is_write]
+    return len(views) == len(results) > 0
 
 
 @functools.cache
 def _writes_to_arguments(func: torch._ops.OpOverload) -> bool:
     """True where all that the operation returns, perhaps nothing, are arguments that it has written to."""
-    return all(result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns)
+    aliases = [result.alias_info for result in func._schema.returns]
+    return all(alias is not None and alias.is_write for alias in aliases)
 
 
 def _argument(func: torch._ops.OpOverload, alias: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -273,12 +267,6 @@ def _argument(func: torch._ops.OpOverload, alias: Any, args: tuple, kwargs: dict
         if argument.alias_info is not None and argument.alias_info.before_set == alias.before_set:
             return args[position] if position < len(args) else kwargs[argument.name]
     raise AssertionError(f"{func} returns {alias}, which is none of its arguments")
-
-
-def _as_returned(results: list) -> Any:
-    if not results:
-        return None
-    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _allocated(arguments: list[Tensor], leaf: Any) -> Any:

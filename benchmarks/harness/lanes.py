@@ -5,8 +5,9 @@ graph, and every all-reduce on the thread of gloo that runs it. A communication 
 of the path that is to be shown.
 """
 
+import math
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -47,67 +48,59 @@ def record_rank(way: str, steps: int) -> list[RecordedStep]:
         return steps_of(profiler.events(), began)
 
 
+class _Event(NamedTuple):
+    """What the profiler saw, in seconds by its own clock."""
+
+    start: float
+    end: float
+    name: str
+    thread: int
+
+
 def steps_of(events: list, began: float) -> list[RecordedStep]:
     """The steps that the profiler saw; the first began at `began`, which ties the profiler's clock to the machine's."""
-    steps = sorted((event for event in events if event.name == "step"), key=_start)
+    seen = []
+    for event in events:
+        seen.append(_Event(event.time_range.start / 1e6, event.time_range.end / 1e6, event.name, event.thread))
+    seen.sort()
+    steps = [event for event in seen if event.name == "step"]
     recorded = []
     for step in steps:
-        within = [event for event in events if _contains(step, event)]
-        after_the_first = _start(step) - _start(steps[0])
-        seconds = _end(step) - _start(step)
-        recorded.append(RecordedStep(began + after_the_first, seconds, _spans(within, _start(step))))
+        after_the_first = step.start - steps[0].start
+        spans = _spans(_within(step, seen), step.start)
+        recorded.append(RecordedStep(began + after_the_first, step.end - step.start, spans))
     return recorded
 
 
-def _start(event: Any) -> float:
-    """In seconds by the profiler's clock, which gives microseconds."""
-    return event.time_range.start / 1e6
+def _within(outer: _Event, events: list[_Event]) -> list[_Event]:
+    return [event for event in events if outer.start <= event.start < outer.end]
 
 
-def _end(event: Any) -> float:
-    return event.time_range.end / 1e6
-
-
-def _contains(outer: Any, inner: Any) -> bool:
-    return _start(outer) <= _start(inner) < _end(outer)
-
-
-def _spans(events: list, zero: float) -> list[Span]:
-    """The spans of one step that began at `zero`, from its events."""
-    found = []
-    for event in sorted(events, key=_start):
-        start = _start(event) - zero
-        end = _end(event) - zero
-        if event.name in (FORWARD, OPTIMIZER):
-            found.append(Span(event.name, MAIN, start, end))
-        elif event.name == "average_gradients":
-            found.append(Span(WAITING, MAIN, start, end))
-        elif event.name == BACKWARD:
-            found += _backward_and_wait(event, events, zero)
-    return found + _all_reduces(events, zero)
-
-
-def _backward_and_wait(backward: Any, events: list, zero: float) -> list[Span]:
-    """Backward, until autograd has computed the last gradient; then the wait for all-reduces that have not ended."""
-    within = [event for event in events if _contains(backward, event)]
-    nodes = [event for event in within if event.name.startswith(NODE_OF_AUTOGRAD)]
-    last_gradient = max(_end(node) for node in nodes)
-    start = _start(backward) - zero
-    end = _end(backward) - zero
-    is_waiting = any(event.name == SENT_BY_GLOO and _end(event) > last_gradient for event in within)
-    if not is_waiting:
-        return [Span(BACKWARD, MAIN, start, end)]
-    return [Span(BACKWARD, MAIN, start, last_gradient - zero), Span(WAITING, MAIN, last_gradient - zero, end)]
-
-
-def _all_reduces(events: list, zero: float) -> list[Span]:
-    """The all-reduces in the lanes of gloo's threads, which are numbered by their first one."""
-    found = []
+def _spans(events: list[_Event], zero: float) -> list[Span]:
+    """The spans of one step that began at `zero`; gloo's threads are numbered by their first all-reduce."""
+    computing = []
+    sending = []
     lanes: dict[int, str] = {}
-    for event in sorted(events, key=_start):
-        if event.name == SENT_BY_GLOO:
+    for event in events:
+        start = event.start - zero
+        end = event.end - zero
+        if event.name in (FORWARD, OPTIMIZER):
+            computing.append(Span(event.name, MAIN, start, end))
+        elif event.name == "average_gradients":
+            computing.append(Span(WAITING, MAIN, start, end))
+        elif event.name == BACKWARD:
+            last_gradient = _last_gradient(_within(event, events)) - zero
+            computing.append(Span(BACKWARD, MAIN, start, min(end, last_gradient)))
+            if last_gradient < end:
+                computing.append(Span(WAITING, MAIN, last_gradient, end))
+        elif event.name == SENT_BY_GLOO:
             lane = lanes.setdefault(event.thread, f"gloo thread {len(lanes) + 1}")
-            start = _start(event) - zero
-            end = _end(event) - zero
-            found.append(Span(ALL_REDUCE, lane, start, end))
-    return found
+            sending.append(Span(ALL_REDUCE, lane, start, end))
+    return computing + sending
+
+
+def _last_gradient(events: list[_Event]) -> float:
+    """The end of computing in a backward, if all-reduces have not ended then; else infinity, because nobody waits."""
+    last_gradient = max(event.end for event in events if event.name.startswith(NODE_OF_AUTOGRAD))
+    is_waiting = any(event.name == SENT_BY_GLOO and event.end > last_gradient for event in events)
+    return last_gradient if is_waiting else math.inf

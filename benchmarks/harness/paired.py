@@ -49,15 +49,6 @@ class Summary:
         return self.spread > NOISY
 
 
-def take_turns(contestants: Mapping[str, Callable[[], float]], turn: int) -> dict[str, float]:
-    """One round: call every contestant once, in the order of round number `turn`. Returns their samples.
-
-    A contestant does its own timing, so that what it prepares is not counted.
-    """
-    names = order(list(contestants), turn)
-    return {name: contestants[name]() for name in names}
-
-
 def order(names: list[str], turn: int) -> list[str]:
     """The names in the order of round number `turn`: a random permutation, the same in every run.
 
@@ -68,12 +59,17 @@ def order(names: list[str], turn: int) -> list[str]:
 
 
 def measure(contestants: Mapping[str, Callable[[], float]], rounds: Iterable[int] | int) -> Samples:
-    """The samples of `rounds` rounds: a number, or an iterable of the rounds' numbers, such as a progress bar."""
+    """The samples of so many rounds. In each, every contestant is called once, in the order of that round.
+
+    A contestant does its own timing, so that what it prepares is not counted.
+
+    Args:
+        rounds: a number, or an iterable of the rounds' numbers, such as a progress bar.
+    """
     samples: Samples = {name: [] for name in contestants}
-    turns = range(rounds) if isinstance(rounds, int) else rounds
-    for turn in turns:
-        for name, sample in take_turns(contestants, turn).items():
-            samples[name].append(sample)
+    for turn in range(rounds) if isinstance(rounds, int) else rounds:
+        for name in order(list(contestants), turn):
+            samples[name].append(contestants[name]())
     return samples
 
 

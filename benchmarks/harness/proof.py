@@ -9,7 +9,6 @@ import io
 import math
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -23,9 +22,9 @@ FEW = ["--eval-samples", "100"]
 load = functools.cache(ladder.load)
 
 
-def train(level: str, flags: Sequence[str], threads: int, path: Path | None = None) -> dict:
-    """The result of the level, or of another version of it at `path`; what it prints is left out."""
-    module = load(level, path)
+def train(level: str, flags: Sequence[str], threads: int) -> dict:
+    """The result of the level; what it prints is left out."""
+    module = load(level)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         args = parse_args(module.__file__, flags)
         prepare_process(args)

@@ -17,6 +17,7 @@
          "interval": [0.889, 0.914], "confidence": 0.95}, …     of the median; less than 0.95 with few rounds
       ],
       "notes": ["…", …],
+      "text": ["…", …],                       of some groups: more lines of the table
       "skipped": ["…", …]                     where something could not be measured here: what and why
     }
 
@@ -68,21 +69,23 @@ def group(
     Args:
         samples: of `benchmarks.harness.paired.measure`.
         facts: of each row, what else to keep.
-        ratios, differences: the pairs (of, to) of rows to compare, where both were measured.
+        ratios, differences: the pairs (of, to) of rows to compare. A pair is left out where a row was not measured,
+            because a user may have selected only some rows of a group.
         notes: sentences for the reader.
-
-    Raises:
-        ValueError: if a fact bears the name of one of the measured values.
     """
-    facts = facts or {}
     rows = {}
     for row, own in samples.items():
-        rows[row] = _row(own, facts.get(row, {}))
+        summary = summarise(own)
+        measured = {"noisy": summary.noisy, "samples": [rounded(sample) for sample in own]}
+        rows[row] = (facts or {}).get(row, {}) | _numbers(summary) | measured
     pairs = []
-    for of, to in _measured_pairs(ratios, samples):
-        pairs.append(_pair(of, to, "ratio", paired.ratios(samples[of], samples[to])))
-    for of, to in _measured_pairs(differences, samples):
-        pairs.append(_pair(of, to, "difference", paired.differences(samples[of], samples[to])))
+    for kind, compared, compare in (
+        ("ratio", ratios, paired.ratios),
+        ("difference", differences, paired.differences),
+    ):
+        for of, to in compared:
+            if of in samples and to in samples:
+                pairs.append({"of": of, "to": to, "kind": kind} | _paired(compare(samples[of], samples[to])))
     return {
         "group": name,
         "unit": unit,
@@ -93,29 +96,12 @@ def group(
     }
 
 
-def _measured_pairs(pairs: Iterable[tuple[str, str]], samples: Samples) -> list[tuple[str, str]]:
-    """Those whose rows were both measured: a user may have selected only some rows of a group."""
-    return [(of, to) for of, to in pairs if of in samples and to in samples]
-
-
-def _row(samples: list[float], facts: dict) -> dict:
-    summary = summarise(samples)
-    row = _numbers(summary)
-    row["noisy"] = summary.noisy
-    row["samples"] = [rounded(sample) for sample in samples]
-    taken = sorted(row.keys() & facts.keys())
-    if taken:
-        raise ValueError(f"{', '.join(taken)} of a row cannot be a fact too")
-    return row | facts
-
-
-def _pair(of: str, to: str, kind: str, by_round: list[float]) -> dict:
+def _paired(by_round: list[float]) -> dict:
     interval = paired.bootstrap(by_round)
-    numbers = _numbers(summarise(by_round))
-    known = {"of": of, "to": to, "kind": kind} | numbers
-    known["interval"] = [rounded(interval.low), rounded(interval.high)]
-    known["confidence"] = rounded(paired.confidence(len(by_round)))
-    return known
+    return _numbers(summarise(by_round)) | {
+        "interval": [rounded(interval.low), rounded(interval.high)],
+        "confidence": rounded(paired.confidence(len(by_round))),
+    }
 
 
 def _numbers(summary: Summary) -> dict:
@@ -133,47 +119,26 @@ def rounded(number: float) -> float:
 
 def table(record: dict) -> str:
     """The group in at most 80 columns: rows with median, quartiles and spread, then pairs, then notes, folded."""
-    rows = record["rows"]
     lines = [record["group"]]
-    if rows:
-        rounds = f"medians of {record['rounds']} rounds" if record["rounds"] > 1 else "a single round"
-        unit = f"{record['unit']}, {rounds}"
+    if record["rows"]:
+        unit = f"{record['unit']}, medians of {record['rounds']} rounds"
         lines.append(f"  {unit:<40}{'median':>10}{'quartiles':>17}{'spread':>8}")
-    for name, row in rows.items():
-        lines.append(_row_line(name, row, several_rounds=record["rounds"] > 1))
+    for name, row in record["rows"].items():
+        quartiles = f"{number(row['low'])} – {number(row['high'])}"
+        noisy = " *" if row["noisy"] else ""
+        lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}{noisy}")
     for pair in record["pairs"]:
-        lines.append(_pair_line(pair))
-    if record["pairs"] and record["rounds"] < paired.FEWEST_ROUNDS:
-        claimed = f"{paired.confidence(record['rounds']):.1%} confidence at most"
-        counted = "1 round" if record["rounds"] == 1 else f"{record['rounds']} rounds"
-        lines.append(f"  intervals of {counted}: {claimed}; {paired.CONFIDENCE:.0%} need {paired.FEWEST_ROUNDS}")
-    if any(row["noisy"] for row in rows.values()):
+        sign, form = ("/", ".3f") if pair["kind"] == "ratio" else ("−", ".3g")
+        low, high = pair["interval"]
+        left = f"  {pair['of']} {sign} {pair['to']}"
+        right = f"{pair['median']:{form}} ({low:{form}} to {high:{form}})"
+        lines.append(f"{left} {right:>{max(0, WIDTH - 1 - len(left))}}")
+    if any(row["noisy"] for row in record["rows"].values()):
         lines.append("  * noisy: a spread over 15 %")
     lines += record.get("text", [])
     for note in record["notes"]:
         lines += textwrap.wrap(note, WIDTH, break_on_hyphens=False)
     return "\n".join(lines)
-
-
-def _row_line(name: str, row: dict, several_rounds: bool) -> str:
-    line = f"  {name:<40}{number(row['median']):>10}"
-    if not several_rounds:
-        return line
-    quartiles = f"{number(row['low'])} – {number(row['high'])}"
-    mark = " *" if row["noisy"] else ""
-    return f"{line}{quartiles:>17}{row['spread']:>8.1%}{mark}"
-
-
-def _pair_line(pair: dict) -> str:
-    is_ratio = pair["kind"] == "ratio"
-    sign = "/" if is_ratio else "−"
-    form = ".3f" if is_ratio else ".3g"
-    left = f"  {pair['of']} {sign} {pair['to']}"
-    # Records of before have quartiles only.
-    low, high = pair.get("interval", [pair["low"], pair["high"]])
-    right = f"{pair['median']:{form}} ({low:{form}} to {high:{form}})"
-    room = max(0, WIDTH - 1 - len(left))
-    return f"{left} {right:>{room}}"
 
 
 def number(value: float) -> str:
@@ -184,16 +149,17 @@ def number(value: float) -> str:
     return f"{value:.4g}" if size >= 1 else f"{value:.3g}"
 
 
-def write(path: Path, suite: str, began: dict, ended: dict | None = None, **content: list[dict]) -> None:
-    """Write one suite's file, complete or not at all.
+def write(folder: Path, suite: str, groups: list[dict], began: dict, ended: dict | None = None) -> dict:
+    """Write one suite's file into `folder`, complete or not at all; returns its content.
 
     Args:
         began: the `circumstances` before it was measured.
         ended: those after it was measured; by default those of now.
-        content: the lists that the file holds, such as `groups`.
     """
-    frame = {"suite": suite, "machine": machine(), "began": began, "ended": ended or circumstances()}
-    write_json(path, frame | content)
+    ended = ended or circumstances()
+    record = {"suite": suite, "machine": machine(), "began": began, "ended": ended, "groups": groups}
+    write_json(folder / f"{suite}.json", record)
+    return record
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -253,27 +219,24 @@ def _command() -> str:
     started_as = sys.modules["__main__"].__spec__
     if started_as:
         program = ["python", "-m", started_as.name.removesuffix(".__main__")]
-    arguments = []
     for argument in sys.argv[1:]:
         path = Path(argument)
-        arguments.append(path.name if path.is_absolute() else argument)
-    return shlex.join([*program, *arguments])
+        program.append(path.name if path.is_absolute() else argument)
+    return shlex.join(program)
 
 
 def _output(*command: str) -> str | None:
     """The output of the command, or None where it cannot be run."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.strip()
 
 
 def _processor() -> str:
     """The processor's name where Linux tells it, else its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        name = re.search(r"^model name\s*: *(.*)$", cpuinfo.read_text(), re.MULTILINE)
-        if name:
-            return name[1].strip()
-    return platform.machine()
+    known = cpuinfo.read_text() if cpuinfo.exists() else ""
+    name = re.search(r"^model name\s*: *(.*)$", known, re.MULTILINE)
+    return name[1].strip() if name else platform.machine()

@@ -22,43 +22,34 @@ class Span(NamedTuple):
     start: float
     end: float
 
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
+
+def to_spans(lists: list[list]) -> list[Span]:
+    """The spans that JSON has made lists of."""
+    return [Span(*fields) for fields in lists]
 
 
-class Stretch(NamedTuple):
-    """A stretch of time, in seconds."""
-
-    start: float
-    end: float
-
-
-def intervals(spans: Iterable[Span], name: str) -> list[Stretch]:
+def intervals(spans: Iterable[Span], name: str) -> list[tuple[float, float]]:
     """Intervals in which at least one span of this name was under way; they do not touch, and are in order."""
-    own = sorted(Stretch(span.start, span.end) for span in spans if span.name == name)
-    joined: list[Stretch] = []
-    for interval in own:
-        if joined and interval.start <= joined[-1].end:
-            end = max(joined[-1].end, interval.end)
-            joined[-1] = Stretch(joined[-1].start, end)
-        else:
-            joined.append(interval)
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted((span.start, span.end) for span in spans if span.name == name):
+        if joined and start <= joined[-1][1]:
+            start, end_before = joined.pop()
+            end = max(end_before, end)
+        joined.append((start, end))
     return joined
 
 
 def busy_seconds(spans: Iterable[Span], name: str) -> float:
     """For how long at least one span of this name was under way."""
-    return sum(interval.end - interval.start for interval in intervals(spans, name))
+    return sum(end - start for start, end in intervals(spans, name))
 
 
 def common_seconds(spans: list[Span], one: str, other: str) -> float:
     """For how long spans of both names were under way at the same time."""
     total = 0.0
-    for ours in intervals(spans, one):
-        for theirs in intervals(spans, other):
-            shared = min(ours.end, theirs.end) - max(ours.start, theirs.start)
-            total += max(0.0, shared)
+    for start, end in intervals(spans, one):
+        for other_start, other_end in intervals(spans, other):
+            total += max(0.0, min(end, other_end) - max(start, other_start))
     return total
 
 

@@ -5,7 +5,6 @@ Needs root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf; `why_not` s
 
 import itertools
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -28,8 +27,6 @@ SMALLEST_BURST = 16 * 1024  # bytes
 LARGEST_BURST = 256 * 1024  # bytes
 # More than TCP keeps under way: nothing is dropped, so what is timed is the rate and not TCP's recovery from losses.
 QUEUE_BYTES = 32 * 1024 * 1024
-
-NAME = re.compile(r"ladder-(?P<owner>\d+)-\d+-[01]")  # the owner is the process that made it
 
 _numbers = itertools.count()
 
@@ -112,7 +109,6 @@ def two_nodes() -> Iterator[Nodes]:
     Raises:
         RuntimeError: with the words of `ip` where this machine does not allow it.
     """
-    sweep()
     unique = f"ladder-{os.getpid()}-{next(_numbers)}"
     names = (f"{unique}-0", f"{unique}-1")
     nodes = Nodes(names)
@@ -132,27 +128,6 @@ def two_nodes() -> Iterator[Nodes]:
             nodes.kill(node)
         for name in made:
             _run("ip", "netns", "delete", name)
-
-
-def sweep() -> None:
-    """Delete the nodes, and end the processes on them, of a process that was killed before it could do so."""
-    listed = _run("ip", "netns", "list").split()
-    for name in listed:
-        ours = NAME.fullmatch(name)
-        if ours and not _is_alive(int(ours["owner"])):
-            with suppress(RuntimeError):  # another process sweeps too, and was faster
-                Nodes((name, name)).kill(0)
-                _run("ip", "netns", "delete", name)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it is somebody else's
-    return True
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Draw everything again that records hold: the plots, and the tables of a comparison.
+"""Draw everything again that records hold: the pictures, and the tables of a comparison.
 
     python -m benchmarks.report benchmarks/results/amd-epyc-2-cores --out results
 
-It reads results.json and the records of `benchmarks.report.pictures`, those of them that are in the folder.
+It reads the records of `benchmarks.report.pictures`, those of them that are in the folder.
 """
 
 import argparse
@@ -10,18 +10,8 @@ import json
 from pathlib import Path
 
 from benchmarks.harness.records import why_not_writable
-from benchmarks.report.pictures import DRAWN
-from benchmarks.report.publish import publish
-
-COMPARISON = "results"
-
-
-def read(path: Path) -> dict:
-    """A record. ValueError is raised where the file holds none."""
-    record = json.loads(path.read_text())
-    if "machine" not in record:
-        raise ValueError("no record of a benchmark")
-    return record
+from benchmarks.report.pictures import COMPARISON, PICTURES, draw
+from benchmarks.report.table import summary, wrapped
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -31,23 +21,23 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     out = options.out or options.folder
     records = {}
-    for name in (COMPARISON, *DRAWN):
+    for name in PICTURES:
         path = options.folder / f"{name}.json"
         try:
             if path.exists():
-                records[name] = read(path)
+                records[name] = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             parser.error(f"{path}: {error}")
     if not records:
-        parser.error(f"nothing to draw from in {options.folder}: no {', '.join((COMPARISON, *DRAWN))}.json")
+        parser.error(f"nothing to draw from in {options.folder}: no {', '.join(PICTURES)}.json")
     if reason := why_not_writable(out):
         parser.error(f"--out: {reason}")
-    for name in DRAWN:
-        if name in records:
-            written = DRAWN[name](records[name]["groups"], records[name]["machine"], out)
-            print(f"Written to {out}: {', '.join(written)}")
+    drawn = []
+    for name, record in records.items():
+        drawn += draw(name, record, out)
     if COMPARISON in records:
-        print(publish(records[COMPARISON], out))
+        print(summary(records[COMPARISON]))
+    print(wrapped(f"Written to {out}: {', '.join(drawn)}"))
 
 
 if __name__ == "__main__":

@@ -12,16 +12,14 @@ from benchmarks.report.plots import (
     PURPLE,
     SKY,
     SMALL,
-    STYLE,
     VERMILION,
     YELLOW,
+    legend,
     save,
     subplots,
-    swatch,
 )
 from benchmarks.suites.anatomy import DEVICES, PARTS, WAITING
 
-NAME = "anatomy.png"
 COLOURS = {
     LOADING: INK,
     COPIES: VERMILION,
@@ -37,26 +35,17 @@ HEIGHT_OF_A_ROW = 0.52  # inches
 FREE = 0.55  # of the width, right of the longest bar, for what is written beside the bars
 
 
-def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
-    """Write anatomy.png into `folder`, in place of an older one; returns its name.
-
-    Args:
-        groups: one, of `benchmarks.suites.anatomy.record`. KeyError is raised if something in it is missing.
-        machine: of `benchmarks.harness.records.machine`.
-    """
-    import matplotlib
-
-    (folder / NAME).unlink(missing_ok=True)
-    with matplotlib.rc_context(STYLE):
-        _picture(groups[0], machine, folder / NAME)
-    return [NAME]
-
-
-def _picture(group: dict, machine: dict, path: Path) -> None:
+def picture(record: dict, path: Path) -> None:
+    """A bar for each row of the record, and a diamond for its whole step."""
+    (group,) = record["groups"]
     rows = group["rows"]
     figure, (panel,) = subplots(1, 1, 2.4 + HEIGHT_OF_A_ROW * len(rows))
     longest = max(row["high"] for row in rows.values())
+    labels = []
     for y, (name, row) in enumerate(rows.items()):
+        # The level above what it runs on, and the short name by which other bars refer to it.
+        level, _, runs_on = name.partition(", ")
+        labels.append(f"{level}\n{runs_on} [{row['short']}]")
         end = 0.0
         for part in PARTS:
             milliseconds = row["parts"][part]["median"]
@@ -65,29 +54,25 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
         whiskers = [[row["median"] - row["low"]], [row["high"] - row["median"]]]
         panel.errorbar(row["median"], y, xerr=whiskers, fmt="D", color=INK, markersize=4, capsize=4, linewidth=1.4)
         panel.text(max(row["high"], end) + 0.025 * longest, y, _beside(group, name), va="center")
-    panel.set_yticks(range(len(rows)), [_two_lines(name, row) for name, row in rows.items()])
+    panel.set_yticks(range(len(rows)), labels)
     panel.tick_params(axis="y", length=0, labelsize=SMALL)
     panel.invert_yaxis()
     panel.set_xlim(0, (1 + FREE) * longest)
     panel.set_xlabel("milliseconds of a step")
     panel.grid(axis="x")
     panel.set_title("The parts of a step, level by level")
-    shown = [part for part in PARTS if any(row["parts"][part]["median"] for row in rows.values())]
-    handles = [swatch(COLOURS[part]) for part in shown]
-    figure.legend(handles, shown, loc="upper center", ncols=2, columnspacing=1.4, handlelength=1.1, fontsize=SMALL)
+    shown = {}
+    for part in PARTS:
+        if any(row["parts"][part]["median"] for row in rows.values()):
+            shown[part] = COLOURS[part]
+    legend(figure, shown, 2, 1.4, fontsize=SMALL)
     cores = next(iter(rows.values()))["cores_per_device"]
     device = f"A device is {cores} of the cores" if cores > 1 else "A device is one core"
     told = (
         f"Measured: medians of {group['rounds']} rounds in turn. {device}; {DEVICES} devices share the batch. "
         "Diamond: the whole step, timed apart, with quartiles. × its time, as a multiple of another bar's"
     )
-    save(figure, path, told, machine, top=0.25 * ((len(shown) + 1) // 2) + 0.08)
-
-
-def _two_lines(name: str, row: dict) -> str:
-    """The level above what it runs on, and the short name by which other bars refer to it."""
-    level, _, runs_on = name.partition(", ")
-    return f"{level}\n{runs_on} [{row['short']}]"
+    save(figure, path, told, record["machine"], top=0.25 * ((len(shown) + 1) // 2) + 0.08)
 
 
 def _beside(group: dict, name: str) -> str:

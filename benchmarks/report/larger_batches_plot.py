@@ -1,26 +1,17 @@
-"""The plot of `benchmarks.larger_batches`, drawn from its record alone."""
+"""The plot of `benchmarks.suites.larger_batches`, drawn from its record alone."""
 
 from pathlib import Path
 
-from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, SMALL, STYLE, VERMILION, save, subplots
+from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, SMALL, VERMILION, save, subplots
 
-NAME = "larger_batches.png"
 MARKS = ("o", "s", "^", "D")
 COLOURS = (BLUE, ORANGE, VERMILION, GREEN)
 BESIDE = 0.12  # of the distance between two batches: so far apart are the marks of two rules
 
 
-def draw(groups: list[dict], machine: dict, folder: Path) -> list[str]:
-    """Write larger_batches.png into `folder`, in place of an older one; returns its name."""
-    import matplotlib
-
-    (folder / NAME).unlink(missing_ok=True)
-    with matplotlib.rc_context(STYLE):
-        _picture(groups, machine, folder / NAME)
-    return [NAME]
-
-
-def _picture(groups: list[dict], machine: dict, path: Path) -> None:
+def picture(record: dict, path: Path) -> None:
+    """A panel for each optimizer and rate, and in it a line for each rule."""
+    groups = record["groups"]
     figure, panels = subplots(1, len(groups), 4.9)
     explained = set()
     for panel, group in zip(panels, groups, strict=True):
@@ -37,7 +28,7 @@ def _picture(groups: list[dict], machine: dict, path: Path) -> None:
         "rate of one rank, which each line multiplies. A small network, the same "
         f"{groups[0]['training_samples']:,} images in every training; 2.3 is the loss of guessing"
     )
-    save(figure, path, told, machine)
+    save(figure, path, told, record["machine"])
 
 
 def _panel(panel, group: dict) -> None:

@@ -1,17 +1,52 @@
-"""The suites whose records become pictures, and what draws them: `draw(groups, machine, folder)` returns its files."""
+"""The records that become pictures, and what draws each of them from its record alone."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from benchmarks.report import (
     anatomy_plot,
     larger_batches_plot,
+    memory_plot,
     network_plot,
-    scaling_plot,
+    overhead_plot,
+    throughput_plot,
     timeline_plot,
 )
+from benchmarks.report.plots import STYLE
 
-DRAWN = {
-    "anatomy": anatomy_plot.draw,
-    "larger_batches": larger_batches_plot.draw,
-    "network": network_plot.draw,
-    "throughput": scaling_plot.draw,
-    "timeline": timeline_plot.draw,
+COMPARISON = "results"
+# By the record's name, by the picture's file. A function of the record and the path, which draws nothing where the
+# record has nothing to show.
+PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
+    COMPARISON: {
+        "throughput.png": throughput_plot.speeds,
+        "memory.png": memory_plot.all_devices,
+        "four_devices.png": memory_plot.four_devices,
+    },
+    "throughput": {"scaling.png": throughput_plot.scaling},
+    "overhead": {"overhead.png": overhead_plot.picture},
+    "anatomy": {"anatomy.png": anatomy_plot.picture},
+    "network": {"network.png": network_plot.picture},
+    "timeline": {
+        "timeline-1-gbit.png": partial(timeline_plot.picture, "1 Gbit/s"),
+        "timeline-100-mbit.png": partial(timeline_plot.picture, "100 Mbit/s"),
+        "timeline-loopback.png": partial(timeline_plot.picture, "loopback"),
+    },
+    "larger_batches": {"larger_batches.png": larger_batches_plot.picture},
 }
+
+
+def draw(name: str, record: dict, folder: Path) -> list[str]:
+    """Draw the pictures of a record, in place of older ones of their names; returns the names of those drawn."""
+    import matplotlib
+
+    drawn = []
+    for file, picture in PICTURES.get(name, {}).items():
+        path = folder / file
+        path.unlink(missing_ok=True)  # an older one could be taken for new
+        with matplotlib.rc_context(STYLE):
+            picture(record, path)
+        if path.exists():
+            drawn.append(file)
+    return drawn

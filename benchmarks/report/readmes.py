@@ -8,23 +8,17 @@ Run it after a change of these. A part stands between two comments that no reade
 """
 
 import argparse
-import json
 import re
 import sys
 import textwrap
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
-from benchmarks.report import course, table
-from benchmarks.report.verdicts import peaks
-from benchmarks.suites import memory
-from benchmarks.suites.throughput import FIRST
+from benchmarks.report import page_tables
 from common import ladder, pitfalls
-from common.instruments.result import quantity, result_line
 from common.ladder import scripts
 
-RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 CONTEXT = 1  # equal lines shown before and after a change
 
@@ -58,17 +52,16 @@ def renewed(text: str) -> str:
 
 def diff(before: str, after: str, with_old: bool = True) -> str:
     """All lines that change from one script to another, but for imports, blank lines and the docstrings on top."""
-    lines: list[str] = []
-    hunks = ladder.diff(ladder.named(before), ladder.named(after))
-    for hunk in hunks:
+    blocks = []
+    for hunk in ladder.diff(ladder.named(before), ladder.named(after)):
         if hunk.kind == "equal":
-            lines += _shared(hunk.after)
+            blocks.append(_shared(hunk.after))
         else:
-            lines += _signed("-", hunk.before) if with_old else []
-            lines += _signed("+", hunk.after)
-    if hunks[-1].kind == "equal":
-        lines = lines[: -len(_shared(hunks[-1].after))]
-    return "\n".join(["```diff", *lines, "```"])
+            blocks.append(_marked("- ", hunk.before) if with_old else [])
+            blocks.append(_marked("+ ", hunk.after))
+    if hunk.kind == "equal":
+        blocks.pop()
+    return "\n".join(["```diff", *chain.from_iterable(blocks), "```"])
 
 
 def added(before: str, after: str) -> str:
@@ -76,19 +69,15 @@ def added(before: str, after: str) -> str:
     return diff(before, after, with_old=False)
 
 
-def _signed(sign: str, lines: tuple[str, ...]) -> list[str]:
-    return [f"{sign} {line}" for line in lines if _is_told(line)]
+def _marked(sign: str, lines: tuple[str, ...]) -> list[str]:
+    return [sign + line for line in lines if line.strip() and not line.startswith(("import ", "from "))]
 
 
 def _shared(lines: tuple[str, ...]) -> list[str]:
-    told = [f"  {line}" for line in lines if _is_told(line)]
+    told = _marked("  ", lines)
     if len(told) <= 2 * CONTEXT + 1:
         return told
     return [*told[:CONTEXT], "  …", *told[-CONTEXT:]]
-
-
-def _is_told(line: str) -> bool:
-    return bool(line.strip()) and not line.startswith(("import ", "from "))
 
 
 # What a level does for its reader, and what the reader has to know for it.
@@ -103,91 +92,14 @@ GIVES_AND_ASKS = {
 
 def lines() -> str:
     """A table of the scripts: length, new lines, what each does for its reader and asks of them."""
-    rows = [
-        "| level | lines | new | it does for you | you now have to know |",
-        "|---|--:|--:|---|---|",
-        _line_counts(ladder.levels()[0], "–"),
-    ]
+    rows = ["| level | lines | new | it does for you | you now have to know |", "|---|--:|--:|---|---|"]
+    new = ["–"]
     for before, level in pairwise(ladder.levels()):
-        rows.append(_line_counts(level, ladder.changed_lines(before, level).added))
+        new.append(str(ladder.changed_lines(before, level).added))
+    for level, number in zip(ladder.levels(), new, strict=True):
+        gives, asks = GIVES_AND_ASKS[level]
+        rows.append(f"| [{level}] | {len(ladder.story(level))} | {number} | {gives} | {asks} |")
     return "\n".join(rows)
-
-
-def _line_counts(level: str, added: int | str) -> str:
-    gives, asks = GIVES_AND_ASKS[level]
-    return f"| [{level}] | {len(ladder.story(level))} | {added} | {gives} | {asks} |"
-
-
-def recorded(name: str) -> dict:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def comparison() -> str:
-    """The table of `python -m benchmarks.compare` as it was recorded, with the notes that explain its columns."""
-    record = recorded("results")
-    return f"```text\n{table.table(record)}\n\n{table.notes(record)}\n```"
-
-
-def epoch(level: str) -> str:
-    """The result that one epoch at this level printed, folded to the width of a terminal, and its cost in a line.
-
-    One run alone says little about speed, so the run's own times are left out. The speed in the last line is that of
-    the comparison's rounds, in which the levels took turns; the ratio is the median of the rounds' ratios.
-    """
-    result = recorded("results")["levels"][ladder.named(level)]
-    accuracy, losses, _, steps_and_seconds = result_line(result["run"]).split(" | ")
-    steps, _, _ = steps_and_seconds.partition(" in ")
-    lines = [accuracy, f"    {losses} | {steps}", f"    {_cost(level)}"]
-    if ladder.named(level) != ladder.levels()[0]:
-        ratio = paired(recorded("results")["throughput"][0], ladder.named(level))
-        lines.append(f"    {ratio:.2f} of level 00's speed, round by round")
-    return "\n".join(f"    {line}" for line in lines)
-
-
-def _cost(level: str) -> str:
-    """The level's speed and memory in the recorded comparison."""
-    record = recorded("results")
-    name = ladder.named(level)
-    result = record["levels"][name]
-    fields = [_speed(record, name)] if name in table.timed(record) else []
-    sizes = [f"{size / 2**20:.0f}" for size in peaks(result)]
-    fields.append(f"peak {' and '.join(sizes)} MiB")
-    return " | ".join(fields)
-
-
-def _speed(record: dict, level: str) -> str:
-    median = table.timed(record)[level]["median"]
-    return f"{median:.0f} images/s, {quantity(record['cores_per_device'], 'core')} a device"
-
-
-def paired(group: dict, level: str) -> float:
-    """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
-    to_first = [pair for pair in group["pairs"] if pair["to"] == FIRST]
-    (ratio,) = [pair for pair in to_first if group["rows"][pair["of"]]["level"] == level]
-    return ratio["median"]
-
-
-def devices() -> str:
-    """Peak MiB of BasicNet's training on several devices, as a table."""
-    lines = ["| devices | first | each of the others | ratio | DDP, each |", "|--:|--:|--:|--:|--:|"]
-    data_parallel = _basic_net_rows("DataParallel")
-    ddp = _basic_net_rows("DDP")
-    for ours, theirs in zip(data_parallel, ddp, strict=True):
-        first, *others = _mib(ours)
-        fullest = max(others)
-        each = max(_mib(theirs))
-        ratio = first / fullest
-        lines.append(f"| {ours['devices']} | {first:.1f} | {fullest:.1f} | {ratio:.1f} | {each:.1f} |")
-    return "\n".join(lines)
-
-
-def _basic_net_rows(wrapper: str) -> list[dict]:
-    rows = [row for row in recorded("results")["memory"] if row["network"] == "basic_net"]
-    return [row for row in rows if row["wrapper"] == wrapper and row["devices"] > 1]
-
-
-def _mib(row: dict) -> list[float]:
-    return [size / 2**20 for size in memory.totals(row)]
 
 
 def mistakes(level: str) -> str:
@@ -205,14 +117,13 @@ PARTS: dict[str, Callable[..., str]] = {
     "diff": diff,
     "added": added,
     "lines": lines,
-    "comparison": comparison,
-    "epoch": epoch,
-    "devices": devices,
-    "break_even": course.break_even,
-    "memory_split": course.memory_split,
-    "smaller": course.smaller,
-    "tails": course.tails,
     "mistakes": mistakes,
+    "comparison": page_tables.comparison,
+    "epoch": page_tables.epoch,
+    "devices": page_tables.devices,
+    "memory_split": page_tables.memory_split,
+    "smaller": page_tables.smaller,
+    "break_even": page_tables.break_even,
 }
 
 

@@ -73,28 +73,22 @@ def _boxes(panel, state: ring.State, column: int, rank: int) -> None:
 
 def _arrow(panel, state: ring.State, column: int, rank: int) -> None:
     """From the part that `rank` has sent to where it has come; the last rank's leaves below and comes back above."""
-    part = state.sent[rank]
-    start = ((column - 1) * STATE + BOX, rank * RANK + part + 0.5)
-    end = (column * STATE, (rank + 1) * RANK + part + 0.5)
-    style = {"arrowstyle": "-|>", "color": SOFT, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
-    if rank < ring.RANKS - 1:
-        panel.annotate("", end, start, arrowprops=style)
-        return
-    slope = (end[0] - start[0]) / RANK
-    edge = BOTTOM + 0.35
-    panel.annotate("", (start[0] + slope * (edge - start[1]), edge), start, arrowprops=style | {"arrowstyle": "-"})
-    top = -0.35
-    home = part + 0.5
-    panel.annotate("", (end[0], home), (end[0] - slope * (home - top), top), arrowprops=style)
-
-
-def main() -> None:
-    argparse.ArgumentParser(
-        prog="python -m benchmarks.report.ring_plot", description=__doc__.splitlines()[0]
-    ).parse_args()
-    draw(ring.trace(), PICTURE)
-    print(f"Written: {PICTURE.relative_to(ladder.ROOT)}")
+    part = state.sent[rank] + 0.5
+    start = ((column - 1) * STATE + BOX, rank * RANK + part)
+    end = (column * STATE, (rank + 1) * RANK + part)
+    style = {"color": SOFT, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
+    if rank == ring.RANKS - 1:
+        slope = (end[0] - start[0]) / RANK
+        edge = BOTTOM + 0.35
+        below = (start[0] + slope * (edge - start[1]), edge)
+        panel.annotate("", below, start, arrowprops=style | {"arrowstyle": "-"})
+        top = -0.35
+        end = (end[0], part)
+        start = (end[0] - slope * (part - top), top)
+    panel.annotate("", end, start, arrowprops=style | {"arrowstyle": "-|>"})
 
 
 if __name__ == "__main__":
-    main()
+    argparse.ArgumentParser("python -m benchmarks.report.ring_plot", description=__doc__.splitlines()[0]).parse_args()
+    draw(ring.trace(), PICTURE)
+    print(f"Written: {PICTURE.relative_to(ladder.ROOT)}")

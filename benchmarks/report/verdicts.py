@@ -7,8 +7,6 @@ from common import ladder
 
 FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
 MOST_SPREAD = 1.05  # of DDP's ranks, fullest over emptiest
-ON_DEVICES = ("01_data_parallel", *ladder.DISTRIBUTED)  # the levels whose memory is spread over several
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 
 
 @dataclass(frozen=True)
@@ -23,18 +21,27 @@ def verdicts(report: dict) -> list[Verdict]:
     return [in_step(report["levels"]), exact(report["levels"]), balanced(report["levels"])]
 
 
+def exit_code(report: dict) -> int:
+    """130 if the user stopped it, 1 if a level failed or a promise is broken or could not be checked, else 0."""
+    if report["interrupted"]:
+        return 130
+    all_kept = all(verdict.kept for verdict in verdicts(report))
+    return 1 if report["failures"] or not all_kept else 0
+
+
 def in_step(levels: dict[str, dict]) -> Verdict:
     """The verdict on weights: do all levels end at level 00's?"""
-    distance = {level: result.get("max_weight_difference") for level, result in levels.items()}
-    apart = {level: far for level, far in distance.items() if far is not None and not far <= FARTHEST}
+    distances = {level: result.get("max_weight_difference") for level, result in levels.items()}
+    apart = []
+    for level, far in distances.items():
+        if far is not None and not far <= FARTHEST:  # nor is what is not a number
+            apart.append(f"{level} with |Δw| = {far:.1e}")
     if apart:
-        return Verdict(
-            False, "OUT OF STEP: " + listed(f"{level} with |Δw| = {far:.1e}" for level, far in apart.items())
-        )
-    missing = [level for level, far in distance.items() if far is None]
+        return Verdict(False, f"OUT OF STEP: {', '.join(apart)}")
+    missing = [level for level, far in distances.items() if far is None]
     if missing:
-        return Verdict(None, f"IN STEP? no weights of {listed(missing)}")
-    return Verdict(True, f"IN STEP: {NUMBERS[len(levels)]} levels, max |Δw| = {max(distance.values()):.1e}")
+        return Verdict(None, f"IN STEP? no weights of {', '.join(missing)}")
+    return Verdict(True, f"IN STEP: {len(levels)} levels, max |Δw| = {max(distances.values()):.1e}")
 
 
 def exact(levels: dict[str, dict]) -> Verdict:
@@ -42,80 +49,66 @@ def exact(levels: dict[str, dict]) -> Verdict:
     counted: dict[tuple[str, int], int] = {}  # by level and number of ranks
     missing = []
     for level, result in levels.items():
-        of_level = _evaluated(level, result)
-        for ranks, count in of_level.items():
-            counted[level, ranks] = count
-        if "run" not in result or (level in ladder.DISTRIBUTED and "evaluated_on" not in result):
+        is_distributed = level in ladder.DISTRIBUTED
+        if "run" in result:
+            ranks = result["run"]["world_size"] if is_distributed else 1
+            counted[level, ranks] = result["run"]["evaluated"]
+        for ranks, count in result.get("evaluated_on", {}).items():
+            counted[level, int(ranks)] = count
+        if "run" not in result or (is_distributed and "evaluated_on" not in result):
             missing.append(level)
     on_one_process = [count for (level, _), count in counted.items() if level not in ladder.DISTRIBUTED]
-    if on_one_process:
-        reference = on_one_process[0]
-        wrong = [
-            f"{level} counts {count} of {reference} samples on {ranks} rank{'s' if ranks > 1 else ''}"
-            for (level, ranks), count in counted.items()
-            if count != reference
-        ]
-        if wrong:
-            return Verdict(False, f"INEXACT: {listed(wrong)}")
-    if missing or not on_one_process:
-        return Verdict(None, f"EXACT? no evaluation of {listed(missing)}")
+    if not on_one_process:
+        return Verdict(None, f"EXACT? no evaluation of {', '.join(missing)}")
+    reference = on_one_process[0]
+    wrong = []
+    for (level, ranks), count in counted.items():
+        if count != reference:
+            wrong.append(f"{level} counts {count} of {reference} samples on {ranks}")
+    if wrong:
+        return Verdict(False, f"INEXACT: {', '.join(wrong)}")
+    if missing:
+        return Verdict(None, f"EXACT? no evaluation of {', '.join(missing)}")
     world_sizes = sorted({ranks for _, ranks in counted})
-    return Verdict(True, f"EXACT: {reference} of {reference} samples on {listed(map(str, world_sizes))} ranks")
-
-
-def _evaluated(level: str, result: dict) -> dict[int, int]:
-    """The number of samples that the level evaluated, by the number of ranks."""
-    counted = {}
-    if "run" in result:
-        ranks = result["run"]["world_size"] if level in ladder.DISTRIBUTED else 1
-        counted[ranks] = result["run"]["evaluated"]
-    for ranks, count in result.get("evaluated_on", {}).items():
-        counted[int(ranks)] = count
-    return counted
+    return Verdict(True, f"EXACT: {reference} of {reference} samples on {', '.join(map(str, world_sizes))} ranks")
 
 
 def balanced(levels: dict[str, dict]) -> Verdict:
     """The verdict on memory: do DDP's ranks hold the same? Nothing is promised of DataParallel's devices."""
-    missing = [level for level in levels if level in ON_DEVICES and not _peak_of_each_device(levels[level])]
+    sizes = peaks(levels)
+    missing = [level for level in ("01_data_parallel", *ladder.DISTRIBUTED) if not sizes[level]]
     if missing:
-        return Verdict(None, f"BALANCED? no memory of {listed(missing)}")
-    of_ddp = {level: spread(peaks(result)) for level, result in levels.items() if level in ladder.DISTRIBUTED}
-    of_data_parallel = spread(peaks(levels["01_data_parallel"]))
+        return Verdict(None, f"BALANCED? no memory of {', '.join(missing)}")
+    of_ddp = {level: spread(sizes[level]) for level in ladder.DISTRIBUTED}
+    of_data_parallel = spread(sizes["01_data_parallel"])
     line = f"fullest device over emptiest: DDP {max(of_ddp.values()):.2f}, DataParallel {of_data_parallel:.2f}"
     uneven = [level for level, fullest in of_ddp.items() if fullest > MOST_SPREAD]
     if uneven:
-        return Verdict(False, f"UNBALANCED: {line} (at {listed(uneven)})")
+        return Verdict(False, f"UNBALANCED: {line} (at {', '.join(uneven)})")
     return Verdict(True, f"BALANCED: {line}")
 
 
-def peaks(result: dict) -> list[int]:
-    """Peak bytes per device of a level: the allocator's where it kept them for each device, else simulated."""
-    if _measured(result):
-        return result["run"]["peak_memory_bytes"]
-    return [sum(split.values()) for split in result.get("simulated_peak_memory", [])]
+def peaks(levels: dict[str, dict]) -> dict[str, list[int]]:
+    """Of each level the peak bytes of each device; an empty list where they are not known. See `are_measured`."""
+    if are_measured(levels):
+        return {level: result["run"]["peak_memory_bytes"] for level, result in levels.items()}
+    sizes = {}
+    for level, result in levels.items():
+        sizes[level] = [sum(split.values()) for split in result.get("simulated_peak_memory", [])]
+    return sizes
 
 
-def _peak_of_each_device(result: dict) -> bool:
-    """Has every process or replica of the level a peak of its own? One for several says nothing of balance."""
-    devices = result.get("run", {}).get("world_size", 1)
-    return len(peaks(result)) >= devices
+def are_measured(levels: dict[str, dict]) -> bool:
+    """Did the allocator keep a peak for each device of every level? Replicas on one GPU have none of their own.
 
-
-def _measured(result: dict) -> bool:
-    """Did the allocator keep the peak of each process or replica apart? Replicas on one GPU have none of their own."""
-    run = result.get("run", {})
-    allocated = run.get("peak_memory_bytes") or []
-    devices = max(run.get("world_size", 1), len(result.get("simulated_peak_memory", [])))
-    return len(allocated) >= devices
-
-
-def memory_source(levels: dict[str, dict]) -> str:
-    """The source of the levels' `peaks`. Replicas that share a GPU are simulated beside measured processes."""
-    known = [level for level, result in levels.items() if peaks(result)]
-    simulated = [level for level in known if not _measured(levels[level])]
-    if simulated == known:
-        return "simulated, each tensor charged to its device"
-    return "measured by CUDA's allocator" + (f", that of {listed(simulated)} simulated" if simulated else "")
+    If one is missing, the accounting's peaks count for all levels, so that they can be compared.
+    """
+    for result in levels.values():
+        run = result.get("run", {})
+        devices = max(run.get("world_size", 1), len(result.get("simulated_peak_memory", [])))
+        if len(run.get("peak_memory_bytes") or []) < devices:
+            return False
+    return True
 
 
 def spread(sizes: list[int]) -> float:
@@ -124,9 +117,3 @@ def spread(sizes: list[int]) -> float:
     if emptiest == 0:
         return math.inf
     return max(sizes) / emptiest
-
-
-def listed(words) -> str:
-    """'a', 'a and b', 'a, b and c'."""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else str(last)

@@ -1,1 +1,1 @@
-"""The measurements, each as a module to call and a test for pytest-benchmark."""
+"""The measurements, each as a module to call; `test_suites` makes pytest-benchmark's tests of them."""

@@ -10,13 +10,13 @@ averaging itself; what the others spend beyond that is waiting for the slower ra
 """
 
 import statistics
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from benchmarks.harness import proof, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
-from benchmarks.harness.paired import Samples, measure, ratios
+from benchmarks.harness.paired import differences, measure, ratios
 from benchmarks.harness.parts import (
     AVERAGING,
     BACKWARD,
@@ -29,7 +29,7 @@ from benchmarks.harness.parts import (
     StepTimes,
     watching,
 )
-from common import ladder
+from benchmarks.suites.throughput import Configuration
 from common.cores import available_cores
 from common.processes import ranks
 
@@ -64,19 +64,12 @@ class Row:
         number = self.level[:2]
         return f"{number} ×{self.devices}" if self.batch_size == BATCH_SIZE else f"{number}, {self.batch_size}"
 
-    @property
-    def processes(self) -> int:
-        return self.devices if self.level in ladder.DISTRIBUTED else 1
-
     def run(self, steps: int, data_flags: tuple[str, ...]) -> list[list[StepTimes]]:
         """One run of so many steps, or one more, after the warm-up, as every process has seen it."""
-        argv = ["--device", "cpu", "--batch-size", str(self.batch_size), "--eval-samples", str(self.devices)]
-        argv += ["--max-steps", str(1 + WARM_UP_STEPS + steps), *data_flags]
-        if self.level == "01_data_parallel":
-            argv += ["--replicas", str(self.devices)]
         cores = cores_of_a_device()
-        argv += ["--cores-per-device", str(cores)]
-        return ranks(self.processes, on_cpu=True).run(train, self.level, argv, cores, timeout=TIMEOUT)
+        level = Configuration(self.level, self.devices, self.batch_size, cores)
+        argv = ["--device", "cpu", *level.argv(1 + WARM_UP_STEPS + steps), *data_flags]
+        return ranks(level.processes, on_cpu=True).run(train, self.level, argv, cores, timeout=TIMEOUT)
 
 
 ONE = Row("00_single_gpu")
@@ -127,39 +120,42 @@ def groups() -> list[Group]:
     return [Group("anatomy", TITLE, tuple(ROWS), measured)]
 
 
-def measured(rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of these rows, which take turns: a sample is the whole of one run, whose parts are kept beside it."""
+def measured(extent: Extent) -> dict:
+    """The record of all rows, which take turns: a sample is the whole of one run, whose parts are kept beside it."""
     if not cores_of_a_device():
         raise CannotMeasure(f"{DEVICES} devices need as many cores, there are {available_cores()}")
-    first = {name: ROWS[name].run(QUICK_STEPS, extent.data_flags) for name in rows}
     steps = QUICK_STEPS
+    first = [times(row.run(steps, extent.data_flags)) for row in ROWS.values()]
     if not extent.quick:
-        slowest = max(times(run).whole for run in first.values())
+        slowest = max(run.whole for run in first)
         steps = max(QUICK_STEPS, round(1000 * extent.seconds / slowest))
-    runs: dict[str, list[Times]] = {name: [] for name in rows}
+    runs: dict[str, list[Times]] = {name: [] for name in ROWS}
 
-    def contestant(name: str) -> Callable[[], float]:
-        def sample() -> float:
-            runs[name].append(times(ROWS[name].run(steps, extent.data_flags)))
-            return runs[name][-1].whole
+    def sample(name: str) -> float:
+        runs[name].append(times(ROWS[name].run(steps, extent.data_flags)))
+        return runs[name][-1].whole
 
-        return sample
+    measure({name: partial(sample, name) for name in ROWS}, extent.rounds)
+    return record(runs, steps)
 
-    samples = measure({name: contestant(name) for name in rows}, extent.rounds)
-    facts = {name: _facts(ROWS[name], steps, runs[name]) for name in rows}
-    return record(samples, facts)
+
+def record(runs: dict[str, list[Times]], steps: int) -> dict:
+    """The group of these runs, with the ratio of each level's step to that of the level it is explained by."""
+    samples = {name: [run.whole for run in own] for name, own in runs.items()}
+    facts = {name: _facts(ROWS[name], steps, own) for name, own in runs.items()}
+    compared = [(of.name, to.name) for of, to in COMPARED]
+    found = records.group(TITLE, "ms", samples, facts, compared)
+    return found | {"text": table(found)}
 
 
 def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
     """A row's facts beside the whole: the median and the samples of each part, and what they add up to."""
     parts = {}
     for part in PARTS:
-        samples = [run.parts[part] for run in runs]
-        parts[part] = {
-            "median": records.rounded(statistics.median(samples)),
-            "samples": [records.rounded(sample) for sample in samples],
-        }
+        samples = [records.rounded(run.parts[part]) for run in runs]
+        parts[part] = {"median": records.rounded(statistics.median(samples)), "samples": samples}
     sums = [sum(run.parts.values()) for run in runs]
+    wholes = [run.whole for run in runs]
     return {
         "level": row.level,
         "devices": row.devices,
@@ -168,44 +164,20 @@ def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
         "steps": steps,
         "cores_per_device": cores_of_a_device(),
         "parts": parts,
-        "left_over": records.rounded(statistics.median(run.whole - sum(run.parts.values()) for run in runs)),
-        "sum_of_whole": records.rounded(statistics.median(ratios(sums, [run.whole for run in runs]))),
+        "left_over": records.rounded(statistics.median(differences(wholes, sums))),
+        "sum_of_whole": records.rounded(statistics.median(ratios(sums, wholes))),
     }
-
-
-def record(samples: Samples, facts: dict[str, dict]) -> dict:
-    """With the ratio of each level's step to that of the level it is explained by."""
-    compared = [(of.name, to.name) for of, to in COMPARED]
-    found = records.group(TITLE, "ms", samples, facts, compared)
-    found["text"] = table(found)
-    return found
 
 
 def table(record: dict) -> list[str]:
     """The milliseconds of each part, a column for each row of the record, in 80 columns."""
     rows = record["rows"].values()
-    lines = [_line("ms of a step", (row["short"] for row in rows))]
-    for part in PARTS:
-        lines.append(_line(part, (milliseconds(row["parts"][part]["median"]) for row in rows)))
-    lines.append(_line("left over", (milliseconds(row["left_over"]) for row in rows)))
-    lines.append(_line("the whole, timed apart", (milliseconds(row["median"]) for row in rows)))
-    lines.append(_line("sum of the parts / whole", (f"{row['sum_of_whole']:.2f}" for row in rows)))
-    return [
-        *lines,
-        f"×{DEVICES}: on {DEVICES} devices; {SHARE.short}: the {SHARE.batch_size} images of one of them, alone on it.",
-    ]
-
-
-def _line(head: str, cells: Iterable[str]) -> str:
-    return f"  {head:<29}" + "".join(f"{cell:>7}" for cell in cells)
-
-
-def milliseconds(value: float) -> str:
-    """Two digits behind the point below 1 ms, else one; nothing is 0 that was not measured as such."""
-    if abs(value) < 0.005:
-        return "0"
-    return f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}"
-
-
-if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_anatomy")
+    lines = {part: [row["parts"][part]["median"] for row in rows] for part in PARTS}
+    lines["left over"] = [row["left_over"] for row in rows]
+    lines["the whole, timed apart"] = [row["median"] for row in rows]
+    heads = [f"  {'ms of a step':<29}", *(f"{row['short']:>7}" for row in rows)]
+    text = ["".join(heads)]
+    for head, milliseconds in lines.items():
+        cells = [f"{value:>7.2f}" for value in milliseconds]
+        text.append(f"  {head:<29}{''.join(cells)}")
+    return text

@@ -10,32 +10,23 @@ import json
 import select
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Group
-from benchmarks.harness.groups import Extent as SessionExtent
+from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import Samples, measure
 from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
-
-
-class Extent(NamedTuple):
-    """The amount of measuring."""
-
-    batches: tuple[int, ...]  # per process
-    steps: int  # of a sample
-    rounds: int
-
-
-FULL = Extent(batches=(64, 256), steps=4, rounds=10)
-QUICK = Extent(batches=(64,), steps=4, rounds=2)
+BATCHES = (64, 256)  # per process
+QUICK_BATCH = 64  # the one that --quick measures
+STEPS = 4  # of a sample
 TIMEOUT = 300  # seconds, for any one job
+TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
 
 
 class Network:
@@ -70,15 +61,13 @@ class Network:
     def limit(self, name: str) -> None:
         self._nodes.limit(BANDWIDTHS[name])
 
-    def throughput(self, name: str, batch: int, steps: int) -> float:
-        """Images per second at this bandwidth, by the slower rank's clock."""
+    def throughput(self, batch: int, name: str | None = None) -> float:
+        """Images per second of both nodes at this bandwidth, by the slower rank's clock; without one of one node."""
+        if name is None:
+            of_rank_0, _ = self.ask("alone", batch_per_process=batch, steps=STEPS)
+            return of_rank_0
         self.limit(name)
-        return min(self.ask("throughput", batch_per_process=batch, steps=steps))
-
-    def throughput_alone(self, batch: int, steps: int) -> float:
-        """Images per second of one process, while the other node waits."""
-        of_rank_0, _ = self.ask("alone", batch_per_process=batch, steps=steps)
-        return of_rank_0
+        return min(self.ask("throughput", batch_per_process=batch, steps=STEPS))
 
 
 @contextlib.contextmanager
@@ -101,16 +90,6 @@ def network() -> Iterator[Network]:
                 agent.communicate()
 
 
-def contestants(net: Network, batches: tuple[int, ...], steps: int) -> dict[str, Callable[[], float]]:
-    """Of each row its sample: images per second of one node, or of both at one bandwidth, with one batch."""
-    found = {}
-    for batch in batches:
-        found[one_node(batch)] = partial(net.throughput_alone, batch, steps)
-        for name in BANDWIDTHS:
-            found[row_name(name, batch)] = partial(net.throughput, name, batch, steps)
-    return found
-
-
 def row_name(bandwidth: str, batch: int) -> str:
     """Of two nodes at one of BANDWIDTHS."""
     return f"{bandwidth}, batch {batch} per process"
@@ -121,38 +100,33 @@ def one_node(batch: int) -> str:
     return f"one node, batch {batch}"
 
 
-def rows_of(batch: int) -> list[str]:
-    """The names of all rows with this batch."""
-    return [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
-
-
-TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
-
-
 def groups() -> list[Group]:
     """One group; whether there can be two nodes here shows when it is measured."""
-    rows = itertools.chain.from_iterable(map(rows_of, FULL.batches))
+    rows = []
+    for batch in BATCHES:
+        rows += [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
     return [Group("network", TITLE, tuple(rows), measured)]
 
 
-def measured(rows: tuple[str, ...], extent: SessionExtent) -> dict:
-    """The record of the batches that have a row among `rows`, each with all of its rows."""
+def measured(extent: Extent) -> dict:
+    """The record of all rows; with --quick of those of QUICK_BATCH."""
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
-    own = QUICK if extent.quick else FULL
-    batches = tuple(batch for batch in own.batches if not set(rows).isdisjoint(rows_of(batch)))
-    if not batches:
-        raise CannotMeasure(f"--quick measures batch {QUICK.batches[0]} per process only")
     with network() as net:
-        return record(measure(contestants(net, batches, own.steps), extent.rounds), batches)
+        contestants = {}
+        for batch in (QUICK_BATCH,) if extent.quick else BATCHES:
+            contestants[one_node(batch)] = partial(net.throughput, batch)
+            for name in BANDWIDTHS:
+                contestants[row_name(name, batch)] = partial(net.throughput, batch, name)
+        return record(measure(contestants, extent.rounds))
 
 
-def record(samples: Samples, batches: tuple[int, ...]) -> dict:
+def record(samples: Samples) -> dict:
     """The group of `benchmarks.harness.records`, with the ratio of two nodes over each link to one node."""
     facts = {}
     ratios = []
-    for batch in batches:
+    for batch in BATCHES:
         alone = one_node(batch)
         facts[alone] = {"nodes": 1, "batch_per_process": batch, "global_batch_size": batch}
         for name in BANDWIDTHS:
@@ -160,7 +134,3 @@ def record(samples: Samples, batches: tuple[int, ...]) -> dict:
             facts[row] = {"nodes": 2, "batch_per_process": batch, "global_batch_size": 2 * batch}
             ratios.append((row, alone))
     return records.group(TITLE, "images/s", samples, facts, ratios)
-
-
-if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_network")

@@ -18,8 +18,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import Extent, Group, chosen
-from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.groups import Extent, Group
+from benchmarks.harness.paired import measure
 from benchmarks.harness.threads import single_thread
 
 STEPS = 400
@@ -37,6 +37,8 @@ WARM_UP = 100
 BATCH = 64
 RAW = "raw loop"
 RAW_LIKE_TRAINER = "raw loop like a Trainer's"
+PEERS = ("accelerate", "lightning", "transformers")
+TITLE = "overhead per step"
 
 
 class Batches(TensorDataset):
@@ -51,19 +53,9 @@ def data() -> Batches:
     return Batches(torch.randn(samples, 16), torch.randint(10, (samples,)))
 
 
-class Stopwatch:
-    """The time at which each step ends, by `clock`."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
-        self.ends: list[float] = []
-
-    def step_has_ended(self) -> None:
-        self.ends.append(self.clock())
-
-    def seconds_per_step(self) -> float:
-        """The median step after the warm-up."""
-        return statistics.median(end - start for start, end in pairwise(self.ends[WARM_UP:]))
+def median_step(ends: list[float]) -> float:
+    """The median step after the warm-up, from the times at which steps ended."""
+    return statistics.median(end - start for start, end in pairwise(ends[WARM_UP:]))
 
 
 def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
@@ -74,40 +66,32 @@ def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
 
 
-def timed(model, optimizer, loader, backward: Callable, accumulate: Callable) -> float:
+def timed(model, optimizer, loader, backward: Callable, accumulate: Callable = nullcontext) -> float:
     """Seconds of the median step."""
-    stopwatch = Stopwatch()
+    ends = []
     for inputs, targets in loader:
         with accumulate(model):
             loss = F.cross_entropy(model(inputs), targets)
             backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        stopwatch.step_has_ended()
-    return stopwatch.seconds_per_step()
-
-
-def no_accumulation(model: torch.nn.Module) -> AbstractContextManager:
-    """Stands where `Accelerator.accumulate` would."""
-    return nullcontext()
+        ends.append(time.perf_counter())
+    return median_step(ends)
 
 
 def raw() -> float:
     model, optimizer, loader = pieces()
-    return timed(model, optimizer, loader, torch.Tensor.backward, no_accumulation)
+    return timed(model, optimizer, loader, torch.Tensor.backward)
 
 
-def accelerated(library: str, accumulating: bool) -> Callable[[], float]:
-    def run() -> float:
-        module = importlib.import_module(library)
-        accelerator = module.Accelerator(cpu=True)
-        model, optimizer, loader = accelerator.prepare(*pieces())
-        accumulate = accelerator.accumulate if accumulating else no_accumulation
-        seconds = timed(model, optimizer, loader, accelerator.backward, accumulate)
-        accelerator.free_memory()
-        return seconds
-
-    return run
+def accelerated(library: str, accumulating: bool) -> float:
+    module = importlib.import_module(library)
+    accelerator = module.Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(*pieces())
+    accumulate = accelerator.accumulate if accumulating else nullcontext
+    seconds = timed(model, optimizer, loader, accelerator.backward, accumulate)
+    accelerator.free_memory()
+    return seconds
 
 
 def fabric() -> float:
@@ -116,8 +100,7 @@ def fabric() -> float:
     engine = Fabric(accelerator="cpu", devices=1)
     model, optimizer, loader = pieces()
     model, optimizer = engine.setup(model, optimizer)
-    loader = engine.setup_dataloaders(loader)
-    return timed(model, optimizer, loader, engine.backward, no_accumulation)
+    return timed(model, optimizer, engine.setup_dataloaders(loader), engine.backward)
 
 
 def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
@@ -139,7 +122,7 @@ def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -
     model = torch.nn.Linear(16, 10)
     optimizer, schedule = optimizer_and_schedule(model)
     loss_sum = torch.zeros((), dtype=torch.float64)
-    stopwatch = Stopwatch(clock)
+    ends = []
     loader = DataLoader(data(), BATCH, shuffle=True, collate_fn=to_dict)
     for batch in loader:
         loss = F.cross_entropy(model(batch["x"]), batch["y"])
@@ -149,14 +132,14 @@ def by_hand(clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -
         schedule.step()
         optimizer.zero_grad()
         loss_sum += loss.detach()
-        stopwatch.step_has_ended()
-    return stopwatch.seconds_per_step()
+        ends.append(clock())
+    return median_step(ends)
 
 
 def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of the median step of the Trainer of `library`, "common.trainer" or "transformers"."""
     module = importlib.import_module(library)
-    stopwatch = Stopwatch(clock)
+    ends = []
 
     class LossTrainer(module.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -164,7 +147,7 @@ def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = tim
 
     class Watching(module.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            stopwatch.step_has_ended()
+            ends.append(clock())
 
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
@@ -184,72 +167,47 @@ def by_trainer(library: str, clip: float = 0.0, clock: Callable[[], float] = tim
         )
         more = {"callbacks": [Watching()], "optimizers": optimizer_and_schedule(model)}
         LossTrainer(model, arguments, to_dict, data(), **more).train()
-    return stopwatch.seconds_per_step()
+    return median_step(ends)
 
 
 def contestants() -> dict[str, Callable[[], float]]:
-    """Those that can run here, each returning µs per step; the first is the raw loop."""
+    """Those that can run here, each returning seconds per step."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    found = {
-        RAW: raw,
-        "common.accelerator": accelerated("common.accelerator", False),
-        "common.accelerator, accumulate()": accelerated("common.accelerator", True),
-    }
-    if not missing("accelerate"):
-        found["accelerate"] = accelerated("accelerate", False)
-        found["accelerate, accumulate()"] = accelerated("accelerate", True)
-    if not missing("lightning"):
+    found = {RAW: raw}
+    for library in ("common.accelerator", *installed("accelerate")):
+        found[library] = partial(accelerated, library, False)
+        found[f"{library}, accumulate()"] = partial(accelerated, library, True)
+    if installed("lightning"):
         found["lightning.fabric"] = fabric
     found[RAW_LIKE_TRAINER] = by_hand
     found["common.trainer"] = partial(by_trainer, "common.trainer")
-    if not missing("accelerate", "transformers"):
+    if installed("accelerate") and installed("transformers"):
         found["transformers.Trainer"] = partial(by_trainer, "transformers")
-    return {name: partial(_microseconds, run) for name, run in found.items()}
+    return found
 
 
-def _microseconds(run: Callable[[], float]) -> float:
-    return run() * 1e6
-
-
-TITLE = "overhead per step"
+def installed(*names: str) -> list[str]:
+    """Those of these packages that are installed."""
+    return [name for name in names if importlib.util.find_spec(name)]
 
 
 def groups() -> list[Group]:
     return [Group("overhead", TITLE, tuple(contestants()), measured)]
 
 
-def measured(rows: tuple[str, ...], extent: Extent) -> dict:
-    """The record of these rows. The cost of an abstraction is known where its raw loop is one of them."""
-    with single_thread():
-        samples = measure(chosen(contestants(), rows), extent.rounds)
-        record = summary(samples)
-    return record | {"skipped": skipped()}
-
-
-def missing(*names: str) -> list[str]:
-    """Those of these packages that are not installed."""
-    return [name for name in names if importlib.util.find_spec(name) is None]
-
-
-def summary(samples: Samples, notes: Iterable[str] = ()) -> dict:
-    """The record of `records.group`: steps in µs, and what each adds to its raw loop as a "difference".
+def measured(extent: Extent) -> dict:
+    """The record of all contestants, with what each abstraction adds to its raw loop.
 
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
+    with single_thread():
+        seconds = measure(contestants(), extent.rounds)
+    samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = []
-    for name in samples:
-        if name not in (RAW, RAW_LIKE_TRAINER):
-            is_trainer = name.lower().endswith("trainer")
-            added.append((name, RAW_LIKE_TRAINER if is_trainer else RAW))
-    return records.group(TITLE, "µs", samples, differences=added, notes=notes)
-
-
-def skipped() -> list[str]:
-    """A sentence for each peer that is not here."""
-    peers = missing("accelerate", "lightning", "transformers")
-    return [f"Without {', '.join(peers)}: not installed (pip install -e '.[peers]')."] if peers else []
-
-
-if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_overhead")
+    for row in samples:
+        if row not in (RAW, RAW_LIKE_TRAINER):
+            added.append((row, RAW_LIKE_TRAINER if row.lower().endswith("trainer") else RAW))
+    peers = [name for name in PEERS if not installed(name)]
+    skipped = [f"{', '.join(peers)}: not installed (pip install -e '.[peers]')"] if peers else []
+    return records.group(TITLE, "µs", samples, differences=added) | {"skipped": skipped}

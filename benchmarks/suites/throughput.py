@@ -10,10 +10,8 @@ CPU offers this choice.
 """
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -22,7 +20,6 @@ from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import Samples, measure
 from common import ladder
 from common.cores import available_cores
-from common.instruments.result import quantity
 from common.processes import ranks
 
 # Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
@@ -40,6 +37,7 @@ FIRST = "00_single_gpu"
 REPLICATED = "01_data_parallel"
 RAW_DDP = "02_ddp_raw"
 ALL_CORES = "all cores"
+A_SHARE = "a share"
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ class Configuration:
         workers: processes, or at level 01 replicas.
         batch_size: the global batch.
         cores_per_device: of a device that is a part of the cores; by default the workers share all of them.
-        path: of another version of the level, in a folder of the level's name.
         apart: what tells a row of level 00 from that of the whole batch on one device.
     """
 
@@ -58,49 +55,47 @@ class Configuration:
     workers: int = 1
     batch_size: int = 64
     cores_per_device: int | None = None
-    path: Path | None = None
     apart: str = ""
 
     @property
     def name(self) -> str:
-        if self.level != FIRST:
-            return f"{self.level}, {self.workers} {self._kind_of_worker()}"
-        if self.apart:
-            return f"{self.level}, {self.apart}"
-        return self.level
-
-    def _kind_of_worker(self) -> str:
+        if self.level == FIRST:
+            return f"{FIRST}, {self.apart}" if self.apart else FIRST
         if self.level == REPLICATED:
-            return "replica" if self.workers == 1 else "replicas"
-        return "process" if self.workers == 1 else "processes"
+            return f"{self.level}, {self.workers} {'replica' if self.workers == 1 else 'replicas'}"
+        return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
 
     @property
     def processes(self) -> int:
         return self.workers if self.level in ladder.DISTRIBUTED else 1
 
-    def run(self, steps: int, flags: tuple[str, ...] = (), warm_up: int = WARM_UP_STEPS) -> dict:
-        """Train for so many steps after the warm-up; the slowest rank's result, with what `train` adds to it.
-
-        `flags` are the level's own, such as --dataset. RankFailed is raised if a rank fails.
-        """
-        argv = ["--batch-size", str(self.batch_size), "--max-steps", str(warm_up + steps)]
-        argv += ["--eval-samples", str(self.workers), *flags]
+    def argv(self, steps: int) -> list[str]:
+        """The level's flags, but for those of the data, for so many steps."""
+        argv = ["--batch-size", str(self.batch_size), "--max-steps", str(steps), "--eval-samples", str(self.workers)]
         if self.level == REPLICATED:
             argv += ["--replicas", str(self.workers)]
-        threads = max(1, available_cores() // self.processes)
         if self.cores_per_device:
-            threads = self.cores_per_device
-            argv += ["--cores-per-device", str(threads)]
-        pool = ranks(self.processes)
-        results = pool.run(train, self.level, tuple(argv), threads, self.path, warm_up, timeout=TIMEOUT)
+            argv += ["--cores-per-device", str(self.cores_per_device)]
+        return argv
+
+    def run(self, steps: int, flags: tuple[str, ...] = (), warm_up: int = WARM_UP_STEPS) -> dict:
+        """Train for so many steps after the warm-up; the slowest rank's result.
+
+        Args:
+            flags: the level's own, such as --dataset.
+
+        Raises:
+            RankFailed: if a rank fails.
+        """
+        threads = self.cores_per_device or max(1, available_cores() // self.processes)
+        argv = [*self.argv(warm_up + steps), *flags]
+        results = ranks(self.processes).run(train, self.level, argv, threads, warm_up, timeout=TIMEOUT)
         return min(results, key=lambda result: result["images_per_sec"])
 
 
-def train(
-    level: str, argv: tuple[str, ...], threads: int, path: Path | None = None, warm_up: int = WARM_UP_STEPS
-) -> dict:
+def train(level: str, argv: list[str], threads: int, warm_up: int = WARM_UP_STEPS) -> dict:
     """In one of the processes: the result of the level after a short warm-up."""
-    return proof.train(level, (*argv, "--warm-up-steps", str(warm_up)), threads, path)
+    return proof.train(level, [*argv, "--warm-up-steps", str(warm_up)], threads)
 
 
 class Throughput:
@@ -123,52 +118,48 @@ class Throughput:
     ) -> None:
         self.flags = flags
         self.warm_up = 1 if quick else WARM_UP_STEPS
+        self.steps = QUICK_STEPS
         self.configurations = {configuration.name: configuration for configuration in configurations}
         self.facts: dict[str, dict] = {}
-        self.steps = QUICK_STEPS
-        if not quick:
-            first = {name: configuration.run(2, flags) for name, configuration in self.configurations.items()}
-            if any(result["device"] != "cpu" for result in first.values()):
-                self.warm_up = self._steps_in(WARM_UP_SECONDS, list(first.values()))
-                # By now its clocks have settled: only now the time of a step is the one that is measured.
-                first = {
-                    name: configuration.run(self.warm_up, flags, self.warm_up)
-                    for name, configuration in self.configurations.items()
-                }
-                self.warm_up = self._steps_in(WARM_UP_SECONDS, list(first.values()))
-            self.steps = self._steps_in(seconds, list(first.values()))
-            self.facts = {name: self._facts(name, result) for name, result in first.items()}
         self.contestants = {name: partial(self._images_per_sec, name) for name in self.configurations}
+        if quick:
+            return
+        self.steps = 2
+        speeds = self._all_speeds()
+        if any(row["device"] != "cpu" for row in self.facts.values()):
+            self.warm_up = self.steps = self._steps_in(WARM_UP_SECONDS, speeds)
+            # By now its clocks have settled: only now the time of a step is the one that is measured.
+            speeds = self._all_speeds()
+            self.warm_up = self._steps_in(WARM_UP_SECONDS, speeds)
+        self.steps = self._steps_in(seconds, speeds)
 
-    def _steps_in(self, seconds: float, results: list[dict]) -> int:
+    def _all_speeds(self) -> dict[str, float]:
+        return {name: contestant() for name, contestant in self.contestants.items()}
+
+    def _steps_in(self, seconds: float, speeds: dict[str, float]) -> int:
         """The number of steps that take about `seconds`: 2 at least; on a CPU 400 or an epoch's at most."""
-        durations = [result["global_batch_size"] / result["images_per_sec"] for result in results]
+        durations = [self.configurations[name].batch_size / speed for name, speed in speeds.items()]
+        wanted = max(2, round(seconds / statistics.median(durations)))
+        if any(row["device"] != "cpu" for row in self.facts.values()):
+            return wanted
         largest = max(configuration.batch_size for configuration in self.configurations.values())
-        of_an_epoch = 60_000 // largest - WARM_UP_STEPS
-        wanted = round(seconds / statistics.median(durations))
-        if any(result["device"] != "cpu" for result in results):
-            return max(2, wanted)
-        return max(2, min(wanted, 400, of_an_epoch))
+        return min(wanted, 400, 60_000 // largest - WARM_UP_STEPS)
 
     def _images_per_sec(self, name: str) -> float:
-        result = self.configurations[name].run(self.steps, self.flags, self.warm_up)
-        self.facts[name] = self._facts(name, result)
-        return result["images_per_sec"]
-
-    def _facts(self, name: str, result: dict) -> dict:
         configuration = self.configurations[name]
-        return {
+        result = configuration.run(self.steps, self.flags, self.warm_up)
+        self.facts[name] = {
             "level": configuration.level,
             "workers": configuration.workers,
             "cores_per_device": configuration.cores_per_device,
             "apart": configuration.apart,
-            "processes": configuration.processes,
             "global_batch_size": configuration.batch_size,
             "steps": self.steps,
             "device": result["device"],
             "backend": result["backend"],
             "dataset": result["dataset"],
         }
+        return result["images_per_sec"]
 
 
 def world_sizes() -> list[int]:
@@ -184,41 +175,26 @@ def cores_of_a_device(devices: int) -> int | None:
 
 
 def strong_scaling(batch_size: int) -> list[Configuration]:
-    """All levels at one global batch, whatever the number of workers.
-
-    Levels 01 to 04 on one worker are rows of the smallest of BATCH_SIZES only, where what they add to a step weighs
-    most. Where devices are made of cores, also what explains the ratio of two to one: see `apart`.
-    """
+    """All levels at one global batch, whatever the number of workers, and what explains the ratio of two to one."""
     sizes = [size for size in world_sizes() if batch_size % size == 0]
-    rows = _levels({size: batch_size for size in sizes})
-    if batch_size != min(BATCH_SIZES):
-        rows = _on_several_devices(rows)
-    return rows + apart(batch_size, 2)
+    return _levels({size: batch_size for size in sizes}) + apart(batch_size, 2)
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
-    """All levels, each worker with a batch of its own: the global batch grows with their number.
-
-    One worker is level 00. The others on one worker would compute the same as in strong scaling.
-    """
-    configurations = _on_several_devices(_levels({size: size * batch_per_worker for size in world_sizes()}))
-    return configurations + [row for row in apart(batch_per_worker, 2) if row.apart == ALL_CORES]
+    """All levels, each worker with a batch of its own: the global batch grows with their number."""
+    rows = _levels({size: size * batch_per_worker for size in world_sizes()})
+    return rows + [row for row in apart(batch_per_worker, 2) if row.apart == ALL_CORES]
 
 
 def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
-    """Every level at the global batch of each number of workers; level 00 has one."""
+    """Level 00 on one device, and the others on several, at the global batch of each number of workers."""
     cores = cores_of_a_device(2)
-    return [
-        Configuration(level, workers, batch_size, cores)
-        for level in ladder.levels()
-        for workers, batch_size in batch_sizes.items()
-        if workers == 1 or level != FIRST
-    ]
-
-
-def _on_several_devices(configurations: list[Configuration]) -> list[Configuration]:
-    """Level 00 on one device, and the others on more than one."""
-    return [row for row in configurations if row.level == FIRST or row.workers > 1]
+    rows = []
+    for level in ladder.levels():
+        for workers, batch_size in batch_sizes.items():
+            if (workers == 1) == (level == FIRST):
+                rows.append(Configuration(level, workers, batch_size, cores))
+    return rows
 
 
 def apart(batch_size: int, devices: int) -> list[Configuration]:
@@ -232,130 +208,66 @@ def apart(batch_size: int, devices: int) -> list[Configuration]:
     share = batch_size // devices
     return [
         Configuration(FIRST, 1, batch_size, apart=ALL_CORES),
-        Configuration(FIRST, 1, share, cores, apart=f"a share of {share}"),
+        Configuration(FIRST, 1, share, cores, apart=f"{A_SHARE} of {share}"),
     ]
-
-
-def named(level: str, workers: int) -> str:
-    return Configuration(level, workers).name
-
-
-STRONG_TITLE = "strong scaling: global batch {}, shared by all workers"
-WEAK_TITLE = "weak scaling: batch {} for each worker"
 
 
 def groups() -> list[Group]:
     """Strong and weak scaling, each at two batches."""
     found = []
-    for size in BATCH_SIZES:
-        title = STRONG_TITLE.format(size)
-        make_record = partial(strong_scaling_record, size)
-        found.append(_group(f"strong-{size}", title, size, strong_scaling(size), make_record))
-    for size in BATCH_SIZES:
-        title = WEAK_TITLE.format(size)
-        make_record = partial(weak_scaling_record, size)
-        found.append(_group(f"weak-{size}", title, size, weak_scaling(size), make_record))
+    for key, title, rows_of in (
+        ("strong", "strong scaling: global batch {}, shared by all workers", strong_scaling),
+        ("weak", "weak scaling: batch {} for each worker", weak_scaling),
+    ):
+        for size in BATCH_SIZES:
+            rows = rows_of(size)
+            names = tuple(row.name for row in rows)
+            measure_rows = partial(_measured, title.format(size), rows, size)
+            found.append(Group(f"{key}-{size}", title.format(size), names, measure_rows))
     return found
 
 
-def _group(key: str, title: str, size: int, configurations: list[Configuration], make_record: Callable) -> Group:
-    rows = tuple(configuration.name for configuration in configurations)
-
-    def measured(selected: tuple[str, ...], extent: Extent) -> dict:
-        if extent.quick and size != QUICK_BATCH:
-            raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
-        own = [configuration for configuration in configurations if configuration.name in selected]
-        timed = Throughput(own, SECONDS, extent.data_flags, extent.quick)
-        samples = measure(timed.contestants, extent.rounds)
-        return make_record(samples, timed.facts)
-
-    return Group(key, title, rows, measured)
+def _measured(title: str, rows: list[Configuration], size: int, extent: Extent) -> dict:
+    if extent.quick and size != QUICK_BATCH:
+        raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
+    timed = Throughput(rows, SECONDS, extent.data_flags, extent.quick)
+    return record(title, measure(timed.contestants, extent.rounds), timed.facts)
 
 
-def strong_scaling_record(batch_size: int, samples: Samples, facts: dict[str, dict]) -> dict:
-    """With what every row reaches of level 00 on one device, and levels 03 and 04 of level 02."""
-    two = named(RAW_DDP, 2)
-    ratios = to_level_00(facts) + to_level_02(facts)
-    ratios += [(two, named(RAW_DDP, 1)), (named(REPLICATED, 2), two)]
-    record = records.group(STRONG_TITLE.format(batch_size), "images/s", samples, facts, ratios)
-    record["notes"] = environment(facts) + where_time_goes(record)
-    return record
-
-
-def weak_scaling_record(batch_per_worker: int, samples: Samples, facts: dict[str, dict]) -> dict:
-    """With the same."""
-    ratios = to_level_00(facts) + to_level_02(facts)
-    record = records.group(WEAK_TITLE.format(batch_per_worker), "images/s", samples, facts, ratios)
-    record["notes"] = environment(facts)
-    return record
-
-
-def to_level_00(facts: dict[str, dict]) -> list[tuple[str, str]]:
-    """Every row that does the work of level 00, and level 00 on one device; by level, then by workers."""
-
-    def place(name: str) -> tuple[bool, str, int]:
-        row = facts[name]
-        return row["apart"] == ALL_CORES, row["level"], row["workers"]
-
-    others = [name for name, row in facts.items() if name != FIRST and row["apart"] in ("", ALL_CORES)]
-    return [(name, FIRST) for name in sorted(others, key=place)]
-
-
-def to_level_02(facts: dict[str, dict]) -> list[tuple[str, str]]:
-    """Levels 03 and 04, and level 02 on as many processes."""
-    pairs = []
+def record(title: str, samples: Samples, facts: dict[str, dict]) -> dict:
+    """With what rows reach of level 00 on one device, and levels 03 and 04 of level 02 on as many."""
+    ratios = [(name, FIRST) for name in samples if name != FIRST and not is_share(facts[name])]
     for level in ladder.DISTRIBUTED[1:]:
-        pairs += [(named(level, size), named(RAW_DDP, size)) for size in _world_sizes_of(facts)]
-    return pairs
+        for workers in sorted({row["workers"] for row in facts.values()}):
+            ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
+    found = records.group(title, "images/s", samples, facts, ratios)
+    return found | {"notes": where_time_goes(found)}
 
 
-def _world_sizes_of(facts: dict[str, dict]) -> list[int]:
-    return sorted({row["workers"] for row in facts.values()})
-
-
-def environment(facts: dict[str, dict]) -> list[str]:
-    """Lines on what the rows of a group have in common."""
-    backends = {row["backend"] for row in facts.values() if row["backend"]}
-    row = next(iter(facts.values()))
-    return [
-        f"{row['dataset']} on {row['device']}: {', '.join(sorted(backends))}. {row['steps']} steps a sample.",
-        *of_devices(facts),
-    ]
-
-
-def of_devices(rows: dict[str, dict]) -> list[str]:
-    """A line on the cores of a device, where devices are made of cores."""
-    sizes = {row.get("cores_per_device") for row in rows.values()} - {None}  # records of before do not say it
-    lines = [f"A device has {quantity(size, 'core')}, and as many threads." for size in sorted(sizes)]
-    return lines
+def is_share(row: dict) -> bool:
+    """Has the row only a share of the batch? It serves an explanation: see `where_time_goes`."""
+    return row["apart"].startswith(A_SHARE)
 
 
 def where_time_goes(record: dict) -> list[str]:
-    """A line on a step of level 02 on several devices: what a device computes, and what meeting the others adds.
+    """A line on a step of level 02 on several devices: what a device computes, and what the others add.
 
     All of it is measured in the same rounds: the step of one device, that of level 02 on several, and what one of the
-    several has to compute, alone on its device. There is no line where one of the three is missing.
+    several has to compute, alone on its device. There is no line where one of the three is missing. What is called
+    averaging contains the wait for the slowest device, and what devices of one machine take from each other.
     """
-    rows = record["rows"]
-    shares = [row for row in rows.values() if row.get("apart", "").startswith("a share")]
-    of_level_02 = [row for row in rows.values() if row["level"] == RAW_DDP and row.get("workers", 1) > 1]
-    if not shares or not of_level_02 or FIRST not in rows:
+    rows = record["rows"].values()
+    one = [row for row in rows if row["level"] == FIRST and not row["apart"]]
+    shares = [row for row in rows if is_share(row)]
+    several = [row for row in rows if row["level"] == RAW_DDP and row["workers"] > 1]
+    if not (one and shares and several):
         return []
-    (share,) = shares
-    (ddp,) = of_level_02
-    n = ddp["workers"]
-    whole = _step_milliseconds(rows[FIRST])
-    part = _step_milliseconds(share)
-    both = _step_milliseconds(ddp)
+    whole, share, ddp = (_step_milliseconds(found[0]) for found in (one, shares, several))
     return [
-        f"A step at global batch {ddp['global_batch_size']}: {whole:.1f} ms on one device; on {n} {both:.1f} ms, of "
-        f"which {part:.1f} compute a device's share and {both - part:.1f} average gradients and share the memory."
+        f"A step of {several[0]['global_batch_size']}: {whole:.1f} ms on 1 device; {ddp:.1f} on "
+        f"{several[0]['workers']}: {share:.1f} computing, {ddp - share:.1f} averaging"
     ]
 
 
 def _step_milliseconds(row: dict) -> float:
     return 1000 * row["global_batch_size"] / row["median"]
-
-
-if __name__ == "__main__":
-    raise SystemExit("error: a suite is run by: pytest benchmarks -k test_throughput")

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.report import readmes
+from benchmarks.report import page_tables, readmes
 from common import ladder
 from common.eval_sampler import DistributedEvalSampler
 from common.ladder import scripts
@@ -79,12 +79,11 @@ def page_of(level: str) -> str:
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """The levels, the READMEs and the recorded results in a folder where they may be changed."""
-    for path in {*ladder.ROOT.glob("0?_*/t*.py"), *GENERATED, *readmes.RESULTS.glob("*.json")}:
+    """The levels and the READMEs in a folder where they may be changed."""
+    for path in {*ladder.ROOT.glob("0?_*/t*.py"), *GENERATED}:
         target = tmp_path / path.relative_to(ladder.ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
-    monkeypatch.setattr(readmes, "RESULTS", tmp_path / readmes.RESULTS.relative_to(ladder.ROOT))
     monkeypatch.setattr(scripts, "ROOT", tmp_path)
     return tmp_path
 
@@ -135,9 +134,9 @@ def test_tables_and_text_fit_into_80_columns(path):
 
 
 def test_what_the_readme_says_of_two_devices_holds_in_the_record():
-    record = readmes.recorded("results")
+    record = page_tables.recorded("results")
     small, large = (
-        {level: readmes.paired(group, level) for level in ladder.levels()[1:]} for group in record["throughput"]
+        {level: page_tables.paired(group, level) for level in ladder.levels()[1:]} for group in record["throughput"]
     )
     for level in ladder.DISTRIBUTED:
         assert 1 < small[level] < large[level] < 2

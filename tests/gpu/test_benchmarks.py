@@ -25,8 +25,8 @@ def test_what_is_accounted_or_timed_on_the_cpu_runs_where_no_gpu_is_seen(monkeyp
     pools = Pools()
     for module in (memory, timeline):
         monkeypatch.setattr(module, "ranks", pools)
-    memory._simulated(["basic_net"], memory.DATA_PARALLEL, 2)
-    memory._simulated([], memory.DDP, 2)
+    memory.on_devices(memory.accounted, ["basic_net"], memory.DATA_PARALLEL, 2, "gloo")
+    memory.on_devices(memory.accounted, [], memory.DDP, 2, "gloo")
     timeline.over_loopback("naive", 1)
     assert pools.on_cpu == [True] * 3
 
@@ -34,7 +34,7 @@ def test_what_is_accounted_or_timed_on_the_cpu_runs_where_no_gpu_is_seen(monkeyp
 def test_the_memory_that_is_measured_is_measured_where_the_gpus_are(monkeypatch):
     pools = Pools()
     monkeypatch.setattr(memory, "ranks", pools)
-    memory.on_ranks(memory.allocated, [], memory.DDP, 2, "nccl")
+    memory.on_devices(memory.allocated, [], memory.DDP, 2, "nccl")
     assert pools.on_cpu == [False]
 
 

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 
-from benchmarks.harness import records
 from benchmarks.report import plots
 from benchmarks.suites import throughput
 from benchmarks.your_network import spec
@@ -15,11 +14,6 @@ from tests.unit.benchmarks.user_network import TEXTS
 MIB = 2**20
 ALL_CORES = "00_single_gpu, all cores"
 SHARE = "00_single_gpu, a share of 32"
-TURNS = {
-    "raw loop": [170.0, 172.0, 171.0],
-    "common.accelerator": [190.0, 195.0, 191.0],
-    "accelerate": [220.0, 224, 219],
-}
 
 
 def _split(*mib: float) -> dict[str, int]:
@@ -79,11 +73,8 @@ def _report() -> dict:
         "steps": 60,
         "proof_steps": 10,
         "levels": {level: _level(level) for level in levels},
-        "throughput": [records.group("global batch 64", "images/s", speed, facts, throughput.to_level_00(facts))],
+        "throughput": [throughput.record("global batch 64", speed, facts)],
         "memory": [row for n in (2, 4, 8) for row in _memory("basic_net", "BasicNet", n)],
-        "overhead": [
-            records.group("overhead per step", "µs", TURNS, differences=[(name, "raw loop") for name in TURNS][1:])
-        ],
     }
 
 

@@ -1,6 +1,5 @@
 """The parts of a step: each is charged with its own time, and together they are the whole."""
 
-import json
 import time
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from benchmarks.harness import proof
 from benchmarks.harness.parts import AVERAGING, BACKWARD, COPIES, FORWARD, LOADING, StepTimes, watching
-from benchmarks.report import anatomy_plot
 from benchmarks.suites import anatomy
 from common.model import BasicNet
 
@@ -75,26 +73,12 @@ def test_the_rank_that_waits_least_says_what_averaging_costs():
     assert sum(found.parts.values()) == pytest.approx(12)
 
 
-def recorded(forward: float, backward: float) -> list[anatomy.Times]:
-    parts = dict.fromkeys(anatomy.PARTS, 0.0) | {FORWARD: forward, BACKWARD: backward}
-    return [anatomy.Times(forward + backward + 0.5, parts), anatomy.Times(forward + backward + 0.7, parts)]
-
-
-def a_record() -> dict:
-    runs = {anatomy.ONE: recorded(20, 30), anatomy.DDP: recorded(10, 18)}
-    samples = {row.name: [run.whole for run in own] for row, own in runs.items()}
-    return anatomy.record(samples, {row.name: anatomy._facts(row, 4, own) for row, own in runs.items()})
-
-
 def test_a_record_says_what_is_left_over():
-    found = a_record()
-    assert found["rows"][anatomy.ONE.name]["left_over"] == pytest.approx(0.6)
-    assert found["rows"][anatomy.ONE.name]["sum_of_whole"] == pytest.approx(50 / 50.6, abs=1e-4)
-    whole = anatomy.table({"rows": dict.fromkeys(anatomy.ROWS, found["rows"][anatomy.ONE.name])})
-    assert max(map(len, whole)) <= 80
+    def run(left_over: float) -> anatomy.Times:
+        return anatomy.Times(50 + left_over, dict.fromkeys(anatomy.PARTS, 0.0) | {FORWARD: 20.0, BACKWARD: 30.0})
 
-
-def test_the_plot_is_drawn_from_the_record_alone(tmp_path, coarse):
-    machine = {"processor": "x86_64", "cores": 2, "gpus": [], "torch": "2.11.0"}
-    assert anatomy_plot.draw([json.loads(json.dumps(a_record()))], machine, tmp_path) == ["anatomy.png"]
-    assert (tmp_path / "anatomy.png").read_bytes().startswith(b"\x89PNG")
+    found = anatomy.record({name: [run(0.5), run(0.7)] for name in anatomy.ROWS}, 4)
+    row = found["rows"][anatomy.ONE.name]
+    assert row["left_over"] == pytest.approx(0.6)
+    assert row["sum_of_whole"] == pytest.approx(50 / 50.6, abs=1e-4)
+    assert max(map(len, found["text"])) <= 80

@@ -1,14 +1,11 @@
 """Larger batches: each rule does what it says, the page says what was recorded, and the picture is drawn."""
 
-import json
-
 import pytest
 import torch
 
-from benchmarks import larger_batches
-from benchmarks.larger_batches import GUESSING, KEPT, LINEAR, ROOT, RULES, Digits, Start
-from benchmarks.report import larger_batches_plot, readmes
-from common import ladder
+from benchmarks.report import page_tables
+from benchmarks.suites import larger_batches
+from benchmarks.suites.larger_batches import GUESSING, KEPT, LINEAR, ROOT, RULES, Digits, Start
 
 ADAMW = Start("AdamW", 4e-3)
 SGD = Start("SGD", 0.05)
@@ -16,12 +13,12 @@ SCALED_BETAS = RULES["AdamW"][-1]
 
 
 @pytest.fixture(scope="module")
-def two_classes() -> Digits:
+def two_classes() -> tuple[Digits, Digits]:
     """Bright and dark images, which a few steps tell apart."""
     torch.manual_seed(0)
     labels = torch.arange(1024) % 2
     images = torch.rand(1024, 1, 14, 14) + labels[:, None, None, None]
-    return Digits(images, labels, images[:100], labels[:100])
+    return Digits(images, labels), Digits(images[:100], labels[:100])
 
 
 def test_the_rate_follows_the_rule():
@@ -39,17 +36,8 @@ def test_scaled_moving_averages_go_over_as_many_samples():
 
 
 def test_a_training_learns_and_one_with_too_long_steps_ends_at_guessing(two_classes):
-    assert larger_batches.trained_loss(ADAMW, 1, KEPT, 0, two_classes) < 0.5 * GUESSING
-    assert larger_batches.trained_loss(Start("SGD", 1e6), 8, LINEAR, 0, two_classes) == GUESSING
-
-
-@pytest.mark.slow
-def test_all_trainings_are_recorded_and_drawn(two_classes, tmp_path, monkeypatch, capsys, coarse):
-    monkeypatch.setattr(larger_batches, "digits", lambda flags: two_classes)
-    larger_batches.main(["--quick", "--record", str(tmp_path)])
-    assert f"written to {tmp_path}: larger_batches.json, larger_batches.png" in capsys.readouterr().out
-    groups = json.loads((tmp_path / "larger_batches.json").read_text())["groups"]
-    assert [len(group["rows"]) for group in groups] == [1 + 3 * len(RULES[group["optimizer"]]) for group in groups]
+    assert larger_batches.trained_loss(ADAMW, 1, KEPT, 0, *two_classes) < 0.5 * GUESSING
+    assert larger_batches.trained_loss(Start("SGD", 1e6), 8, LINEAR, 0, *two_classes) == GUESSING
 
 
 def medians(group: dict, rule: str) -> list[float]:
@@ -57,7 +45,7 @@ def medians(group: dict, rule: str) -> list[float]:
 
 
 def test_the_record_says_what_the_page_says():
-    adamw, sgd, fast_sgd = readmes.recorded("larger_batches")["groups"]
+    adamw, sgd, fast_sgd = page_tables.recorded("larger_batches")["groups"]
     one_rank = {group["rate"]: group["rows"]["batch 64"]["median"] for group in (adamw, sgd, fast_sgd)}
     for group in (adamw, sgd):
         assert all(kept > root for kept, root in zip(medians(group, "× 1"), medians(group, "× √k"), strict=True))
@@ -72,10 +60,3 @@ def test_the_record_says_what_the_page_says():
     two, four, eight = medians(fast_sgd, "× k")
     assert two < 1.05 * one_rank[0.2] and four > 1 and eight > 2
     assert medians(fast_sgd, "× k, warm-up")[1] < four
-
-
-def test_the_picture_is_drawn_from_the_record(tmp_path, coarse):
-    record = readmes.recorded("larger_batches")
-    [name] = larger_batches_plot.draw(record["groups"], record["machine"], tmp_path)
-    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert (ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores" / name).exists()

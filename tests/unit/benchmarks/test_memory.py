@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torchvision import models
-from torchvision.models.convnext import CNBlockConfig
 
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
@@ -18,6 +16,7 @@ from benchmarks.suites import memory
 from common import ladder
 from common.args import parse_args
 from common.memory import CATEGORIES, accounting
+from common.model import BasicNet
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
@@ -41,9 +40,9 @@ def _peaks(wrapper: str, devices: int) -> list[dict]:
     return list(ledger.peaks().values())
 
 
-def _peaks_of_rank() -> list[dict]:
+def _peaks_of_rank(wrapper: str) -> list[dict]:
     with process_group():
-        return _peaks("DDP", dist.get_world_size())
+        return _peaks(wrapper, dist.get_world_size())
 
 
 def _batch(samples: int) -> int:
@@ -90,35 +89,21 @@ def test_a_whole_step_of_data_parallel_is_counted_to_the_byte():
     }
 
 
-def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank():
-    """As on one device with half the batch, and a bucket as large as the gradients."""
+@pytest.mark.parametrize("wrapper, bucket", [(memory.DDP, WEIGHTS), (memory.BUCKET_VIEWS, 0)])
+def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank(wrapper, bucket):
+    """As on one device with half the batch, and a bucket as large as the gradients.
+
+    With views of buckets gradients are there once: from the second step on the two are one storage.
+    """
     expected = {
         "parameters": WEIGHTS,
         "gradients": WEIGHTS,
         "optimizer state": 2 * WEIGHTS,
         "activations": _batch(BATCH // 2),
-        "communication": WEIGHTS,
+        "communication": bucket,
         "temporaries": SCALAR + 2 * WEIGHTS,
     }
-    assert ranks(2).run(_peaks_of_rank) == [[expected], [expected]]
-
-
-def _peaks_as_rank(wrapper: str) -> list[dict]:
-    with process_group():
-        return _peaks(wrapper, dist.get_world_size())
-
-
-def test_gradients_that_are_views_of_buckets_are_there_once():
-    """As with DDP, less the gradients beside the bucket: from the second step on the two are one storage."""
-    expected = {
-        "parameters": WEIGHTS,
-        "gradients": WEIGHTS,
-        "optimizer state": 2 * WEIGHTS,
-        "activations": _batch(BATCH // 2),
-        "communication": 0,
-        "temporaries": SCALAR + 2 * WEIGHTS,
-    }
-    assert ranks(2).run(_peaks_as_rank, memory.BUCKET_VIEWS) == [[expected], [expected]]
+    assert ranks(2).run(_peaks_of_rank, wrapper) == [[expected], [expected]]
 
 
 def _held_between_steps() -> list[int]:
@@ -144,64 +129,36 @@ def test_between_steps_a_rank_of_fsdp_holds_its_part_to_the_byte():
     assert ranks(2).run(_held_between_steps) == [[3 * part] * 2, [3 * part] * 2]
 
 
-def _vision_transformer() -> nn.Module:
-    """Tokens and positions are parameters beside children; attention uses a child's weight without calling it."""
-    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
-    return models.VisionTransformer(image_size=16, patch_size=8, num_classes=10, **sizes)
-
-
-def _convnext() -> nn.Module:
-    """Each block has a scale beside its children."""
-    return models.ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], num_classes=10)
-
-
-def _swin() -> nn.Module:
-    """Attention has a table of its own, and uses two children that it does not call."""
-    sizes = {"patch_size": [2, 2], "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": [4, 4]}
-    return models.SwinTransformer(**sizes, num_classes=10)
-
-
 class _InDoublePrecision(nn.Module):
-    """A network in float64: AdamW makes whole steps of rounding errors where a gradient is 0."""
+    """BasicNet without dropout, whose steps by several ranks end at the same weights but for the last digits."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.network = network.double()
+        self.network = BasicNet(dropout=False).double()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.network(images.double())
 
 
-def _state_and_weights(wrapper: str, network: Network) -> tuple[int, torch.Tensor]:
-    """On a rank: the bytes of the optimizer's state at the peak, and the weights that the steps left."""
+def _weights(wrapper: str) -> torch.Tensor:
+    """On a rank: the weights that a few steps left."""
     kept = []
-    build = network.build
-    watched = replace(network, build=lambda: kept.append(_InDoublePrecision(build())) or kept[-1])
-    with process_group(), accounting() as ledger:
-        memory.train(watched, torch.device("cpu"), memory.Share(wrapper, dist.get_world_size()))
-        # Another one is on the meta device, on which it is seen what is called.
-        (model,) = [model for model in kept if next(model.parameters()).device.type == "cpu"]
-        whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
-        weights = torch.cat([p.detach().flatten() for p in whole])
-    (peak,) = ledger.peaks().values()
-    return peak["optimizer state"], weights
+    network = replace(NETWORKS["basic_net"], build=lambda: kept.append(_InDoublePrecision()) or kept[0])
+    with process_group():
+        memory.train(network, torch.device("cpu"), memory.Share(wrapper, dist.get_world_size()))
+        whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in kept[0].parameters()]
+        return torch.cat([p.detach().flatten() for p in whole])
 
 
-@pytest.mark.parametrize(
-    "build", [_vision_transformer, *(pytest.param(build, marks=pytest.mark.slow) for build in (_convnext, _swin))]
-)
-def test_fsdp_trains_modules_with_parameters_beside_children_as_ddp_does(build):
-    network = Network(build.__name__, build, (3, 16, 16), 10, 4)
-    (of_ddp, expected), _ = ranks(2).run(_state_and_weights, memory.DDP, network)
-    (of_fsdp, weights), _ = ranks(2).run(_state_and_weights, memory.FSDP, network)
+def test_fsdp_trains_as_ddp_does():
+    expected, _ = ranks(2).run(_weights, memory.DDP)
+    weights, _ = ranks(2).run(_weights, memory.FSDP)
     assert torch.allclose(weights, expected, rtol=0, atol=1e-9)
-    # Each parameter's part fills blocks of 512 bytes, so that small ones do not become half as large.
-    assert of_fsdp < 0.75 * of_ddp
 
 
 @pytest.mark.slow
 def test_fsdp_lowers_what_ddp_evens():
-    rows = memory.measure(["basic_net"], [4], wrappers=(memory.DDP, memory.FSDP))
+    rows = memory.rows_on(4, ["basic_net"], (memory.DDP, memory.FSDP))
     of_ddp, of_fsdp = (memory.accounted_totals(row) for row in rows)
     assert spread(of_fsdp) <= 1.01
     assert max(of_fsdp) < 0.65 * min(of_ddp)
@@ -220,7 +177,7 @@ def test_basic_net_is_accounted_for_as_level_01_is():
 
 
 def test_the_rows_say_where_their_numbers_come_from_and_gathered_outputs_hurt_the_first_device():
-    rows = memory.measure(["big_output"], [2])
+    rows = memory.rows_on(2, ["big_output"])
     for_dp, for_ddp = rows
     assert [row["wrapper"] for row in rows] == ["DataParallel", "DDP"]
     assert all(len(row["peaks"]) == 2 and list(row["peaks"][0]) == list(CATEGORIES) for row in rows)
@@ -236,9 +193,8 @@ def test_the_rows_say_where_their_numbers_come_from_and_gathered_outputs_hurt_th
     of_ddp = sum(for_ddp["peaks"][0][name] for name in names)
     assert of_dp >= 2.9 * outputs
     assert of_ddp <= 2.2 * outputs
-    # The gathered outputs are named; before, they were a part of what nobody had named.
     assert for_dp["peaks"][0]["communication"] >= outputs
-    assert all(len(line) <= 80 for line in memory.table(rows).splitlines())
+    assert all(len(line) <= 80 for line in memory.table(rows))
 
 
 @pytest.mark.parametrize(
@@ -264,37 +220,13 @@ def test_what_the_network_before_left_is_freed_before_a_peak_begins(monkeypatch)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda index: called.append(f"reset {index}"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: 100 + index)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda index: 200 + index)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 8 * kept["workspaces"])
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: kept.update(workspaces=0), raising=False)
     kept = {"workspaces": 1}
     first, second = memory.allocated(["basic_net", "big_output"], memory.Share("DataParallel", 2))
-    assert first == [(92, 200, 8), (93, 201, 8)], "cuBLAS's workspaces are told apart"
-    assert second == [(100, 200, 0), (101, 201, 0)]
+    assert first == [(92, 8), (93, 8)], "cuBLAS's workspaces are told apart"
+    assert second == [(100, 0), (101, 0)]
     assert called == ["1 steps", "collect", "empty", "reset 0", "reset 1", "3 steps"] * 2
-
-
-def _row(devices: int = 2) -> dict:
-    """A row that nobody has measured."""
-    split = dict.fromkeys(CATEGORIES, 2**20)
-    return {
-        "network": "basic_net",
-        "title": "BasicNet",
-        "global_batch_size": 64,
-        "wrapper": memory.DDP,
-        "devices": devices,
-        "peaks": [split] * devices,
-        "allocated": None,
-        "reserved": None,
-        "workspaces": None,
-        "source": "simulated",
-    }
-
-
-def test_a_device_that_held_nothing_makes_the_spread_infinite():
-    row = _row() | {"allocated": [40 * 2**20, 0], "source": "measured"}
-    assert memory.cells(row)[-3:] == ["40.0", "0.0", "inf"]
-    assert all(len(line) <= 80 for line in memory.table([row]).splitlines())
 
 
 def _fail_on_rank_1(names, share):
@@ -305,7 +237,7 @@ def _fail_on_rank_1(names, share):
 
 def test_a_rank_that_dies_ends_the_measurement():
     with pytest.raises(RankFailed, match="rank 1: the process ended with exit code 3"):
-        memory.on_ranks(_fail_on_rank_1, ["basic_net"], memory.DDP, 2, "gloo")
+        memory.on_devices(_fail_on_rank_1, ["basic_net"], memory.DDP, 2, "gloo")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: compares with CUDA's allocator")

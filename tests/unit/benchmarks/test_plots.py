@@ -1,113 +1,72 @@
-"""The plots come from the results alone, and from nothing older."""
+"""The pictures come from the records alone, and from nothing older."""
+
+import json
 
 import pytest
 
-from benchmarks.report import plots
-from benchmarks.report.table import shown_rows
-
-PLOTS = {
-    "throughput": "throughput.png",
-    "memory": "memory.png",
-    "four_devices": "four_devices.png",
-    "overhead": "overhead.png",
-}
-# The results that a plot shows, by the name of the plot.
-RESULTS = {plot: plot for plot in PLOTS} | {"four_devices": "memory"}
+from benchmarks.report import __main__ as command
+from benchmarks.report import page_tables, pictures
+from benchmarks.report.pictures import COMPARISON, PICTURES
+from benchmarks.report.throughput_plot import speed_ups
+from benchmarks.suites.throughput import is_share
 
 
-def _pixels(path):
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_picture_on_a_page_is_what_its_record_makes(name, tmp_path, coarse):
     from matplotlib.image import imread
 
-    return imread(path)
+    assert pictures.draw(name, page_tables.recorded(name), tmp_path) == list(PICTURES[name])
+    for file in PICTURES[name]:
+        height, width, _ = imread(page_tables.RESULTS / file).shape
+        # Some twice as wide as it is shown.
+        assert 1500 <= width <= 1700 and 0.25 * width <= height <= 1.5 * width
+        drawn_height, drawn_width, _ = imread(tmp_path / file).shape
+        assert height / width == pytest.approx(drawn_height / drawn_width, 0.01)
 
 
-def test_all_plots_are_drawn_twice_as_wide_as_they_are_shown(report, tmp_path):
-    assert plots.draw(report, tmp_path) == (list(PLOTS.values()), [])
-    for name in PLOTS.values():
-        height, width, _ = _pixels(tmp_path / name).shape
-        assert 1500 <= width <= 1700 and 0.25 * width <= height <= 1.2 * width
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(PLOTS.values())
+def test_an_older_picture_goes_where_a_record_has_nothing_to_show(report, tmp_path, coarse):
+    for file in PICTURES[COMPARISON]:
+        (tmp_path / file).write_bytes(b"an older picture")
+    del report["throughput"]
+    assert pictures.draw(COMPARISON, report, tmp_path) == ["memory.png", "four_devices.png"]
+    assert not (tmp_path / "throughput.png").exists()
 
 
-ONE, *OTHERS = [(plot, name) for plot, name in PLOTS.items() if plot != "overhead"]
-
-
-@pytest.mark.parametrize("plot, name", [ONE, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)])
-def test_a_plot_whose_results_are_missing_fails_and_takes_the_old_one_with_it(report, tmp_path, coarse, plot, name):
-    (tmp_path / name).write_bytes(b"an older plot")
-    if plot == "four_devices":
-        report["memory"] = [row for row in report["memory"] if row["devices"] != 4]
-    else:
-        del report[plot]
-    without = [PLOTS[each] for each in PLOTS if each == plot or (plot, RESULTS[each]) == ("memory", "memory")]
-    with pytest.raises(plots.MissingResults):
-        plots.draw(report, tmp_path)
-    assert not (tmp_path / name).exists()
-    report["complete"] = False
-    drawn, missing = plots.draw(report, tmp_path)
-    assert not set(without) & set(drawn) and len(drawn) == len(PLOTS) - len(without)
-    assert [line.split(" was not drawn: ")[0] for line in missing] == without
-
-
-# What the plots of throughput and memory show of their results is looked at below.
-@pytest.mark.slow
-@pytest.mark.parametrize("key", ["four_devices", "overhead"])
-def test_other_results_make_another_plot(report, tmp_path, coarse, key):
-    plot, path = getattr(plots, key), tmp_path / PLOTS[key]
-    plot(report, path)
-    before = _pixels(path)
-    plot(report, path)
-    assert (_pixels(path) == before).all()
-    if RESULTS[key] == "memory":
-        for row in report["memory"]:
-            row["peaks"][0]["activations"] *= 2
-    else:
-        group = report[key][0]
-        for entry in (*group["rows"].values(), *group["pairs"]):
-            entry["median"] *= 1.1
-            entry["high"] *= 1.2
-    plot(report, path)
-    after = _pixels(path)
-    assert after.shape != before.shape or (after != before).any()
+def test_a_comparison_is_drawn_again_from_its_record(tmp_path, capsys, coarse, report):
+    with pytest.raises(SystemExit):
+        command.main([str(tmp_path)])
+    assert f"nothing to draw from in {tmp_path}" in capsys.readouterr().err
+    (tmp_path / "results.json").write_text(json.dumps(report))
+    command.main([str(tmp_path)])
+    assert "IN STEP" in capsys.readouterr().out and (tmp_path / "memory.png").exists()
 
 
 @pytest.fixture
-def figures(monkeypatch, coarse):
-    """The figures that a test has drawn."""
-    drawn, subplots = [], plots.subplots
+def panels(report, tmp_path, coarse, monkeypatch):
+    """`panels(file)`: the panels of a picture of the comparison, and the text below it."""
 
-    def recorded(*args):
-        figure, panels = subplots(*args)
-        drawn.append(figure)
-        return figure, panels
+    def panels_of(file: str):
+        drawn = []
+        picture = PICTURES[COMPARISON][file]
+        monkeypatch.setitem(picture.__globals__, "save", lambda figure, *args: drawn.append((figure.axes, args[1])))
+        picture(report, tmp_path / file)
+        return drawn[0]
 
-    monkeypatch.setattr(plots, "subplots", recorded)
-    return drawn
-
-
-def _below(figure) -> str:
-    """The text below a plot, in one line."""
-    (text,) = figure.texts
-    return " ".join(text.get_text().split())
+    return panels_of
 
 
-def test_whiskers_are_the_quartiles_and_bars_the_medians(report, tmp_path, figures):
-    plots.throughput(report, tmp_path / "throughput.png")
-    (figure,) = figures
-    (panel,) = figure.axes
-    rows = list(shown_rows(report["throughput"][0]).values())
+def test_whiskers_are_the_quartiles_and_bars_the_medians(report, panels):
+    (panel,), _ = panels("throughput.png")
+    rows = [row for row in report["throughput"][0]["rows"].values() if not is_share(row)]
     assert [bar.get_width() for bar in panel.patches] == [row["median"] for row in rows]
     whiskers = [collection.get_segments()[0] for collection in panel.collections]
     assert [(ends[0][0], ends[1][0]) for ends in whiskers] == [pytest.approx((row["low"], row["high"])) for row in rows]
-    assert panel.get_xlabel() == "images per second"
 
 
-def test_the_memory_plot_stacks_the_categories_and_tells_the_ratio(report, tmp_path, figures):
-    plots.memory(report, tmp_path / "memory.png")
-    (figure,) = figures
-    assert _below(figure).startswith("Simulated")
-    assert _below(figure).endswith("x86_64, 2 CPU cores, no GPU, torch 2.11.0.")
-    for panel, devices in zip(figure.axes, (2, 4, 8), strict=True):
+def test_the_memory_plot_stacks_the_categories_and_tells_the_ratio(panels):
+    axes, told = panels("memory.png")
+    assert told.startswith("Simulated")
+    for panel, devices in zip(axes, (2, 4, 8), strict=True):
         assert len(panel.patches) == 2 * devices * 6
         tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in panel.patches}
         assert list(tops.values()) == [40] + [20] * (devices - 1) + [40] * devices
@@ -122,12 +81,17 @@ def test_the_memory_plot_stacks_the_categories_and_tells_the_ratio(report, tmp_p
         pytest.param(1, [44, 22], ["ratio\n2.00", "ratio\n2.00"], id="ranks differ"),
     ],
 )
-def test_measured_memory_is_marked_and_named(row, held, ratios, report, tmp_path, figures):
+def test_measured_memory_is_marked_and_named(row, held, ratios, report, panels):
     report["memory"][row] |= {"allocated": [mib * 2**20 for mib in held], "source": "measured"}
-    plots.memory(report, tmp_path / "memory.png")
-    (figure,) = figures
-    assert "diamonds: measured by CUDA's allocator" in _below(figure)
-    panel = figure.axes[0]
-    marked = [line for line in panel.lines if line.get_marker() == "D"]
+    axes, told = panels("memory.png")
+    assert "diamonds: measured by CUDA's allocator" in told
+    marked = [line for line in axes[0].lines if line.get_marker() == "D"]
     assert [list(line.get_ydata()) for line in marked] == [held]
-    assert [text.get_text() for text in panel.texts if "ratio" in text.get_text()] == ratios
+    assert [text.get_text() for text in axes[0].texts if "ratio" in text.get_text()] == ratios
+
+
+def test_a_bar_of_scaling_is_what_several_devices_or_all_cores_reach_of_one():
+    for group in page_tables.recorded("throughput")["groups"]:
+        rows = [group["rows"][name] for name in speed_ups(group)]
+        several = [(f"0{level}", 2) for level in (1, 2, 3, 4)]
+        assert [(row["level"][:2], row["workers"]) for row in rows] == [*several, ("00", 1)]

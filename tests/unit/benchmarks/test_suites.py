@@ -2,48 +2,83 @@
 
 import importlib.util
 import json
+import os
 
 import pytest
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Extent
-from benchmarks.report import __main__ as command
-from benchmarks.report.pictures import DRAWN
-from benchmarks.suites import anatomy, network, overhead, throughput, timeline
+from benchmarks.harness.groups import CannotMeasure, Extent, seconds_per_step
+from benchmarks.report import pictures
+from benchmarks.suites import anatomy, larger_batches, network, overhead, throughput, timeline
+from common import ladder
+from tests.nested_pytest import run_pytest
 
 SYNTHETIC = ("--dataset", "synthetic")
 PEERS = {"accelerate", "lightning", "transformers"}
-SUITES = {"anatomy": anatomy, "network": network, "overhead": overhead, "throughput": throughput, "timeline": timeline}
+SUITES = {
+    "anatomy": anatomy,
+    "larger_batches": larger_batches,
+    "network": network,
+    "overhead": overhead,
+    "throughput": throughput,
+    "timeline": timeline,
+}
 QUICK = Extent(rounds=2, seconds=0.1, data_flags=SYNTHETIC, quick=True)
+SPY = """
+from common import allocator
+allocator.keep_large_blocks = lambda: print("ALLOCATOR ASKED")
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUITES)
-def test_a_suite_measures_records_and_draws_all_rows_of_its_groups(name, tmp_path, coarse, capsys):
+def test_a_suite_measures_records_and_draws_all_rows_of_its_groups(name, tmp_path, coarse):
     measured = []
     for group in SUITES[name].groups():
         try:
-            measured.append(group.measure(group.rows, QUICK))
+            measured.append(group.measure(QUICK))
         except CannotMeasure:
             continue  # the larger batches, or two nodes where there can be none
-        assert set(measured[-1]["rows"]) <= set(group.rows) and measured[-1]["group"] == group.title
-        assert all(len(row["samples"]) == QUICK.rounds for row in measured[-1]["rows"].values())
+        assert set(group.rows) <= set(measured[-1]["rows"]) | {row for row in group.rows if "256" in row}
+        assert measured[-1]["rows"] and measured[-1]["group"] == group.title
         assert max(map(len, records.table(measured[-1]).splitlines())) <= 80
     if not measured:
         pytest.skip("nothing of this suite can be measured here")
-    records.write(tmp_path / f"{name}.json", name, records.circumstances(), groups=measured)
-    if name in DRAWN:
-        command.main([str(tmp_path)])
-        assert "Written to" in capsys.readouterr().out and list(tmp_path.glob("*.png"))
+    record = records.write(tmp_path, name, measured, records.circumstances())
+    assert pictures.draw(name, json.loads(json.dumps(record)), tmp_path)
 
 
-def test_a_comparison_is_drawn_again_from_its_record(tmp_path, capsys, coarse, report):
-    with pytest.raises(SystemExit):
-        command.main([str(tmp_path)])
-    assert f"nothing to draw from in {tmp_path}" in capsys.readouterr().err
-    (tmp_path / "results.json").write_text(json.dumps(report))
-    command.main([str(tmp_path), "--out", str(tmp_path)])
-    assert "IN STEP" in capsys.readouterr().out and (tmp_path / "memory.png").exists()
+@pytest.mark.slow
+def test_a_session_shows_the_rows_that_were_selected_and_keeps_their_groups(tmp_path):
+    """pytest-benchmark is shown a test for each row; the groups are recorded with when they were measured."""
+    (tmp_path / "spy.py").write_text(SPY)
+    out, saved = tmp_path / "out", tmp_path / "saved.json"
+    selected = ["-k", "memory-1 or (overhead and (raw or accelerator)) and not Trainer", "-s", "-p", "spy"]
+    written = ["--record", str(out), f"--benchmark-json={saved}"]
+    paths = os.pathsep.join([str(tmp_path), str(ladder.ROOT)])
+    done = run_pytest("benchmarks", "--quick", *selected, *written, folder=ladder.ROOT, PYTHONPATH=paths)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ALLOCATOR ASKED" in done.stdout.partition("test_suites.py")[0]
+    memory, overhead_ = (json.loads((out / f"{suite}.json").read_text()) for suite in ("memory", "overhead"))
+    assert overhead_["began"]["date"] <= overhead_["ended"]["date"] <= memory["ended"]["date"]
+    assert [row["devices"] for row in memory["groups"][0]["memory"]] == [1] * 15
+    (group,) = overhead_["groups"]
+    assert (group["began"], group["ended"]) == (overhead_["began"], overhead_["ended"])
+    assert {"raw loop", "common.accelerator", "common.trainer"} <= set(group["rows"]) and (
+        out / "overhead.png"
+    ).exists()
+    shown = json.loads(saved.read_text())["benchmarks"]
+    assert len(shown) == 3
+    for row in shown:
+        name = row["params"]["row"]
+        assert row["stats"]["data"] == pytest.approx([1e-6 * sample for sample in group["rows"][name]["samples"]])
+        assert row["extra_info"]["pairs"] == [pair for pair in group["pairs"] if pair["of"] == name]
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("s", 20.0), ("ms", 0.02), ("µs", 2e-5), ("images/s", 3.2)])
+def test_every_unit_becomes_the_seconds_of_a_step(unit, seconds):
+    record = records.group("g", unit, {"a": [20.0]}, {"a": {"global_batch_size": 64}})
+    assert seconds_per_step(record, "a") == [pytest.approx(seconds)]
 
 
 def test_plain_pytest_does_not_run_the_benchmarks(pytestconfig):
@@ -55,11 +90,9 @@ def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in PEERS else real(name))
     rows = list(overhead.contestants())
     assert not any(name.split(".")[0].split(",")[0] in PEERS for name in rows) and "common.trainer" in rows
-    (note,) = overhead.skipped()
+    monkeypatch.setattr(overhead, "measure", lambda contestants, rounds: {})
+    (note,) = overhead.measured(QUICK)["skipped"]
     assert all(peer in note for peer in PEERS)
-    monkeypatch.undo()
-    if all(real(peer) for peer in PEERS):
-        assert overhead.skipped() == []
 
 
 def test_two_nodes_are_looked_for_when_they_are_needed_and_not_before(monkeypatch):
@@ -68,4 +101,4 @@ def test_two_nodes_are_looked_for_when_they_are_needed_and_not_before(monkeypatc
     assert len(group.rows) == 10
     monkeypatch.setattr(network, "why_not", lambda: "network namespaces need root")
     with pytest.raises(CannotMeasure, match="no two nodes: network namespaces need root"):
-        group.measure(group.rows, QUICK)
+        group.measure(QUICK)

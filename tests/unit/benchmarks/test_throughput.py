@@ -1,14 +1,17 @@
 """The throughput of the levels: what is measured is the level's own step, with its fair share of the cores."""
 
 import time
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
-from benchmarks.harness import records
+from benchmarks.harness import proof
 from benchmarks.harness.groups import Extent
+from benchmarks.harness.paired import measure
 from benchmarks.suites import throughput
 from benchmarks.suites.throughput import Configuration, Throughput, train
 from common import ladder
@@ -16,17 +19,7 @@ from common.instruments import clock as instruments_clock
 
 SYNTHETIC = ("--dataset", "synthetic", "--train-samples", "400")
 # What a row tells besides its images per second.
-KNOWN = {
-    "device": "cpu",
-    "backend": "gloo",
-    "dataset": "synthetic",
-}
-
-
-def facts_of(configurations: list[Configuration]) -> dict[str, dict]:
-    """Facts of the rows after a run in which nothing was timed."""
-    timed = Throughput(configurations, 0.1, quick=True)
-    return {row.name: timed._facts(row.name, KNOWN) for row in configurations}
+KNOWN = {"device": "cpu", "backend": "gloo", "dataset": "synthetic"}
 
 
 @pytest.fixture
@@ -49,18 +42,8 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu
         assert len({row.name for row in rows}) == len(rows)
     on_two = {(level, 2) for level in ladder.levels()[1:]}
     first = ("00_single_gpu", 1)
-    assert {(row.level, row.workers) for row in strong} == on_two | {(level, 1) for level in ladder.levels()}
-    assert {(row.level, row.workers) for row in weak} == on_two | {first}
-
-
-def test_one_worker_of_levels_01_to_04_is_measured_at_the_smallest_batch_only(no_gpu):
-    rows = throughput.strong_scaling(256)
-    assert [row.name for row in rows if row.workers == 1] == [
-        "00_single_gpu",
-        "00_single_gpu, all cores",
-        "00_single_gpu, a share of 128",
-    ]
-    assert {row.level for row in rows if row.workers == 2} == set(ladder.levels()[1:])
+    for rows in (strong, weak):
+        assert {(row.level, row.workers) for row in rows} == on_two | {first}
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -85,12 +68,15 @@ def test_a_row_on_a_device_asks_its_level_for_that_devices_cores(monkeypatch):
     Configuration("02_ddp_raw", 2, 64, 3).run(5)
     Configuration("00_single_gpu", 1, 64, apart=throughput.ALL_CORES).run(5)
     (_, confined, threads), (_, free, all_threads) = asked
-    assert confined[-2:] == ("--cores-per-device", "3") and threads == 3
+    assert confined[-2:] == ["--cores-per-device", "3"] and threads == 3
     assert "--cores-per-device" not in free and all_threads == 16
 
 
-def by_its_sleeps(*arguments) -> dict:
-    """`throughput.train` by a clock that goes on while a level sleeps and by a millisecond whenever it is looked at."""
+def by_its_sleeps(script: Path, *arguments) -> dict:
+    """`throughput.train` of a version of a level.
+
+    Its clock goes on while the level sleeps, and by a millisecond whenever it is looked at.
+    """
     now, sleep = [0.0], time.sleep
 
     def counted(seconds: float) -> None:
@@ -102,45 +88,29 @@ def by_its_sleeps(*arguments) -> dict:
         return now[0]
 
     clock = SimpleNamespace(perf_counter=look)
-    with mock.patch.object(instruments_clock, "time", clock), mock.patch.object(time, "sleep", counted):
+    with (
+        mock.patch.object(instruments_clock, "time", clock),
+        mock.patch.object(time, "sleep", counted),
+        mock.patch.object(proof, "load", lambda level: ladder.load(level, script)),
+    ):
         return train(*arguments)
 
 
 @pytest.mark.long
-def test_a_sleep_of_2_ms_shows_in_its_levels_row_and_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput, "train", by_its_sleeps)
-    slow_level, source = "03_accelerate", ladder.script("03_accelerate").read_text()
+def test_a_sleep_of_2_ms_shows_in_the_milliseconds_of_a_step(tmp_path, monkeypatch):
+    level = "03_accelerate"
+    source = ladder.script(level).read_text()
     changed = source.replace("loss = F.nll_loss(", "__import__('time').sleep(0.002); loss = F.nll_loss(")
     assert changed != source
-    slowed = tmp_path / slow_level / "train.py"
+    slowed = tmp_path / level / "train.py"
     slowed.parent.mkdir()
     slowed.write_text(changed)
-
-    def milliseconds(level: str, path=None) -> float:
-        return 1000 * 2 / Configuration(level, 1, 2, path=path).run(15, SYNTHETIC)["images_per_sec"]
-
-    for level in ("00_single_gpu", "02_ddp_raw", slow_level):
-        before = milliseconds(level)
-        after = milliseconds(level, slowed if level == slow_level else None)
-        assert 0 < before < 1
-        assert after - before == pytest.approx(2 if level == slow_level else 0, abs=0.01)
-
-
-def test_where_the_time_of_a_step_goes_is_said_where_it_was_measured(no_gpu):
-    facts = facts_of(throughput.strong_scaling(64))
-    share = "00_single_gpu, a share of 32"
-
-    def table(one: float, half: float, two: float, **left_out: str) -> str:
-        samples = {name: [one] for name in facts} | {"02_ddp_raw, 2 processes": [two], share: [half]}
-        for name in left_out.values():
-            del samples[name]
-        return records.table(throughput.strong_scaling_record(64, samples, facts))
-
-    # On a device of its own: 64 / 800 s for the whole batch, 32 / 640 s for a half. 64 / 1000 s for two devices.
-    told = " ".join(table(800, 640, 1000).split())
-    assert "80.0 ms on one device; on 2 64.0 ms, of which 50.0 compute a device's share and 14.0 average" in told
-    for missing in ("00_single_gpu", "02_ddp_raw, 2 processes", share):
-        assert "on one device;" not in table(800, 640, 1000, missing=missing)
+    milliseconds = []
+    for script in (ladder.script(level), slowed):
+        monkeypatch.setattr(throughput, "train", partial(by_its_sleeps, script))
+        milliseconds.append(1000 * 2 / Configuration(level, 1, 2).run(15, SYNTHETIC)["images_per_sec"])
+    assert 0 < milliseconds[0] < 1
+    assert milliseconds[1] - milliseconds[0] == pytest.approx(2, abs=0.01)
 
 
 @pytest.fixture
@@ -156,11 +126,22 @@ def ran(monkeypatch):
     return calls
 
 
-def test_only_the_selected_rows_of_a_group_are_measured(ran):
+def test_where_the_time_of_a_step_goes_is_said_where_it_was_measured(no_gpu, ran):
+    timed = Throughput(throughput.strong_scaling(64), 0.1, quick=True)
+    samples = measure(timed.contestants, 1)
+    # On a device of its own: 64 / 800 s for the whole batch, 32 / 640 s for a half. 64 / 1000 s for two devices.
+    known = {"00_single_gpu": [800.0], "00_single_gpu, a share of 32": [640.0], "02_ddp_raw, 2 processes": [1000.0]}
+    (line,) = throughput.record("title", samples | known, timed.facts)["notes"]
+    assert all(number in line for number in ("80.0 ms", "64.0 on 2", "50.0 computing", "14.0 averaging"))
+    for missing in known:
+        fewer = {name: sample for name, sample in samples.items() if name != missing}
+        assert throughput.record("title", fewer, timed.facts)["notes"] == []
+
+
+def test_the_rows_of_a_group_are_measured_in_turns(ran):
     group = next(group for group in throughput.groups() if group.key == "strong-64")
     assert group.rows == tuple(configuration.name for configuration in throughput.strong_scaling(64))
-    selected = ("02_ddp_raw, 1 process", "02_ddp_raw, 2 processes")
-    record = group.measure(selected, Extent(rounds=2, seconds=0.1, data_flags=SYNTHETIC, quick=True))
-    assert set(record["rows"]) == {name for name, _, _ in ran} == set(selected)
-    assert [(pair["of"], pair["to"]) for pair in record["pairs"]] == [selected[::-1]]
-    assert record["group"] == group.title
+    record = group.measure(Extent(rounds=2, seconds=0.1, data_flags=SYNTHETIC, quick=True))
+    assert [name for name, _, _ in ran[: len(group.rows)]] != list(group.rows)
+    assert tuple(record["rows"]) == group.rows and record["group"] == group.title
+    assert ("03_accelerate, 2 processes", "02_ddp_raw, 2 processes") in {(p["of"], p["to"]) for p in record["pairs"]}

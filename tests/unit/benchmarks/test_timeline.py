@@ -1,6 +1,5 @@
 """The lanes of a step: what is computed from spans, how they come from a profiler's events, and real ones."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from benchmarks.harness.spans import (
     hidden_share,
     intervals,
 )
-from benchmarks.report import readmes, timeline_plot
+from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
 
 EXTENT = Extent(rounds=1, seconds=0.1, data_flags=(), quick=True)
@@ -28,7 +27,6 @@ OVERLAPPED = "overlapped"
 BUCKETED = "bucketed, 1 MiB"
 TORCH = "torch's DDP"
 NO_SYNC = "torch's DDP, no_sync"
-MACHINE = {"processor": "abacus", "cores": 2, "gpus": [], "torch": "2"}
 
 # Backward from 1 to 4; messages from 2 to 3 and, on two threads, from 3 to 7.
 STEP = [
@@ -42,22 +40,13 @@ STEP = [
 ]
 
 
-def test_two_messages_at_the_same_time_are_busy_once():
-    assert intervals(STEP, ALL_REDUCE) == [(2, 7)]
-    assert busy_seconds(STEP, ALL_REDUCE) == 5
-    assert busy_seconds(STEP, "gather") == 0
-
-
 def test_what_backward_hides_is_the_time_that_both_share():
-    assert common_seconds(STEP, BACKWARD, ALL_REDUCE) == 2
-    assert common_seconds(STEP, ALL_REDUCE, BACKWARD) == 2
+    assert intervals(STEP, ALL_REDUCE) == [(2, 7)]  # two messages at the same time are busy once
+    assert busy_seconds(STEP, ALL_REDUCE) == 5
+    assert common_seconds(STEP, BACKWARD, ALL_REDUCE) == common_seconds(STEP, ALL_REDUCE, BACKWARD) == 2
     assert hidden_share(STEP) == pytest.approx(2 / 5)
-    assert common_seconds(STEP, FORWARD, ALL_REDUCE) == 0
     assert common_seconds(STEP, WAITING, BACKWARD) == 0  # they touch
     assert hidden_share([span for span in STEP if span.name != ALL_REDUCE]) == 0
-
-
-def test_two_backwards_share_their_time_with_one_message():
     spans = [Span(BACKWARD, MAIN, 0, 2), Span(BACKWARD, MAIN, 3, 5), Span(ALL_REDUCE, "gloo thread 1", 1, 4)]
     assert common_seconds(spans, BACKWARD, ALL_REDUCE) == 2
 
@@ -108,46 +97,31 @@ def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
     assert shown == [[Span(FORWARD, MAIN, 0.0, 700.0)], [Span(FORWARD, MAIN, 250.0, 850.0)]]
 
 
-def test_pictures_are_drawn_from_the_record_alone(tmp_path, coarse):
-    rows = {way: {"median": 8.0, "samples": [8.0]} for way in (NAIVE, OVERLAPPED)}
-    groups = [{"link": "1 Gbit/s", "rows": rows, "lanes": {way: [STEP, STEP] for way in rows}}]
-    assert timeline_plot.draw(json.loads(json.dumps(groups)), MACHINE, tmp_path) == ["timeline-1-gbit.png"]
-    assert (tmp_path / "timeline-1-gbit.png").read_bytes().startswith(b"\x89PNG")
-
-
-def check_naive_and_others(lanes: dict[str, list[list[Span]]], others: tuple[str, ...]) -> None:
-    """Backward and an all-reduce happen at the same time in all but the naive way, on both ranks."""
+def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
+    """Each way has its number of all-reduces, and all but the naive one send during backward, on both ranks."""
     for rank in (0, 1):
-        naive = lanes[NAIVE][rank]
-        assert busy_seconds(naive, ALL_REDUCE) > 0
-        assert common_seconds(naive, BACKWARD, ALL_REDUCE) == 0
-        for way in others:
-            assert common_seconds(lanes[way][rank], BACKWARD, ALL_REDUCE) > 0, way
-
-
-def check_messages(lanes: dict[str, list[list[Span]]]) -> None:
-    """Each way has its number of all-reduces, and no_sync sends nothing before its second backward."""
-    for rank in (0, 1):
-        messages = {way: sum(span.name == ALL_REDUCE for span in of_ranks[rank]) for way, of_ranks in lanes.items()}
+        of_ways = {way: of_ranks[rank] for way, of_ranks in lanes.items()}
+        messages = {way: sum(span.name == ALL_REDUCE for span in spans) for way, spans in of_ways.items()}
         assert messages[NAIVE] == messages[OVERLAPPED] == 52
         assert 1 < messages[TORCH] < messages[BUCKETED] < 10
-        first, _ = [span for span in lanes[NO_SYNC][rank] if span.name == BACKWARD]
         assert messages[NO_SYNC] == messages[TORCH]
-        assert all(span.start >= first.end for span in lanes[NO_SYNC][rank] if span.name == ALL_REDUCE)
+        assert common_seconds(of_ways[NAIVE], BACKWARD, ALL_REDUCE) == 0
+        for way in (OVERLAPPED, BUCKETED, TORCH):
+            assert common_seconds(of_ways[way], BACKWARD, ALL_REDUCE) > 0, way
+        # no_sync sends nothing before its second backward.
+        first, _ = [span for span in of_ways[NO_SYNC] if span.name == BACKWARD]
+        assert all(span.start >= first.end for span in of_ways[NO_SYNC] if span.name == ALL_REDUCE)
 
 
 @pytest.mark.parametrize("link", ["1 Gbit/s", "100 Mbit/s"])
 def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(link):
-    groups = json.loads((readmes.RESULTS / "timeline.json").read_text())["groups"]
+    groups = page_tables.recorded("timeline")["groups"]
     (group,) = [group for group in groups if link in group["group"]]
-    lanes = timeline_plot.lanes_of(group)
-    check_naive_and_others(lanes, (OVERLAPPED, BUCKETED, TORCH))
-    check_messages(lanes)
+    check_lanes(timeline_plot.lanes_of(group))
 
 
 @pytest.mark.slow
 def test_over_loopback_the_lanes_are_recorded_without_root():
-    group = timeline.measured(timeline.LOOPBACK, tuple(timeline.WAYS), EXTENT)
-    check_naive_and_others(group["lanes"], (OVERLAPPED, BUCKETED, TORCH))
-    check_messages(group["lanes"])
+    group = timeline.measured(timeline.LOOPBACK, EXTENT)
+    check_lanes(group["lanes"])
     assert set(group["rows"]) == set(group["lanes"]) == set(timeline.WAYS)

@@ -1,97 +1,109 @@
-"""A promise counts as kept only where results say so, and the line names what broke it."""
+"""A comparison in the terminal: a promise is kept only where results say so, and the line names what broke it."""
+
+import math
 
 import pytest
 
-from benchmarks.report.publish import exit_code
-from benchmarks.report.verdicts import memory_source, peaks, verdicts
+from benchmarks.report.table import summary, tables
+from benchmarks.report.verdicts import are_measured, balanced, exact, exit_code, in_step, peaks
+from common import ladder
 
-
-def _lines(report: dict) -> list[str]:
-    return [verdict.line for verdict in verdicts(report)]
+MIB = 2**20
 
 
 def test_kept_promises_are_told_with_their_numbers(report):
-    assert _lines(report) == [
-        "IN STEP: five levels, max |Δw| = 3.0e-13",
-        "EXACT: 10000 of 10000 samples on 1, 2 and 3 ranks",
-        "BALANCED: fullest device over emptiest: DDP 1.00, DataParallel 2.00",
-    ]
+    verdicts = [check(report["levels"]) for check in (in_step, exact, balanced)]
+    assert [verdict.kept for verdict in verdicts] == [True] * 3
+    for verdict, number in zip(verdicts, ("3.0e-13", "10000 of 10000", "DataParallel 2.00"), strict=True):
+        assert number in verdict.line
     assert exit_code(report) == 0
 
 
-@pytest.mark.parametrize("far", [2e-4, float("inf"), float("nan")])
-def test_weights_that_leave_the_others_break_the_first_promise(report, far):
-    report["levels"]["03_accelerate"]["max_weight_difference"] = far
-    assert _lines(report)[0] == f"OUT OF STEP: 03_accelerate with |Δw| = {far:.1e}"
+BREAKS = [
+    (in_step, "03_accelerate", "max_weight_difference", 2e-4),
+    (in_step, "03_accelerate", "max_weight_difference", math.inf),
+    (in_step, "03_accelerate", "max_weight_difference", math.nan),
+    (exact, "02_ddp_raw", "evaluated_on", {"3": 10_002}),  # padded samples
+    (exact, "04_trainer", "run", {"world_size": 2, "evaluated": 9_984}),  # dropped ones
+    (balanced, "04_trainer", "simulated_peak_memory", [{"temporaries": 60 * MIB}, {"temporaries": 40 * MIB}]),
+    (balanced, "04_trainer", "simulated_peak_memory", [{"temporaries": MIB}, {"temporaries": 0}]),
+]
+
+
+@pytest.mark.parametrize("check, level, key, value", BREAKS)
+def test_a_broken_promise_names_its_level(report, check, level, key, value):
+    report["levels"][level][key] = value
+    verdict = check(report["levels"])
+    assert verdict.kept is False and level in verdict.line
     assert exit_code(report) == 1
-
-
-def test_padded_samples_break_the_second_promise(report):
-    report["levels"]["02_ddp_raw"]["evaluated_on"]["3"] = 10_002
-    assert _lines(report)[1] == "INEXACT: 02_ddp_raw counts 10002 of 10000 samples on 3 ranks"
-    assert exit_code(report) == 1
-
-
-def test_dropped_samples_in_a_run_break_it_too(report):
-    report["levels"]["04_trainer"]["run"]["evaluated"] = 9_984
-    assert _lines(report)[1] == "INEXACT: 04_trainer counts 9984 of 10000 samples on 2 ranks"
-
-
-def test_a_rank_that_holds_more_breaks_the_third_promise(report):
-    report["levels"]["04_trainer"]["simulated_peak_memory"][0] = {"temporaries": 60 * 2**20}
-    assert _lines(report)[2] == "UNBALANCED: fullest device over emptiest: DDP 1.50, DataParallel 2.00 (at 04_trainer)"
-    assert exit_code(report) == 1
-
-
-def test_a_rank_that_held_nothing_breaks_it_too(report):
-    report["levels"]["02_ddp_raw"]["run"]["peak_memory_bytes"] = [400, 0]
-    assert _lines(report)[2].startswith("UNBALANCED: fullest device over emptiest: DDP inf")
-
-
-def test_measured_memory_counts_before_simulated(report):
-    report["levels"]["02_ddp_raw"]["run"]["peak_memory_bytes"] = [400, 200]
-    assert _lines(report)[2].startswith("UNBALANCED: fullest device over emptiest: DDP 2.00")
-
-
-def test_where_memory_comes_from_is_told_level_by_level(report):
-    """On one GPU the allocator knows every process, but not the replicas of level 01 apart."""
-    levels = report["levels"]
-    assert memory_source(levels) == "simulated, each tensor charged to its device"
-    for result in levels.values():
-        result["run"]["peak_memory_bytes"] = [2**20] * result["run"]["world_size"]
-    assert memory_source(levels) == "measured by CUDA's allocator"
-    levels["01_data_parallel"]["run"]["peak_memory_bytes"] = [2**20]
-    assert peaks(levels["01_data_parallel"]) == [40 * 2**20, 20 * 2**20]
-    assert memory_source(levels) == "measured by CUDA's allocator, that of 01_data_parallel simulated"
-    levels["01_data_parallel"] = {}
-    assert memory_source(levels) == "measured by CUDA's allocator"
-
-
-def test_replicas_that_were_charged_to_one_gpu_are_not_balanced(report):
-    """One number for two replicas is even with itself."""
-    level = report["levels"]["01_data_parallel"]
-    level["run"]["peak_memory_bytes"] = [60 * 2**20]
-    level["simulated_peak_memory"] = level["simulated_peak_memory"][:1]
-    verdict = verdicts(report)[2]
-    assert (verdict.kept, verdict.line) == (None, "BALANCED? no memory of 01_data_parallel")
 
 
 @pytest.mark.parametrize(
-    "index, key, line",
+    "check, key",
     [
-        (0, "max_weight_difference", "IN STEP? no weights of 02_ddp_raw"),
-        (1, "evaluated_on", "EXACT? no evaluation of 02_ddp_raw"),
-        (1, "run", "EXACT? no evaluation of 02_ddp_raw"),
-        (2, "simulated_peak_memory", "BALANCED? no memory of 02_ddp_raw"),
+        (in_step, "max_weight_difference"),
+        (exact, "evaluated_on"),
+        (exact, "run"),
+        (balanced, "simulated_peak_memory"),
     ],
 )
-def test_what_was_not_checked_is_not_kept(report, index, key, line):
+def test_what_was_not_checked_is_not_kept(report, check, key):
     del report["levels"]["02_ddp_raw"][key]
-    verdict = verdicts(report)[index]
-    assert (verdict.kept, verdict.line) == (None, line)
+    verdict = check(report["levels"])
+    assert verdict.kept is None and verdict.line.endswith("of 02_ddp_raw")
     assert exit_code(report) == 1
+
+
+def test_measured_memory_counts_where_every_device_of_every_level_was_measured(report):
+    """On one GPU the allocator knows every process, but not the replicas of level 01 apart."""
+    levels = report["levels"]
+    assert not are_measured(levels) and "simulated MiB" in tables(report)
+    for result in levels.values():
+        result["run"]["peak_memory_bytes"] = [MIB] * result["run"]["world_size"]
+    levels["02_ddp_raw"]["run"]["peak_memory_bytes"] = [400 * MIB, 200 * MIB]
+    assert peaks(levels)["02_ddp_raw"] == [400 * MIB, 200 * MIB] and "measured MiB" in tables(report)
+    assert balanced(levels).kept is False
+    levels["01_data_parallel"]["run"]["peak_memory_bytes"] = [MIB]
+    assert peaks(levels)["01_data_parallel"] == [40 * MIB, 20 * MIB]
+    assert balanced(levels).kept is True
 
 
 def test_the_exit_code_tells_an_interruption_from_a_failure(report):
     assert exit_code(report | {"interrupted": True}) == 130
     assert exit_code(report | {"failures": [{"part": "memory", "level": None, "message": ""}]}) == 1
+
+
+@pytest.mark.parametrize("steps", [6, 937, 1_000_000])
+def test_the_terminal_has_80_columns(report, steps):
+    report |= {"steps": steps, "global_batch_size": steps, "world_size": 8}
+    report["throughput"][0]["rows"]["02_ddp_raw"] |= {"spread": 0.31, "noisy": True}
+    assert all(len(line) <= 80 for line in summary(report).splitlines())
+    lines = [" ".join(line.split()) for line in summary(report).splitlines()]
+    assert "01_data_parallel 2 855 1% 0.94 (0.94 to 0.95)" in lines
+    assert "01_data_parallel 1 95.00% 10000 40 20 0badcafe" in lines
+    assert any(line.startswith("02_ddp_raw 2 805 31% noisy") for line in lines)
+
+
+def test_speeds_are_held_against_one_device_and_all_cores_stand_apart(report):
+    speeds, _, computed = tables(report).partition("\n\n")
+    title, _, *rows = speeds.splitlines()
+    assert "1 core for each device" in title
+    names = [row.split("  ")[0] for row in rows]
+    assert names == [*ladder.levels(), "00_single_gpu, all cores"]  # and no share of a batch
+    assert "all cores" not in computed
+
+
+def test_what_is_missing_is_a_dash_and_what_failed_is_named_with_its_message(report):
+    report["levels"]["03_accelerate"] = {}
+    failure = {"part": "training 03_accelerate", "level": "03_accelerate", "message": "rank 1: KeyError: <'x'>"}
+    printed = summary(report | {"interrupted": True, "throughput": [], "failures": [failure]})
+    (line,) = [line for line in printed.splitlines() if line.startswith("03_accelerate")]
+    assert line.split() == ["03_accelerate", *"–" * 5]
+    assert "FAILED: training 03_accelerate" in printed and failure["message"] in printed
+    assert "INTERRUPTED" in printed
+
+
+def test_synthetic_digits_are_no_mnist(report):
+    assert "NOT MNIST" not in summary(report)
+    report["levels"]["00_single_gpu"]["run"]["dataset"] = "synthetic"
+    assert "NOT MNIST" in summary(report)

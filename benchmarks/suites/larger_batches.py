@@ -1,8 +1,5 @@
 """A larger batch and its learning rate: the same samples in fewer steps, by three rules, with AdamW and with SGD.
 
-    python -m benchmarks.larger_batches
-    python -m benchmarks.larger_batches --record FOLDER
-
 Each rank brings a batch of 64, so that k ranks make a batch k times as large. Every training sees one epoch in the same
 order, and a larger batch leaves fewer steps for it. The learning rate is kept, or multiplied by √k, or by k. Each
 optimizer has a fourth rule, which says what else the literature asks for:
@@ -15,11 +12,10 @@ The network is a small one, so that all trainings take some minutes on one core.
 gradient of a batch is what DDP would average.
 """
 
-import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,18 +24,16 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.harness import records
+from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.threads import single_thread
-from benchmarks.report.larger_batches_plot import draw
 from common.args import parse_args
-from common.data import DigitImages, load_data
+from common.data import load_data
 from common.ladder import script
 
-SUITE = "larger_batches"
 BATCH = 64  # of one rank
 RANKS = (1, 2, 4, 8)
 SEEDS = 3
-QUICK_SEEDS = 2
-QUICK_SAMPLES = 2048
+QUICK_SAMPLES = 2048  # for the training with --quick
 BETAS = (0.9, 0.999)  # AdamW's own
 EPS = 1e-8
 WARM_UP = 0.2  # of all steps
@@ -84,24 +78,20 @@ STARTS = (Start("AdamW", 4e-3), Start("SGD", 0.05), Start("SGD", 0.2))
 
 
 class Digits(NamedTuple):
-    """Images of shape (n, 1, 14, 14) and their labels, for training and for the test."""
+    """Images of shape (n, 1, 14, 14), MNIST's at half of their width and height, and their labels."""
 
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
+    images: Tensor
+    labels: Tensor
 
 
-def digits(data_flags: list[str]) -> Digits:
+def digits(data_flags: list[str]) -> tuple[Digits, Digits]:
+    """The training and the test set."""
     args = parse_args(str(script("00_single_gpu")), ["--device", "cpu", *data_flags])
-    train, test = load_data(args)
-    return Digits(_halved(train), train.labels, _halved(test), test.labels)
-
-
-def _halved(digit_images: DigitImages) -> Tensor:
-    """All images at half of their width and height, so that a training takes seconds."""
-    images, _ = digit_images.__getitems__(list(range(len(digit_images))))
-    return F.avg_pool2d(images, 2)
+    sets = []
+    for dataset in load_data(args):
+        images, labels = dataset.__getitems__(list(range(len(dataset))))
+        sets.append(Digits(F.avg_pool2d(images, 2), labels))
+    return sets[0], sets[1]
 
 
 def small_network() -> nn.Sequential:
@@ -127,7 +117,7 @@ def make_optimizer(start: Start, network: nn.Module, ranks: int, rule: Rule) -> 
     return torch.optim.AdamW(network.parameters(), lr=rate, betas=betas, eps=EPS / math.sqrt(ranks))
 
 
-def trained_loss(start: Start, ranks: int, rule: Rule, seed: int, data: Digits) -> float:
+def trained_loss(start: Start, ranks: int, rule: Rule, seed: int, train: Digits, test: Digits) -> float:
     """The mean loss on the test images after one epoch with the batch of so many ranks.
 
     At most GUESSING: a training whose steps were too long ends there, or beyond any number.
@@ -136,60 +126,46 @@ def trained_loss(start: Start, ranks: int, rule: Rule, seed: int, data: Digits) 
     network = small_network()
     optimizer = make_optimizer(start, network, ranks, rule)
     batch_size = BATCH * ranks
-    steps = len(data.train_images) // batch_size
+    steps = len(train.images) // batch_size
     warm_up_steps = math.ceil(WARM_UP * steps) if rule.warms_up else 1
     schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm_up_steps))
-    order = torch.randperm(len(data.train_images), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(seed))
     for step in range(steps):
         chosen = order[step * batch_size : (step + 1) * batch_size]
-        loss = F.cross_entropy(network(data.train_images[chosen]), data.train_labels[chosen])
+        loss = F.cross_entropy(network(train.images[chosen]), train.labels[chosen])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
     with torch.no_grad():
-        loss = F.cross_entropy(network(data.test_images), data.test_labels).item()
+        loss = F.cross_entropy(network(test.images), test.labels).item()
     return loss if loss < GUESSING else GUESSING
 
 
-def row_name(ranks: int, rule: Rule) -> str:
-    return f"batch {BATCH * ranks}, rate {rule.name}" if ranks > 1 else f"batch {BATCH}"
+def groups() -> list[Group]:
+    """One for each start. A loss is no time, so what is measured is no row of the group's."""
+    found = []
+    for start in STARTS:
+        key = f"larger_batches-{start.optimizer}-{start.rate:g}"
+        found.append(Group(key, title(start), (), partial(measured, start)))
+    return found
 
 
-def measured(start: Start, seeds: int, data: Digits) -> dict:
-    """The group of `benchmarks.harness.records` of one optimizer: a row for each batch and rule, a sample a seed."""
+def title(start: Start) -> str:
+    return f"{start.optimizer}, rate {start.rate:g} for one rank: test loss after one epoch"
+
+
+def measured(start: Start, extent: Extent) -> dict:
+    """The record of one start: a row for each batch and rule, a sample a seed."""
+    few = ["--train-samples", str(QUICK_SAMPLES)] if extent.quick else []
+    train, test = digits([*extent.data_flags, *few])
     samples: dict[str, list[float]] = {}
     facts: dict[str, dict] = {}
-    for ranks in RANKS:
-        rules = RULES[start.optimizer] if ranks > 1 else (KEPT,)
-        for rule in rules:
-            row = row_name(ranks, rule)
-            samples[row] = [trained_loss(start, ranks, rule, seed, data) for seed in range(seeds)]
-            facts[row] = {"ranks": ranks, "rule": rule.name, "learning_rate": start.rate * rule.factor(ranks)}
-    title = f"{start.optimizer}, rate {start.rate:g} for one rank: test loss after one epoch"
-    group = records.group(title, "loss", samples, facts, notes=["A round is a seed."])
-    return group | {"optimizer": start.optimizer, "rate": start.rate, "training_samples": len(data.train_images)}
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.larger_batches", description=__doc__.splitlines()[0])
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write the record and its picture there")
-    parser.add_argument("--quick", action="store_true", help="a few samples and seeds: to see that everything runs")
-    options = parser.parse_args(argv)
-    if options.record and (reason := records.why_not_writable(options.record)):
-        parser.error(f"--record: {reason}")
-    began = records.circumstances()
-    data = digits(["--train-samples", str(QUICK_SAMPLES)] if options.quick else [])
-    groups = []
     with single_thread():
-        for start in STARTS:
-            groups.append(measured(start, QUICK_SEEDS if options.quick else SEEDS, data))
-            print(f"\n{records.table(groups[-1])}", flush=True)
-    if options.record:
-        records.write(options.record / f"{SUITE}.json", SUITE, began, groups=groups)
-        [picture] = draw(groups, records.machine(), options.record)
-        print(f"written to {options.record}: {SUITE}.json, {picture}")
-
-
-if __name__ == "__main__":
-    main()
+        for ranks in RANKS:
+            for rule in RULES[start.optimizer] if ranks > 1 else (KEPT,):
+                row = f"batch {BATCH * ranks}, rate {rule.name}" if ranks > 1 else f"batch {BATCH}"
+                samples[row] = [trained_loss(start, ranks, rule, seed, train, test) for seed in range(SEEDS)]
+                facts[row] = {"ranks": ranks, "rule": rule.name, "learning_rate": start.rate * rule.factor(ranks)}
+    group = records.group(title(start), "loss", samples, facts, notes=["A round is a seed."])
+    return group | {"optimizer": start.optimizer, "rate": start.rate, "training_samples": len(train.images)}

@@ -1,0 +1,133 @@
+"""The pictures of a comparison's memory, drawn from its record alone: each device's peak, by what it holds."""
+
+from pathlib import Path
+
+from benchmarks.report.plots import (
+    BLUE,
+    CLEAR,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    SKY,
+    SMALL,
+    VERMILION,
+    legend,
+    save,
+    subplots,
+)
+from benchmarks.report.verdicts import spread
+from benchmarks.suites.memory import DATA_PARALLEL, DDP, WRAPPERS, totals
+from common.memory import CATEGORIES
+
+COLOURS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, VERMILION, GREY), strict=True))
+LEGEND = 0.58  # inches
+# Of each wrapper a title, the names of four devices, and texts above the bar of a device, each with its middle.
+FOUR_DEVICES = {
+    DATA_PARALLEL: (
+        "DataParallel: one process",
+        ("device 0", "1", "2", "3"),
+        {
+            0: (1.25, "device 0 also has the optimizer\nand sums all gradients"),
+            1: (2.0, "a copy of the network,\na shard of the batch"),
+        },
+    ),
+    DDP: (
+        "DDP: four processes",
+        ("rank 0", "1", "2", "3"),
+        {0: (1.5, "each has a network, an optimizer,\nand buckets for its gradients")},
+    ),
+}
+
+
+def all_devices(report: dict, path: Path) -> None:
+    """Peak memory of every device under DataParallel and under DDP, for each network and number of devices."""
+    recorded = report.get("memory", [])
+    rows = [row for row in recorded if row["devices"] > 1 and row["wrapper"] in WRAPPERS]
+    if not rows:
+        return
+    titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
+    counts = sorted({row["devices"] for row in rows})
+    widths = [count + 2.5 for count in counts]
+    figure, panels = subplots(len(titles), len(counts), 1.85 + 2.7 * len(titles), widths)
+    for line, network in enumerate(titles):
+        own = [row for row in rows if row["network"] == network]
+        top = max(max(_heights(row)) for row in own)
+        for column, devices in enumerate(counts):
+            panel = panels[line * len(counts) + column]
+            for row in own:
+                if row["devices"] == devices:
+                    _devices(panel, row, top)
+            panel.set_xticks([(devices - 1) / 2, devices + 1 + (devices - 1) / 2], ["DP", "DDP"])
+            panel.set(xlim=(-1.1, 2 * devices + 1.1), ylim=(0, 1.32 * top))
+            panel.grid(axis="y")
+            panel.set_title(" ")  # room for the network's name, which is wider than the first panel
+            panel.tick_params(axis="x", length=0)
+            if column:
+                panel.tick_params(axis="y", labelleft=False)
+            else:
+                panel.set_ylabel("peak MiB per device")
+                panel.text(0, 1.06, titles[network], transform=panel.transAxes, weight="bold", in_layout=False)
+            panel.set_xlabel(f"{devices} devices")
+    legend(figure, COLOURS, 3)
+    told = "Simulated: every tensor charged to its device"
+    if any(row["allocated"] for row in rows):
+        told = "Bars: simulated, every tensor charged to its device; diamonds: measured by CUDA's allocator"
+    save(figure, path, f"{told}. DP: DataParallel; ratio: fullest / emptiest device", report["machine"], LEGEND)
+
+
+def _devices(panel, row: dict, top: float) -> None:
+    """The bars of one wrapper's devices: DataParallel's left, DDP's right."""
+    n = row["devices"]
+    start = 0 if row["wrapper"] == DATA_PARALLEL else n + 1
+    for device, split in enumerate(row["peaks"]):
+        _stack(panel, start + device, split)
+    if row["allocated"]:
+        panel.plot(range(start, start + n), [size / 2**20 for size in row["allocated"]], "D", color=INK, markersize=4)
+    middle = start + (n - 1) / 2
+    above = max(_heights(row)) + 0.03 * top
+    ratio = f"ratio\n{spread(totals(row)):.2f}"
+    panel.text(middle, above, ratio, ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
+
+
+def _stack(panel, position: float, split: dict[str, int]) -> None:
+    """The bar of one device, made of what it holds."""
+    below = 0.0
+    for name in CATEGORIES:
+        size = split[name] / 2**20
+        panel.bar(position, size, 0.86, below, color=COLOURS[name])
+        below += size
+
+
+def _heights(row: dict) -> list[float]:
+    sizes = [sum(split.values()) for split in row["peaks"]] + (row["allocated"] or [])
+    return [size / 2**20 for size in sizes]
+
+
+def four_devices(report: dict, path: Path) -> None:
+    """Each of four devices' memory in BasicNet's training, under DataParallel and under DDP, with what it means."""
+    rows = {}
+    for row in report.get("memory", []):
+        if row["network"] == "basic_net" and row["devices"] == 4:
+            rows[row["wrapper"]] = row
+    if not rows:
+        return
+    top = max(max(_heights(rows[wrapper])) for wrapper in FOUR_DEVICES)
+    figure, panels = subplots(1, len(FOUR_DEVICES), 4.8)
+    for panel, (wrapper, (title, names, texts)) in zip(panels, FOUR_DEVICES.items(), strict=True):
+        peaks = rows[wrapper]["peaks"]
+        for device, split in enumerate(peaks):
+            _stack(panel, device, split)
+        for device, (middle, text) in texts.items():
+            height = sum(peaks[device].values()) / 2**20 + 0.02 * top
+            panel.text(middle, height, text, ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
+        panel.set_title(title)
+        panel.set_xticks(range(len(peaks)), names)
+        panel.set(xlim=(-0.6, 3.6), ylim=(0, 1.25 * top))
+        panel.grid(axis="y")
+        panel.tick_params(axis="x", length=0)
+    panels[0].set_ylabel("peak MiB")
+    panels[1].tick_params(axis="y", labelleft=False)
+    legend(figure, COLOURS, 3)
+    told = "Simulated: every tensor charged to its device. BasicNet, global batch 64. Each device at its own peak"
+    save(figure, path, told, report["machine"], LEGEND)

@@ -1,0 +1,37 @@
+"""The picture of `benchmarks.suites.overhead`, drawn from its record alone: µs beyond the raw loop's step."""
+
+from pathlib import Path
+
+from benchmarks.report.plots import BLUE, ORANGE, Bar, draw_bars, legend, save, subplots
+
+
+def picture(record: dict, path: Path) -> None:
+    """Medians of paired differences, with quartiles; each raw loop has a panel, with those compared with it."""
+    from matplotlib.transforms import blended_transform_factory
+
+    (group,) = record["groups"]
+    pairs = group["pairs"]
+    loops = list(dict.fromkeys(pair["to"] for pair in pairs))
+    by_loop = [[pair for pair in pairs if pair["to"] == loop] for loop in loops]
+    heights = [0.35 + 0.42 * len(own) for own in by_loop]
+    figure, panels = subplots(len(loops), 1, 1.35 + sum(heights), None, heights)
+    top = max(max(pair["high"] for pair in pairs), 1)
+    lowest = min(pair["low"] for pair in pairs)
+    for panel, loop, own in zip(panels, loops, by_loop, strict=True):
+        bars = []
+        for pair in own:
+            colour = BLUE if pair["of"].startswith("common.") else ORANGE
+            text = f"{pair['median']:.0f} µs"
+            end = max(pair["high"], 0)
+            bars.append(Bar(pair["of"], pair["median"], pair["low"], pair["high"], end, text, colour))
+        draw_bars(panel, bars, 0.02 * top)
+        panel.set_xlim(min(0, 1.1 * lowest), 1.2 * top)
+        # To the left of the panel too: the name of a loop is longer than the panel is wide.
+        title = f"Added to a {loop}, whose step takes {group['rows'][loop]['median']:.0f} µs"
+        panel.set_title(" ")
+        blend = blended_transform_factory(figure.transFigure, panel.transAxes)
+        panel.text(0.012, 1.03, title, transform=blend, weight="bold", in_layout=False)
+    panels[-1].set_xlabel("µs added to a step")
+    legend(figure, {"this repository": BLUE, "other libraries": ORANGE}, 2, 2.0)
+    told = f"Measured on one thread: medians of {group['rounds']} paired rounds, and quartiles"
+    save(figure, path, told, record["machine"], top=0.36)

@@ -1,0 +1,123 @@
+"""The tables of recorded results on the pages."""
+
+import json
+
+from benchmarks.report import table
+from benchmarks.report.verdicts import peaks
+from benchmarks.suites.memory import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP, accounted_totals, totals
+from benchmarks.suites.network import BANDWIDTHS, BATCHES, one_node, row_name
+from benchmarks.suites.throughput import FIRST
+from common import ladder
+from common.instruments.result import quantity, result_line
+
+RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
+WORLD_SIZES = (2, 4, 8)
+
+
+def recorded(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose first column is text, and the others numbers."""
+    aligned = "|".join(["---", *["--:"] * (len(head) - 1)])
+    lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
+    return "\n".join([lines[0], f"|{aligned}|", *lines[1:]])
+
+
+def mib(size: float) -> str:
+    return f"{size / 2**20:.1f}"
+
+
+def comparison() -> str:
+    """What `python -m benchmarks.compare` printed when it was recorded."""
+    return f"```text\n{table.summary(recorded('results'))}\n```"
+
+
+def epoch(level: str) -> str:
+    """The result that one epoch at this level printed, and its cost.
+
+    One run alone says little about speed, so the run's own times are left out. The speed is that of the comparison's
+    rounds, in which the levels took turns; the ratio is the median of the rounds' ratios.
+    """
+    record = recorded("results")
+    name = ladder.named(level)
+    run = record["levels"][name]["run"]
+    accuracy, losses, *_ = result_line(run).split(" | ")
+    group = record["throughput"][0]
+    (speed,) = [row["median"] for row in group["rows"].values() if row["level"] == name and not row["apart"]]
+    cores = quantity(record["cores_per_device"], "core")
+    memory = " and ".join(f"{size / 2**20:.0f}" for size in peaks(record["levels"])[name])
+    lines = [
+        accuracy,
+        f"    {losses} | {quantity(run['steps'], 'step')}",
+        f"    {speed:.0f} images/s, {cores} a device | peak {memory} MiB",
+    ]
+    if name != FIRST:
+        lines.append(f"    {paired(group, name):.2f} of level 00's speed, round by round")
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def paired(group: dict, level: str) -> float:
+    """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
+    to_first = [pair for pair in group["pairs"] if pair["to"] == FIRST]
+    (ratio,) = [pair for pair in to_first if group["rows"][pair["of"]]["level"] == level]
+    return ratio["median"]
+
+
+def devices() -> str:
+    """Peak MiB of BasicNet's training on several devices."""
+    rows = []
+    for count in WORLD_SIZES:
+        first, *others = totals(memory_row("basic_net", DATA_PARALLEL, count))
+        other = max(others)
+        ddp = max(totals(memory_row("basic_net", DDP, count)))
+        rows.append([str(count), mib(first), mib(other), f"{first / other:.1f}", mib(ddp)])
+    return markdown(["devices", "first", "each of the others", "ratio", "DDP, each"], rows)
+
+
+def memory_split() -> str:
+    """BasicNet's memory on two devices at the peak of each, in MiB by category."""
+    first, second = memory_row("basic_net", DATA_PARALLEL, 2)["peaks"]
+    ddp, _ = memory_row("basic_net", DDP, 2)["peaks"]
+    splits = (first, second, ddp)
+    rows = [[category, *(mib(split[category]) for split in splits)] for category in first]
+    sums = [sum(split.values()) for split in splits]
+    rows.append(["sum", *map(mib, sums)])
+    return markdown(["MiB", "DataParallel, device 0", "DataParallel, device 1", "DDP, each"], rows)
+
+
+def smaller() -> str:
+    """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by network and devices."""
+    columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
+    rows = []
+    for network, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
+        for count in WORLD_SIZES:
+            fullest = [max(accounted_totals(memory_row(network, wrapper, count))) for wrapper in columns]
+            rows.append([title, str(count), *map(mib, fullest)])
+    return markdown(["network", "devices", *columns.values()], rows)
+
+
+def memory_row(network: str, wrapper: str, devices: int) -> dict:
+    """The record of a network's memory under a wrapper on so many devices."""
+    for row in recorded("results")["memory"]:
+        if (row["network"], row["wrapper"], row["devices"]) == (network, wrapper, devices):
+            return row
+    raise LookupError(f"no memory of {network} under {wrapper} on {devices} devices is recorded")
+
+
+def break_even() -> str:
+    """Two nodes against one in the same rounds: how many times as fast they are, by link and by batch of each process.
+
+    A dash stands where one node was not measured.
+    """
+    (group,) = recorded("network")["groups"]
+    known = {}
+    for pair in group["pairs"]:
+        low, high = pair["interval"]
+        known[pair["of"], pair["to"]] = f"{pair['median']:.2f} ({low:.2f}–{high:.2f})"
+    rows = []
+    for link in BANDWIDTHS:
+        pairs = [(row_name(link, batch), one_node(batch)) for batch in BATCHES]
+        rows.append([link, *(known.get(pair, "–") for pair in pairs)])
+    return markdown(["link", *(f"batch {batch} each" for batch in BATCHES)], rows)

@@ -1,0 +1,111 @@
+"""The pictures of throughput, drawn from records alone: images per second, and what several devices reach of one."""
+
+from pathlib import Path
+
+from benchmarks.report.plots import BLUE, GREY, INK, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
+from benchmarks.suites.throughput import ALL_CORES, FIRST, is_share
+from common.instruments.result import quantity
+
+COLUMNS = 2  # of the picture of scaling
+
+
+def speeds(report: dict, path: Path) -> None:
+    """Images per second of each level: the median of the rounds, their quartiles, and every round."""
+    groups = report.get("throughput", [])
+    if not groups:
+        return
+    shown = []
+    for group in groups:
+        shown.append({name: row for name, row in group["rows"].items() if not is_share(row)})
+    height_of_a_panel = 0.42 * max(map(len, shown)) + 0.9
+    figure, panels = subplots(len(groups), 1, 1.5 + height_of_a_panel * len(groups))
+    top = 0.0
+    for rows in shown:
+        top = max(top, *(max(row["samples"]) for row in rows.values()))
+    for panel, group, rows in zip(panels, groups, shown, strict=True):
+        ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["to"] == FIRST}
+        draw_bars(panel, [_speed(name, row, ratios.get(name)) for name, row in rows.items()], 0.02 * top)
+        for y, row in enumerate(rows.values()):
+            panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
+        panel.set_title(f"Throughput, {group['group']}")
+        right = top
+        if FIRST in rows and _most_devices(group) > 1:
+            ideal = _most_devices(group) * rows[FIRST]["median"]
+            panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
+            right = max(top, 1.02 * ideal)
+        panel.set_xlim(0, 1.27 * right)
+    panels[-1].set_xlabel("images per second")
+    told = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
+    save(figure, path, f"{told}; × paired ratio to level 00. {_about_devices(groups[0])}", report["machine"])
+
+
+def _speed(name: str, row: dict, ratio: float | None) -> Bar:
+    colour = SKY if row["apart"] else BLUE
+    text = f"{row['median']:.0f}"
+    if name == FIRST:
+        colour = GREY
+        name = f"{FIRST}, 1 device"
+    elif ratio is not None:
+        text += f"   × {ratio:.2f}"
+    if row["noisy"]:
+        text += "  noisy"
+    return Bar(name, row["median"], row["low"], row["high"], max(row["samples"]), text, colour)
+
+
+def _most_devices(group: dict) -> int:
+    return max(row["workers"] for row in group["rows"].values())
+
+
+def _about_devices(group: dict) -> str:
+    """The cores of a device, where devices are made of cores, and the dashed line."""
+    cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
+    told = f"Dashed: {_most_devices(group)} times one device"
+    if cores:
+        told = f"A device has {quantity(min(cores), 'core')}, and as many threads. {told}"
+    return told
+
+
+def scaling(record: dict, path: Path) -> None:
+    """Of every group what several devices, or all cores, reach of level 00 on one device."""
+    groups = [group for group in record["groups"] if speed_ups(group)]
+    if not groups:
+        return
+    lines = -(-len(groups) // COLUMNS)
+    most_rows = max(len(speed_ups(group)) for group in groups)
+    figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
+    furthest = max(map(_most_devices, groups))  # an interval, or the dashed line
+    for group in groups:
+        furthest = max(furthest, *(pair["interval"][1] for pair in speed_ups(group).values()))
+    for panel, group in zip(panels, groups, strict=False):
+        _speed_ups(panel, group, 1.3 * furthest)
+    for panel in panels[len(groups) :]:
+        panel.set_visible(False)
+    told = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
+    save(figure, path, f"{told}. {_about_devices(groups[0])}", record["machine"])
+
+
+def speed_ups(group: dict) -> dict[str, dict]:
+    """The pairs of a group that hold several devices, or all cores, against level 00 on one device, by their rows."""
+    rows = group["rows"]
+    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == FIRST}
+    return {name: pair for name, pair in pairs.items() if rows[name]["workers"] > 1 or rows[name]["apart"] == ALL_CORES}
+
+
+def _speed_ups(panel, group: dict, right: float) -> None:
+    """A bar for each row, whose length is a ratio: 1 is one device."""
+    bars = []
+    for name, pair in speed_ups(group).items():
+        row = group["rows"][name]
+        low, high = pair["interval"]
+        label = f"{row['level'][:2]}, all" if row["apart"] else f"{row['level'][:2]} on {row['workers']}"
+        colour = SKY if row["apart"] else BLUE
+        bars.append(Bar(label, pair["median"], low, high, high, f"{pair['median']:.2f}", colour))
+    draw_bars(panel, bars, 0.03 * right)
+    panel.axvline(1, color=SOFT, linewidth=1.2)
+    panel.axvline(_most_devices(group), color=VERMILION, linestyle="--", linewidth=1.4)
+    panel.set_xlim(0, right)
+    panel.set_xlabel("times level 00 on one device")
+    panel.set_ylabel("level")
+    kind, _, batch = group["group"].partition(": ")
+    of_whom, _, _ = batch.partition(",")
+    panel.set_title(f"{kind}:\n{of_whom}", fontsize=SMALL)

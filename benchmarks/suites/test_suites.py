@@ -1,0 +1,64 @@
+"""All suites: a test for each row of a group, whose rounds are the seconds that its step took in each round.
+
+The first test of a group measures all of its rows, in turns. Each test then replays what a step of its row took, so
+that pytest-benchmark's options to sort, group, save and compare work on rows.
+"""
+
+import pytest
+
+from benchmarks.harness.groups import ReplayClock, seconds_per_step
+from benchmarks.report.verdicts import MOST_SPREAD, spread
+from benchmarks.suites import anatomy, larger_batches, memory, network, overhead, throughput, timeline
+
+TIMED = {
+    "throughput": throughput.groups(),
+    "overhead": overhead.groups(),
+    "network": network.groups(),
+    "timeline": timeline.groups(),
+    "anatomy": anatomy.groups(),
+}
+ROWS = [
+    pytest.param(suite, group, row, id=f"{suite}-{group.key}-{row}")
+    for suite, groups in TIMED.items()
+    for group in groups
+    for row in group.rows
+]
+CLOCK = ReplayClock()
+
+pytestmark = pytest.mark.timeout(3600)  # seconds: a group takes some minutes on two quiet cores
+
+
+@pytest.mark.parametrize("suite, group, row", ROWS)
+@pytest.mark.benchmark(timer=CLOCK.now)
+def test_step(suite, group, row, record_of, benchmark, extent):
+    record = record_of(suite, group)
+    if row not in record["rows"]:
+        pytest.skip(f"{row} was not measured")
+    facts = record["rows"][row]
+    durations = iter(seconds_per_step(record, row))
+
+    def next_duration():
+        return (next(durations),), {}
+
+    benchmark.group = record["group"]
+    pairs = [pair for pair in record["pairs"] if pair["of"] == row]
+    benchmark.extra_info.update(facts | {"unit": record["unit"], "pairs": pairs, "notes": record["notes"]})
+    benchmark.pedantic(CLOCK.advance, setup=next_duration, rounds=len(facts["samples"]))
+    if suite == "anatomy" and not extent.quick and not facts["noisy"]:
+        assert abs(facts["sum_of_whole"] - 1) <= anatomy.MOST_LEFT_OVER
+
+
+@pytest.mark.parametrize("group", [pytest.param(group, id=group.key) for group in larger_batches.groups()])
+def test_training(group, record_of):
+    assert record_of("larger_batches", group)["rows"]
+
+
+@pytest.mark.parametrize("group", [pytest.param(group, id=group.key) for group in memory.groups()])
+def test_account(group, record_of):
+    for row in record_of("memory", group)["memory"]:
+        # On GPUs cuBLAS and cuDNN take tens of MiB on every device, and make devices alike that hold different tensors.
+        uneven = spread(memory.accounted_totals(row))
+        if row["wrapper"] == memory.DATA_PARALLEL and row["devices"] > 1:
+            assert uneven > 1.5, row["title"]
+        else:
+            assert uneven <= MOST_SPREAD, row["title"]
