@@ -1,4 +1,4 @@
-"""The small Trainer trains the bits of the whole one, on the ten-line example of level 04's page."""
+"""The small Trainer trains the bits of the whole one, on the example of level 04's page."""
 
 import importlib
 import os
@@ -23,7 +23,7 @@ ONLY_WHOLE = re.compile(r".*(runtime|per_second|flos)|grad_norm|train_loss")
 def example(library: str, output_dir: str, settings: str = "", more: str = "", resume: str = "") -> dict:
     """Run the example with `library`'s Trainer; `settings` are added to its arguments, `more` to its Trainer's."""
     page = (ladder.ROOT / "04_trainer" / "README.md").read_text()
-    [text] = re.findall(r"^## A Trainer in ten lines\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    [text] = re.findall(r"^## A Trainer in seven lines\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     if library == WHOLE and "eval_strategy" in settings:
         # The whole one asks for the model's output beside the loss, and has to be told what the labels are.
         text = text.replace("return F.nll_loss", "loss = F.nll_loss")
