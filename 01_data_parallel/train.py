@@ -36,7 +36,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     seed_replicas(args.seed, devices)  # for dropout, and each replica draws its own
 
-    with measured(args, model, train_set, test_set) as report:  # counts and takes the time from outside
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):
             sampler.generator.manual_seed(args.seed + epoch)  # another order for each epoch
             train_loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -48,7 +48,7 @@ def train(args):
                 optimizer.step()
                 optimizer.zero_grad()
                 train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
-            train_loss /= len(train_loader)
+            train_loss /= len(train_loader)  # drop_last: all batches are equally large
 
             # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
             totals = torch.zeros(3, dtype=torch.float64, device=device)
@@ -67,5 +67,5 @@ def train(args):
 
 if __name__ == "__main__":
     args = parse_args(__file__)
-    prepare_process(args)
+    prepare_process(args)  # its cores and its memory, before torch computes
     train(args)

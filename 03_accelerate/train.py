@@ -43,7 +43,7 @@ def train(args):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
-    with measured(args, model, train_set, test_set) as report:  # counts and takes the time from outside
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             train_loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
@@ -74,5 +74,5 @@ def train(args):
 
 if __name__ == "__main__":
     args = parse_args(__file__)
-    prepare_process(args)
+    prepare_process(args)  # its cores and its memory, before torch computes
     train(args)

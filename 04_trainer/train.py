@@ -74,7 +74,7 @@ def train(args):
     )
     torch.manual_seed(args.seed + settings.process_index)  # by default all processes drop the same units out
 
-    with measured(args, model, train_set, test_set) as report:  # counts and takes the time from outside
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         trainer.train()
         log = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
         result = report(log["loss"], log["eval_loss"], log["eval_accuracy"], log["eval_evaluated"])
@@ -84,5 +84,5 @@ def train(args):
 
 if __name__ == "__main__":
     args = parse_args(__file__)
-    prepare_process(args)
+    prepare_process(args)  # its cores and its memory, before torch computes
     train(args)
