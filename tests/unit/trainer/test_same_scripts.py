@@ -12,10 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, SequentialSampler
 
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
