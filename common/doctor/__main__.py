@@ -4,11 +4,13 @@ It exits with 1 if there is a finding, and with 2 if nothing could be examined.
 """
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, NoReturn
 
 from common.errors import fail
 from common.numbers import number, positive
@@ -32,9 +34,11 @@ def several(text: str) -> int:
 
 def examine(options: argparse.Namespace) -> int:
     """Run the script, and say what was found. Returns the exit code."""
-    # Here, for torch takes seconds: the flags are known to be right, and `main` answers a Ctrl-C.
+    # Here, for torch takes seconds, and the flags are right. What is imported may swallow a KeyboardInterrupt.
+    before = signal.signal(signal.SIGINT, leave_interrupted)
     from common.doctor import launch, report
 
+    signal.signal(signal.SIGINT, before)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         ranks = launch.observe(
@@ -50,6 +54,12 @@ def examine(options: argparse.Namespace) -> int:
     return 1 if report.findings(answers) else 0
 
 
+def leave_interrupted(*args: Any) -> NoReturn:
+    """End at once: an impatient second Ctrl-C would interrupt Python's own end."""
+    print("interrupted: nothing was examined", file=sys.stderr, flush=True)
+    os._exit(130)
+
+
 def main(argv: list[str] | None = None) -> int:
     options = parse_options(argv)
     if not options.script.is_file():
@@ -57,9 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return examine(options)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one would interrupt the exit
-        print("interrupted: the script was ended, and nothing was examined", file=sys.stderr)
-        return 130
+        leave_interrupted()
 
 
 if __name__ == "__main__":

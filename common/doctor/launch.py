@@ -48,11 +48,12 @@ def observe(
         for rank in range(processes):
             started.append(_start(rank, script, arguments, processes, port, folder, last_step))
         hung = _wait(started, folder, patience)
-        let_all_write(started, folder)
+        _let_all_write(started, folder)
     finally:
         for process in started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+        for process in started:  # after all are killed: a second Ctrl-C may interrupt this
             process.wait()
     return [_rank(number, process.returncode, folder, hung) for number, process in enumerate(started)]
 
@@ -110,7 +111,7 @@ def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> boo
     return False
 
 
-def let_all_write(started: list[subprocess.Popen], folder: Path) -> None:
+def _let_all_write(started: list[subprocess.Popen], folder: Path) -> None:
     """Let every rank that still runs write its last record. Only then may the first be killed."""
     (folder / STOP).touch()
     deadline = time.monotonic() + TO_WRITE

@@ -59,7 +59,8 @@ def not_examined(ranks: list[Rank], found: dict[str, Answer]) -> str | None:
     """Why there was nothing to compare; None where there was."""
     if any(rank.record.backend for rank in ranks):
         return None
-    if isinstance(found["end of the script"], Finding) and any(rank.record.steps for rank in ranks):
+    ran = any(rank.record.steps or rank.hung for rank in ranks)
+    if ran and isinstance(found["end of the script"], Finding):
         return None
     if any(rank.record.steps for rank in ranks):
         return "the script made no process group, and each process ran a training of its own"

@@ -59,7 +59,8 @@ def _watch_saves(watcher: Watcher) -> None:
 def _state_dicts(value: Any, depth: int) -> Iterator[dict[str, Tensor]]:
     if not isinstance(value, dict) or not value or not depth:
         return
-    if all(isinstance(key, str) and isinstance(part, Tensor) for key, part in value.items()):
+    of_names = all(isinstance(key, str) for key in value)
+    if of_names and all(isinstance(part, Tensor) for part in value.values()):
         yield value
         return
     for part in value.values():

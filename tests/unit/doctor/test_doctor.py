@@ -216,7 +216,7 @@ def test_ctrl_c_ends_the_doctor_in_one_line_and_all_of_its_processes(tmp_path):
     doctor.send_signal(signal.SIGINT)
     _, errors = doctor.communicate(timeout=60)
     assert doctor.returncode == 130
-    assert errors == "interrupted: the script was ended, and nothing was examined\n"
+    assert errors == "interrupted: nothing was examined\n"
     for path in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
@@ -331,6 +331,15 @@ def test_what_cannot_be_examined_is_told_so(tmp_path):
     code, answer = ask(ROOT / "00_single_gpu" / "train.py", *LEVEL)
     assert code == 2
     assert "Not examined: " in answer
+
+
+@pytest.mark.long
+def test_ranks_that_wait_before_their_group_are_found(tmp_path):
+    script = tmp_path / "waits.py"
+    script.write_text("import time\n\ntime.sleep(60)\n")
+    code, text = ask("--time-out", 6, script)
+    assert code == 1
+    assert "no rank got on for 6 s: rank 0 is in waits.py:3" in text
 
 
 @pytest.mark.slow
