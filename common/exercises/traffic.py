@@ -20,6 +20,8 @@ from common.exercises.compare import shown
 from common.exercises.stage import SolutionFailed
 from common.process_group import COLLECTIVES
 
+POINT_TO_POINT = ("isend", "irecv")
+
 
 class Message:
     """A collective, a send or a receive of a solution, and the handle that the solution gets.
@@ -47,9 +49,13 @@ class Message:
         self.finish = finish
 
     def wait(self, *_: Any) -> bool:
-        if not self.waits:
-            if self.sent is not None and self.name in COLLECTIVES:
-                self.was_changed = not torch.equal(self.tensor.detach(), self.sent)
+        # What began earlier arrives earlier, as in a process group, so that ranks may wait in any order.
+        while self in self.traffic.under_way:
+            message = self.traffic.under_way.pop(0)
+            if message.sent is not None:
+                message.was_changed = not torch.equal(message.tensor.detach(), message.sent)
+            message.finish()
+        if self.name in POINT_TO_POINT and not self.waits:
             self.finish()
         self.waits.append(self.traffic.moment)
         return True
@@ -83,6 +89,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.under_way: list[Message] = []  # collectives that have not arrived
         self.moment: Any = None
         self.note: Callable[[Message], None] = lambda message: None
 
@@ -96,11 +103,12 @@ class Traffic:
         message = Message(self, name, arguments, finish=functools.partial(original, **arguments))
         self.messages.append(message)
         self.note(message)
-        if name in ("isend", "irecv"):
+        if name in POINT_TO_POINT:
             message.finish = message.finish().wait
-            in_background = True
-        message.in_background = in_background
-        if in_background:
+        else:
+            self.under_way.append(message)
+        if in_background or name in POINT_TO_POINT:
+            message.in_background = True
             return message
         message.wait()
         return None
@@ -115,10 +123,10 @@ def observed() -> Iterator[Traffic]:
     """
     traffic = Traffic()
     with ExitStack() as patches:
-        for name in (*COLLECTIVES, "isend", "irecv"):
+        for name in COLLECTIVES + POINT_TO_POINT:
             call = functools.partial(traffic.begin, getattr(dist, name))
             patches.enter_context(mock.patch.object(dist, name, call))
-            if name in ("isend", "irecv"):
+            if name in POINT_TO_POINT:
                 # These are what send and recv call, and batch_isend_irecv compares its operations with them.
                 patches.enter_context(mock.patch.object(dist.distributed_c10d, name, call))
         yield traffic

@@ -39,6 +39,10 @@ UNUSUAL = {
         "dist.all_reduce(parameter.detach(), op=dist.ReduceOp.AVG)",
     ),
     "overlapped_ddp: waited for twice": ("handle.wait()", "handle.wait(), handle.wait()"),
+    "overlapped_ddp: ranks wait in other orders": (
+        "in self.handles:",
+        "in self.handles[:: -1 if dist.get_rank() == 0 else 1]:",
+    ),
     "average_gradients: in the background": (
         "dist.all_reduce(parameter.grad)",
         "dist.all_reduce(parameter.grad, async_op=True).wait()",
