@@ -5,7 +5,8 @@ of DeepSpeed, of devices that are out of scope, of what serves the original itse
 source defines and the core does not, the alias makes a stand-in of the same kind:
 
 - a class can be named in `isinstance` and derived from, but creating an object raises NotImplementedError;
-- a function whose name begins with `is_` or `has_` answers False, and any other raises NotImplementedError;
+- a function whose name begins with `is_` or `has_` answers False, and any other raises NotImplementedError; but
+  `is_torch_version` compares;
 - a constant has its value.
 
 What is no part of what a script uses comes from the installed wheel: `accelerate.test_utils`, and those of the
@@ -21,12 +22,15 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import operator
 import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 ORIGINAL = "accelerate"
 CORE = "common.accelerator"
@@ -105,6 +109,8 @@ def stand_in(module: str, source: Path, name: str) -> Any:
     Raises:
         AttributeError: if it defines no such thing.
     """
+    if name == "is_torch_version":
+        return is_torch_version
     for statement in _statements(ast.parse(source.read_text())):
         match statement:
             case ast.ClassDef(name=defined) if defined == name:
@@ -144,6 +150,13 @@ def _function(name: str) -> Callable[..., Any]:
 
     answer.__name__ = answer.__qualname__ = name
     return answer
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """True if the installed torch compares with `version` as `operation`, such as ">=", says."""
+    comparisons = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">=": "ge", ">": "gt"}
+    compare = getattr(operator, comparisons[operation])
+    return compare(torch.__version__, version)
 
 
 def install() -> None:
