@@ -297,6 +297,9 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
+        if self.persistent_workers and hasattr(self.dataset, "set_epoch"):
+            # Each worker has a copy of the data set, made when it started. New ones see this epoch.
+            self._iterator = None
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""

@@ -446,6 +446,39 @@ def test_a_stream_of_ready_batches_is_dealt_out_in_whole_batches():
     assert [len(list(loader)) for loader in loaders] == [3, 3]
 
 
+class EpochStream(IterableDataset):
+    epoch = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([self.epoch] * 4)
+
+
+class EpochSamples(Dataset):
+    epoch = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.epoch
+
+
+@pytest.mark.parametrize("kind", [EpochStream, EpochSamples])
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_epoch_reaches_a_data_set_whose_workers_would_stay_alive(world, kind):
+    """Each worker has a copy of the data set, made when it started."""
+    make = lambda rank: DataLoader(kind(), batch_size=2, num_workers=1, persistent_workers=True)  # noqa: E731
+    loaders = ranks(world, make)
+    for epoch in range(3):
+        assert gathered(loaders) == [epoch] * 4
+
+
 class Draws(Dataset):
     def __len__(self):
         return 8
