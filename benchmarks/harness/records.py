@@ -128,10 +128,11 @@ def table(record: dict) -> str:
         noisy = " *" if row["noisy"] else ""
         lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}{noisy}")
     for pair in record["pairs"]:
-        sign, form = ("/", ".3f") if pair["kind"] == "ratio" else ("−", ".3g")
-        low, high = pair["interval"]
+        sign = "/" if pair["kind"] == "ratio" else "−"
+        shown = [pair["median"], *pair["interval"]]
+        median, low, high = (f"{value:.3f}" if sign == "/" else number(value) for value in shown)
         left = f"  {pair['of']} {sign} {pair['to']}"
-        right = f"{pair['median']:{form}} ({low:{form}} to {high:{form}})"
+        right = f"{median} ({low} to {high})"
         lines.append(f"{left} {right:>{max(0, WIDTH - 1 - len(left))}}")
     if any(row["noisy"] for row in record["rows"].values()):
         lines.append("  * noisy: a spread over 15 %")

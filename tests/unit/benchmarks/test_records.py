@@ -52,6 +52,12 @@ def test_the_table_fits_80_columns_and_marks_what_is_noisy():
     assert lines[-1] == row and " ".join(lines[-4:-1]) == note.strip()
 
 
+def test_differences_on_a_slow_machine_need_no_exponent():
+    samples = {"transformers.Trainer": [2400.0, 3100.0], "raw loop like a Trainer's": [1000.0, 1350.0]}
+    lines = records.table(records.group("g", "µs", samples, differences=[tuple(samples)])).splitlines()
+    assert lines[-1].endswith("1575 (1400 to 1750)") and len(lines[-1]) <= 80
+
+
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_what_was_recorded_fits_into_80_columns(path):
     for record in json.loads(path.read_text())["groups"]:
