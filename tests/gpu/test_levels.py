@@ -132,7 +132,7 @@ def planted(rung: str, folder: Path, *changes: tuple[str, str]) -> Path:
     return path
 
 
-SET_DEVICE = ("        torch.cuda.set_device(device)\n", "")
+SET_DEVICE = ("torch.cuda.set_device(device)", "pass")
 
 
 @pytest.mark.parametrize(

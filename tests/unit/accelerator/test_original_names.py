@@ -26,6 +26,8 @@ OTHER_SIGNATURE = {
     "ClusterConfig": "a file's settings have defaults here, and no place among the others",
     "DataLoaderDispatcher": "`prepare_data_loader` makes it, by keywords",
     "extract_model_from_parallel": "what is recursive there is for parts that are out of scope",
+    "load_checkpoint_in_model": "maps of a model over devices are out of scope, and offloading",
+    "load_state_dict": "maps of a model over devices are out of scope",
 }
 
 
