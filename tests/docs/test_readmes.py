@@ -63,7 +63,7 @@ def test_the_generated_parts_have_not_drifted(capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("before, level", pairwise(ladder.levels()))
+@pytest.mark.parametrize("before, level", list(pairwise(ladder.levels())))
 def test_a_page_shows_the_whole_diff(before, level):
     parts = {part[2].strip(): part[3] for part in readmes.PART.finditer(page_of(level)) if part[1] in ("diff", "added")}
     shown = [line for line in parts[f"{before[:2]} {level[:2]}"].splitlines() if line.startswith(("-", "+"))]
