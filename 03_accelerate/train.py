@@ -6,8 +6,8 @@ As one process, as several, or as a configuration file says:
     torchrun --standalone --nproc-per-node 2 03_accelerate/train.py
     python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 03_accelerate/train.py
 
-The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
-What a long training adds is in train_full.py.
+`common.accelerator` has the names of Hugging Face Accelerate. Replace it by `accelerate`, and this file runs there.
+Mixed precision, accumulation and checkpoints are in train_full.py.
 """
 
 import torch
@@ -23,10 +23,10 @@ from common.model import build_model
 
 
 def train(args):
-    accelerator = Accelerator(  # finds rank, world size, device, backend and threads by itself
-        cpu=args.device.type == "cpu",
+    accelerator = Accelerator(  # joins the other processes; finds rank, device and backend by itself
+        cpu=args.device.type == "cpu",  # by default a GPU, where there is one
         dataloader_config=DataLoaderConfiguration(
-            split_batches=True,  # the batch of a loader is the global one
+            split_batches=True,  # by default a loader's batch is each rank's own
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
         ),
@@ -39,7 +39,8 @@ def train(args):
 
     model = build_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    # The model moves to its device and into DDP, the loaders deal out shards and copy them to the device.
+    # The model moves to its device and into DDP, and the optimizer keeps its parameters.
+    # The loaders deal out shards, equally long on all ranks, and copy them to the device.
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
@@ -50,7 +51,7 @@ def train(args):
             model.train()
             for images, targets in train_loader:
                 loss = F.nll_loss(model(images), targets)
-                accelerator.backward(loss)
+                accelerator.backward(loss)  # loss.backward(), and what mixed precision and accumulation need
                 optimizer.step()
                 optimizer.zero_grad()
                 train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
@@ -61,14 +62,14 @@ def train(args):
             model.eval()
             with torch.no_grad():
                 for images, targets in test_loader:
-                    # From all ranks, without the samples that were repeated to make the shards equally long.
+                    # Every rank gets what all have, without samples that were repeated to make shards equally long.
                     log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
                     totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
                     totals[1] += (log_probs.argmax(dim=1) == targets).sum()
                     totals[2] += len(targets)
             loss_sum, correct, evaluated = totals.tolist()
             result = report(train_loss.item(), loss_sum / evaluated, correct / evaluated, evaluated)
-    accelerator.end_training()
+    accelerator.end_training()  # leaves the process group
     return result
 
 

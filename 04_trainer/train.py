@@ -6,8 +6,9 @@ As one process, as several, or as a configuration file says:
     torchrun --standalone --nproc-per-node 2 04_trainer/train.py
     python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 04_trainer/train.py
 
-The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
-What a long training adds is in train_full.py.
+`common.trainer` has the names of Hugging Face's Trainer. Replace it by `transformers`, and this file runs there. Inside
+is level 03's Accelerator. What is set against a default makes this the training of the other levels; it is no advice.
+Mixed precision, accumulation and checkpoints are in train_full.py.
 """
 
 import os
@@ -36,7 +37,7 @@ def to_dict(batch):
 
 def compute_metrics(prediction):  # arrays with the samples of all ranks, each once
     log_probs, labels = prediction.predictions, prediction.label_ids
-    # By default samples that are repeated, so that all processes have equally many, count twice in the loss.
+    # In the Trainer's own loss, which this replaces, samples count twice that were repeated for equal shards.
     loss = -log_probs[range(len(labels)), labels].mean(dtype="float64")
     correct = log_probs.argmax(axis=1) == labels
     return {"loss": loss, "accuracy": correct.mean(), "evaluated": len(correct)}
@@ -45,15 +46,15 @@ def compute_metrics(prediction):  # arrays with the samples of all ranks, each o
 def train(args):
     share = args.batch_size // int(os.environ.get("WORLD_SIZE", 1))
     settings = TrainingArguments(
-        "checkpoints",
+        "checkpoints",  # the folder for what it saves
         num_train_epochs=args.epochs,
         per_device_train_batch_size=share,
         per_device_eval_batch_size=share,
-        dataloader_drop_last=True,  # by default an epoch's last, smaller step is a step too
+        dataloader_drop_last=True,  # by default an epoch ends with a smaller step
         lr_scheduler_type="constant",  # by default linear, down to 0
         max_grad_norm=0,  # by default 1.0: gradients are clipped
         remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
-        label_names=["labels"],  # by default those parameters of model.forward whose names contain "label"
+        label_names=["labels"],  # compute_metrics gets them; by default what model.forward calls "label…"
         eval_strategy="epoch",  # by default never
         logging_strategy="epoch",  # by default every 500 steps
         save_strategy="no",  # by default every 500 steps
@@ -62,12 +63,12 @@ def train(args):
         ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
         ddp_timeout=int(args.timeout.total_seconds()),  # of a collective; by default 1800
         dataloader_num_workers=args.num_workers,
-        dataloader_pin_memory=False,  # by default batches pass through memory that a GPU can read by itself
+        dataloader_pin_memory=False,  # by default batches are pinned, for faster copies to a GPU
         use_cpu=args.device.type == "cpu",
     )
     train_set, test_set = load_data(args)
     model = build_model(args)
-    # By default AdamW has no weight decay, or leaves biases out of it. At the other levels all weights decay by 0.01.
+    # The Trainer's own AdamW has no weight decay by default, and never of biases. torch's decays all weights by 0.01.
     optimizers = torch.optim.AdamW(model.parameters(), lr=args.lr), None
     trainer = DigitTrainer(
         model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
