@@ -101,11 +101,6 @@ def shape(text: str) -> tuple[int, ...]:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse_options(argv)
-    if options.question == "doctor":
-        from benchmarks.your_network.doctor import command
-
-        command.answer_doctor(options)
-        return
     try:
         question = importlib.import_module(QUESTIONS[options.question])
         question.answer(options)

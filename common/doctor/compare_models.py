@@ -58,7 +58,7 @@ def weights(records: list[Record]) -> Answer:
         at_first = apart.pop(0, None)
         compared += len(apart)
         first = next((step for step in apart if apart[step]), None)
-        # Where only every so manieth step averages the weights, they come together again.
+        # Where only every n-th step averages the weights, they come together again.
         if first is not None and all(apart[step] for step in apart if step > first):
             return _replicas_apart(f"{apart[first]} after step {first}", at_first, models, records)
     if not compared:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..state import DistributedType  # noqa: F401
-from .environment import clear_environment
 
 
 class BaseEnum(enum.Enum):
@@ -79,9 +78,8 @@ class KwargsHandler:
         return copy.deepcopy(self.__dict__)
 
     def to_kwargs(self) -> dict[str, Any]:
-        """The attributes that differ from the defaults, as they are without environment variables."""
-        with clear_environment():
-            default = type(self)().to_dict()
+        """The attributes that differ from the defaults."""
+        default = type(self)().to_dict()
         return {key: value for key, value in self.to_dict().items() if default[key] != value}
 
 
