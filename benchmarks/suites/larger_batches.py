@@ -1,4 +1,4 @@
-"""A larger batch and its learning rate: the same samples in fewer steps, by three rules, with AdamW and with SGD.
+"""A larger batch and its learning rate: the same samples in fewer steps, by four rules, with AdamW and with SGD.
 
 Each rank brings a batch of 64, so that k ranks make a batch k times as large. Every training sees one epoch in the same
 order, and a larger batch leaves fewer steps for it. The learning rate is kept, or multiplied by √k, or by k. Each
