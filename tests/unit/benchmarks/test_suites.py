@@ -30,8 +30,10 @@ allocator.keep_large_blocks = lambda: print("ALLOCATOR ASKED")
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SUITES)
+# `.ci/run bench` measures, records and draws all of them.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "overhead" else pytest.mark.long) for name in SUITES]
+)
 def test_a_suite_measures_records_and_draws_all_rows_of_its_groups(name, tmp_path, coarse):
     measured = []
     for group in SUITES[name].groups():
