@@ -55,15 +55,6 @@ def get_world_size() -> int:
     return dist.get_world_size() if is_distributed() else 1
 
 
-def broadcast_object(value: Any) -> Any:
-    """The `value` of rank 0, on every rank. A collective: all processes must call it."""
-    if not is_distributed():
-        return value
-    values = [value]
-    dist.broadcast_object_list(values)
-    return values[0]
-
-
 def all_gather_object(value: Any) -> list:
     """The value of every rank, in the order of the ranks. A collective: all processes must call it."""
     if not is_distributed():

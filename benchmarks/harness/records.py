@@ -129,8 +129,9 @@ def table(record: dict) -> str:
         lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}{noisy}")
     for pair in record["pairs"]:
         sign = "/" if pair["kind"] == "ratio" else "−"
-        shown = [pair["median"], *pair["interval"]]
-        median, low, high = (f"{value:.3f}" if sign == "/" else number(value) for value in shown)
+        shown = "{:.3f}".format if sign == "/" else number
+        median = shown(pair["median"])
+        low, high = map(shown, pair["interval"])
         left = f"  {pair['of']} {sign} {pair['to']}"
         right = f"{median} ({low} to {high})"
         lines.append(f"{left} {right:>{max(0, WIDTH - 1 - len(left))}}")

@@ -39,7 +39,7 @@ def _speeds(group: dict) -> str:
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
     if cores:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
-    lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", f"of level 00 ({sure:.0%} interval)"))
+    lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", f"× level 00 ({sure:.0%} interval)"))
     for name, row in group["rows"].items():
         if is_share(row):
             continue

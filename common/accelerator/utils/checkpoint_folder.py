@@ -166,7 +166,7 @@ def publish(draft: Path, folder: Path) -> None:
         OSError: if something could not be renamed; likewise.
     """
     if draft.parent == folder:
-        _moves(draft, folder)
+        _moves(draft, folder)  # raises where something is in the way, before the draft counts as complete
         draft.rename(folder / COMPLETE_NAME)
         finish_interrupted_save(folder)
     else:
