@@ -64,18 +64,16 @@ def download(data_dir: str | Path) -> str | None:
     raw = raw_folder(data_dir)
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(10)
-    missing = [folder for folder in (raw, *raw.parents) if not folder.exists()]
+    # No folder is made before there is something to put into it: the name of the data folder may be misspelt.
+    there = next(folder for folder in (raw, *raw.parents) if folder.exists())
     try:
-        raw.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=raw, prefix="download-") as folder:
+        with tempfile.TemporaryDirectory(dir=there, prefix="download-") as folder:
             with contextlib.redirect_stdout(sys.stderr):
                 MNIST(folder, download=True)
+            raw.mkdir(parents=True, exist_ok=True)
             for name in MNIST_FILES:
                 (raw_folder(folder) / name).replace(raw / name)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        for empty in missing:  # of a data folder that may be misspelt nothing is left
-            with contextlib.suppress(OSError):
-                empty.rmdir()
         one_line = " ".join(str(error).split())
         return one_line or type(error).__name__
     finally:

@@ -115,6 +115,18 @@ def test_without_mnist_and_network_mnist_is_an_error(tmp_path, monkeypatch):
     assert not (tmp_path / "empty").exists()  # its name may be misspelt
 
 
+def test_a_failed_download_leaves_the_folder_that_another_process_has_made(tmp_path, monkeypatch):
+    raw = tmp_path / "data" / "MNIST" / "raw"
+
+    def download(self):
+        raw.mkdir(parents=True)
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(MNIST, "download", download)
+    assert load_data(flags(dataset="auto", data_dir=tmp_path / "data"))[0].name == "synthetic"
+    assert raw.exists()
+
+
 def test_a_data_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="Not a directory"):
