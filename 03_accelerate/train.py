@@ -75,5 +75,5 @@ def train(args):
 
 if __name__ == "__main__":
     args = parse_args(__file__)
-    prepare_process(args)  # its cores and its memory, before torch computes
+    prepare_process(args)  # its device, cores and memory, before torch computes
     train(args)

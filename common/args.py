@@ -1,22 +1,16 @@
 """The flags of every level. A wrong flag or value is one line and a non-zero exit."""
 
 import argparse
-import math
 import os
-import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 
 from common.errors import fail
 from common.instruments.flags import add_instrument_flags
-from common.machine import (
-    choose_replicas,
-    find_device,
-    warn_of_slow_precision,
-)
+from common.machine import LAUNCHER_ACCUMULATION
 from common.numbers import natural, number, positive, positive_float
 
 # A script is named as in common.ladder: a level's train.py by the level, another one by level and file.
@@ -34,14 +28,6 @@ _OWN_FLAGS = {
 PRECISIONS = ("no", "fp16", "bf16")
 # How a launcher's configuration file arrives.
 _LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
-_LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-
-
-class CheckpointInterval(NamedTuple):
-    """Time between two checkpoints: so many optimizer steps, or so many seconds; the other one is never."""
-
-    steps: int = sys.maxsize
-    seconds: float = math.inf
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,10 +36,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of the script at the path `script`, checked against each other and against this machine.
+    """The flags of the script at the path `script`, checked against each other.
 
-    `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.device`
-    a torch.device, `args.dtype` a torch.dtype, `args.checkpoint_every` a CheckpointInterval.
+    `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.dtype` a
+    torch.dtype, `args.checkpoint_every` a CheckpointInterval. For `args.device`, a text, `fit_to_machine` finds the
+    device.
 
     Raises:
         UserError: after one line on stderr.
@@ -72,7 +59,6 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     args.level = level
     args.script = name
     args.dtype = getattr(torch, args.dtype)
-    _fit_to_machine(args)
     return args
 
 
@@ -99,9 +85,11 @@ def _make_parser(name: str, prog: str) -> _Parser:
 
 
 def _add_flags_of_long_training(parser: _Parser) -> None:
+    from common.checkpoint_schedule import checkpoint_interval  # not at the levels that save none
+
     flag = parser.add_argument
     precision = os.environ.get(_LAUNCHER_PRECISION, "no")
-    accumulation = os.environ.get(_LAUNCHER_ACCUMULATION, "1")
+    accumulation = os.environ.get(LAUNCHER_ACCUMULATION, "1")
     flag("--mixed-precision", choices=PRECISIONS, default=precision, help="default: the launcher's, or no")
     flag(
         "--gradient-accumulation-steps",
@@ -113,7 +101,7 @@ def _add_flags_of_long_training(parser: _Parser) -> None:
     flag("--checkpoint-dir", type=_folder, metavar="PATH", help="save there, and resume from the newest one in it")
     flag(
         "--checkpoint-every",
-        type=_interval,
+        type=checkpoint_interval,
         default="100",
         metavar="STEPS or SECONDSs",
         help="optimizer steps between checkpoints, or seconds: 60s",
@@ -129,21 +117,6 @@ def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> Non
         fail(f"unknown argument {word}; {parser.prog} --help lists the flags")
 
 
-def _fit_to_machine(args: argparse.Namespace) -> None:
-    """Look for the device that the flags name, and refuse flags that this machine or its launcher cannot serve."""
-    args.device = find_device(args.device, one_process=args.script in _ONE_PROCESS)
-    if "replicas" in args:
-        args.replicas = choose_replicas(args.replicas, args.device)
-    if "mixed_precision" in args:
-        warn_of_slow_precision(args.mixed_precision, args.device)
-        launchers = os.environ.get(_LAUNCHER_ACCUMULATION, str(args.gradient_accumulation_steps))
-        if launchers != str(args.gradient_accumulation_steps):  # an Accelerator would obey the launcher, not the flag
-            fail(
-                f"--gradient-accumulation-steps {args.gradient_accumulation_steps} contradicts the launcher's "
-                f"--gradient_accumulation_steps {launchers} ({_LAUNCHER_ACCUMULATION}): give one of them"
-            )
-
-
 def _seed(text: str) -> int:
     # NumPy takes 32 bits, and a rank and an epoch are added.
     return number(text, int, 0, "a whole number from 0 to 4000000000", 4 * 10**9)
@@ -152,14 +125,6 @@ def _seed(text: str) -> int:
 def _seconds(text: str) -> timedelta:
     # What lies above is more than a backend's clock can count.
     return timedelta(seconds=number(text, int, 1, "a whole number from 1 to 1000000", 10**6))
-
-
-def _interval(text: str) -> CheckpointInterval:
-    """Steps, or with an "s" behind the number seconds."""
-    if not text.endswith("s"):
-        return CheckpointInterval(steps=positive(text))
-    description = "a whole number of steps, or of seconds with an s behind it as in 60s,"
-    return CheckpointInterval(seconds=number(text.removesuffix("s"), int, 1, description, 10**9))
 
 
 def _folder(text: str) -> str:

@@ -6,16 +6,34 @@ later; torchrun hands it on to its ranks, and Ctrl-C reaches them as SIGINT.
 """
 
 import contextlib
+import math
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from common.args import CheckpointInterval
+from common.numbers import number, positive
 
 STEPS_BETWEEN_QUESTIONS = 10  # optimizer steps
+
+
+class CheckpointInterval(NamedTuple):
+    """Time between two checkpoints: so many optimizer steps, or so many seconds; the other one is never."""
+
+    steps: int = sys.maxsize
+    seconds: float = math.inf
+
+
+def checkpoint_interval(text: str) -> CheckpointInterval:
+    """The value of a flag: steps, or with an "s" behind the number seconds."""
+    if not text.endswith("s"):
+        return CheckpointInterval(steps=positive(text))
+    description = "a whole number of steps, or of seconds with an s behind it as in 60s,"
+    return CheckpointInterval(seconds=number(text.removesuffix("s"), int, 1, description, 10**9))
 
 
 @contextlib.contextmanager
@@ -23,13 +41,13 @@ def noted_signals() -> Iterator[list[int]]:
     """Within the block SIGTERM and Ctrl-C end nothing: their numbers are added to the list."""
     received: list[int] = []
     before = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, lambda number, frame: received.append(number))
+    for caught in (signal.SIGTERM, signal.SIGINT):
+        before[caught] = signal.signal(caught, lambda number, frame: received.append(number))
     try:
         yield received
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
 
 
 class CheckpointSchedule:

@@ -1,37 +1,45 @@
-"""What this machine and its launcher give to a level, and whether that is what the flags ask for."""
+"""What this machine gives to a training, and whether that is what the flags ask for."""
 
 import contextlib
 import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 
 import torch
 
 from common.errors import fail
 
+LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # how a launcher's configuration file arrives
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
-def check_launch(script: str, device: torch.device) -> None:
-    """Refuse a launch that `script` cannot use: several processes of a level of one, or level 02 without torchrun.
+def fit_to_machine(args: Namespace) -> Namespace:
+    """Find what the flags leave to this machine, and refuse what it cannot serve. Returns `args`.
 
-    Level 02 also needs a GPU for each process, or none: nccl cannot share one.
+    `args.device` becomes a torch.device, and level 01's `args.replicas` a number.
 
     Raises:
         UserError: after one line that says what to do.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if script in ("00_single_gpu", "01_data_parallel") and world_size > 1:
-        advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
-        fail(f"{script} is one process, but WORLD_SIZE is {world_size}: {advice}")
-    if script == "02_ddp_raw":
-        if "RANK" not in os.environ:
-            fail(f"{script} needs torchrun: torchrun --standalone --nproc-per-node 2 {script}/train.py")
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        gpus = visible_gpus()
-        if device.type == "cuda" and ranks > gpus:
-            fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
+    args.device = find_device(args.device, one_process=is_one_process(args))
+    if "replicas" in args:
+        args.replicas = choose_replicas(args.replicas, args.device)
+    if "mixed_precision" in args:
+        warn_of_slow_precision(args.mixed_precision, args.device)
+        launchers = os.environ.get(LAUNCHER_ACCUMULATION, str(args.gradient_accumulation_steps))
+        if launchers != str(args.gradient_accumulation_steps):  # an Accelerator would obey the launcher, not the flag
+            fail(
+                f"--gradient-accumulation-steps {args.gradient_accumulation_steps} contradicts the launcher's "
+                f"--gradient_accumulation_steps {launchers} ({LAUNCHER_ACCUMULATION}): give one of them"
+            )
+    return args
+
+
+def is_one_process(args: Namespace) -> bool:
+    """True for a script without collectives, which need a time-out."""
+    return "timeout" not in args
 
 
 def find_device(text: str, one_process: bool) -> torch.device:

@@ -14,6 +14,7 @@ from common import ladder
 from common.args import parse_args
 from common.instruments import prepare_process
 from common.ladder.small import load_small
+from common.machine import fit_to_machine
 from common.processes import ranks
 
 __all__ = ["EXACT", "SHORT", "farthest", "level_00", "run_level", "run_on_ranks", "run_script"]
@@ -34,6 +35,8 @@ def run_level(level: str, argv: list[str], path: Path | None = None, small: bool
         args = parse_args(module.__file__, [*argv, "--save", str(path)])
         if args.cores_per_device:
             prepare_process(args)
+        else:
+            fit_to_machine(args)
         result = module.train(args)
         return result, torch.load(path, weights_only=True) if path.exists() else {}
 

@@ -8,14 +8,14 @@ import torch
 from common.allocator import keep_large_blocks
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
-from common.machine import check_launch
+from common.machine import fit_to_machine, is_one_process, visible_gpus
 from common.process_group import end_with_launcher
 
 _LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
 
 
 def prepare_process(args: Namespace) -> None:
-    """Set up this process for a training with the flags `args`.
+    """Set up this process for a training with the flags `args`, which `fit_to_machine` completes.
 
     On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
     (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. It
@@ -25,7 +25,8 @@ def prepare_process(args: Namespace) -> None:
         UserError: if the script was launched in a way that it cannot use, or if the cores are too few for the devices
             that the flags ask for.
     """
-    check_launch(args.script, args.device)
+    fit_to_machine(args)
+    check_launch(args)
     end_with_launcher()
     if args.device.type != "cpu":
         if args.cores_per_device:
@@ -41,6 +42,27 @@ def prepare_process(args: Namespace) -> None:
         confine_to_device(int(os.environ.get("LOCAL_RANK", 0)), args.cores_per_device)
     if _LAUNCHER_THREADS not in os.environ:
         torch.set_num_threads(threads_per_worker(processes))
+
+
+def check_launch(args: Namespace) -> None:
+    """Refuse a launch that the script cannot use: several processes of a level of one, or level 02 without torchrun.
+
+    Level 02 also needs a GPU for each process, or none: nccl cannot share one.
+
+    Raises:
+        UserError: after one line that says what to do.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if is_one_process(args) and world_size > 1:
+        advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
+        fail(f"{args.script} is one process, but WORLD_SIZE is {world_size}: {advice}")
+    if args.script == "02_ddp_raw":
+        if "RANK" not in os.environ:
+            fail("02_ddp_raw needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/train.py")
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        gpus = visible_gpus()
+        if args.device.type == "cuda" and ranks > gpus:
+            fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
 
 
 def _check_cores(each: int, devices: int) -> None:

@@ -15,6 +15,7 @@ from common.accelerator import Accelerator
 from common.accelerator.checkpointing import CheckpointError
 from common.args import parse_args
 from common.errors import UserError
+from common.machine import fit_to_machine
 from common.processes import ranks
 from tests.parity.random_scripts import differences
 
@@ -61,7 +62,7 @@ FLAGS = [
 def test_any_flags_are_settings_that_can_be_used_or_one_line(level, pairs, capsys):
     argv = [word for flag, value, joined in pairs for word in ([f"{flag}={value}"] if joined else [flag, value])]
     try:
-        args = parse_args(str(ladder.script(level)), argv)
+        args = fit_to_machine(parse_args(str(ladder.script(level)), argv))
     except UserError as error:
         assert error.code == 2
         captured = capsys.readouterr()

@@ -10,6 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from common import ladder
 from common.args import parse_args
+from common.machine import fit_to_machine
 from common.model import BasicNet
 from common.processes import ranks
 from tests.faults.jobs import ON_LINUX, run_to_end, script, torchrun
@@ -55,6 +56,7 @@ from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from common import ladder, process_group
 from common.args import parse_args
+from common.machine import fit_to_machine
 
 def threads():
     return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
@@ -62,7 +64,7 @@ def threads():
 module = ladder.load({level!r})
 during = []
 hook = register_optimizer_step_post_hook(lambda *args: during.append(threads()))
-module.train(parse_args(module.__file__))
+module.train(fit_to_machine(parse_args(module.__file__)))
 process_group.free_left_group()  # levels 03 and 04 keep their group here
 Path({str(tmp_path)!r}, os.environ["RANK"]).write_text(f"{{during[0]}} {{threads()}}")
 """
@@ -88,7 +90,7 @@ def used(level: str, argv: list[str]) -> list[tuple[int, int]]:
     evaluating = register_module_forward_pre_hook(
         lambda network, inputs: sample() if isinstance(network, BasicNet) and not network.training else None
     )
-    module.train(parse_args(module.__file__, argv))
+    module.train(fit_to_machine(parse_args(module.__file__, argv)))
     evaluating.remove()
     return samples
 

@@ -10,6 +10,7 @@ from common import ladder
 from common.args import parse_args
 from common.data import loading
 from common.data.synthetic import draw_cache, read_synthetic
+from common.machine import fit_to_machine
 from tests.gpu.machine import GPUS, Machine, imitated_rank
 
 BATCH = 16
@@ -42,6 +43,6 @@ def train_on_rank(
         change(module),
         imitated_rank(rank, world_size, **options) as machine,
     ):
-        args = parse_args(module.__file__, [*argv, "--device", "cuda"])
+        args = fit_to_machine(parse_args(module.__file__, [*argv, "--device", "cuda"]))
         machine.result = module.train(args)
     return machine

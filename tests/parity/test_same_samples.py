@@ -5,6 +5,7 @@ import torch
 
 from common import ladder
 from common.args import parse_args
+from common.machine import fit_to_machine
 from common.processes import ranks
 
 N, BATCH, EPOCHS, SEED = 250, 24, 2, 5
@@ -29,7 +30,7 @@ def _read(level: str) -> list[list[int]]:
         return train_set, test_set
 
     module.load_data = load_data
-    module.train(parse_args(module.__file__, ARGV.split()))
+    module.train(fit_to_machine(parse_args(module.__file__, ARGV.split())))
     return batches
 
 

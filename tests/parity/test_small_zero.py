@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common import ladder
 from common.args import parse_args
 from common.data import collate, load_data
+from common.machine import fit_to_machine
 from common.model import build_model
 from common.process_group import process_group
 from common.processes import ranks
@@ -40,7 +41,7 @@ def fsdp(module: nn.Module, **settings) -> tuple[nn.Module, torch.optim.Optimize
 
 def train(kind, argv: list[str]) -> dict:
     """Train as level 02 does, with an optimizer or wrapper `kind`; returns the whole weights."""
-    args = parse_args(str(ladder.script("02_ddp_raw")), argv)
+    args = fit_to_machine(parse_args(str(ladder.script("02_ddp_raw")), argv))
     train_set, _ = load_data(args)
     with process_group():
         sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)

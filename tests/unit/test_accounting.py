@@ -8,6 +8,7 @@ from torch import nn
 
 from common import ladder
 from common.args import parse_args
+from common.machine import fit_to_machine
 from common.memory import accounting, copy_to, inherited
 from common.processes import ranks
 from tests.levels import SHORT
@@ -133,7 +134,7 @@ def test_only_one_accounting_at_a_time_and_none_after_an_error():
 
 def _peaks(level: str, argv: list[str]) -> list[dict]:
     module = ladder.load(level)
-    args = parse_args(module.__file__, [*argv, "--max-steps", "2"])
+    args = fit_to_machine(parse_args(module.__file__, [*argv, "--max-steps", "2"]))
     with accounting() as ledger:
         module.train(args)
     return list(ledger.peaks().values())

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from common import ladder
-from common.args import CheckpointInterval, parse_args
+from common.args import parse_args
+from common.checkpoint_schedule import CheckpointInterval
 from common.errors import UserError
-from common.machine import check_launch
+from common.instruments.start import check_launch
+from common.machine import fit_to_machine
 
 FULL = "03_accelerate/train_full"
 ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
@@ -32,9 +34,13 @@ def parse(level: str, *argv: str):
     return parse_args(f"/anywhere/{path}.py", list(argv))
 
 
+def fit(level: str, *argv: str):
+    return fit_to_machine(parse(level, *argv))
+
+
 def refusal(capsys, level: str, *argv: str) -> str:
     with pytest.raises(UserError) as caught:
-        parse(level, *argv)
+        fit(level, *argv)
     assert caught.value.code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -116,22 +122,22 @@ def gpus(monkeypatch):
 
 def test_one_process_chooses_among_gpus_and_a_rank_does_not(gpus, capsys, rank_of_two):
     gpus(0)
-    assert parse("00_single_gpu").device == torch.device("cpu")
+    assert fit("00_single_gpu").device == torch.device("cpu")
     assert "torch finds no GPU" in refusal(capsys, "00_single_gpu", "--device", "cuda")
     gpus(2)
     for level in ONE_PROCESS:
-        assert parse(level).device == parse(level, "--device", "cuda").device == torch.device("cuda", 0)
-        assert parse(level, "--device", "cuda:1").device == torch.device("cuda", 1)
+        assert fit(level).device == fit(level, "--device", "cuda").device == torch.device("cuda", 0)
+        assert fit(level, "--device", "cuda:1").device == torch.device("cuda", 1)
         assert "'cuda:2' cannot be used here (GPUs 0 to 1 are visible)" in refusal(capsys, level, "--device", "cuda:2")
     rank_of_two()
     for level in ladder.DISTRIBUTED:
-        assert parse(level).device == torch.device("cuda")
+        assert fit(level).device == torch.device("cuda")
         assert "set CUDA_VISIBLE_DEVICES=1" in refusal(capsys, level, "--device", "cuda:1")
 
 
 def launch_refusal(level: str, device: str = "cpu") -> str:
     with pytest.raises(UserError) as caught:
-        check_launch(level, torch.device(device))
+        check_launch(fit(level, "--device", device))
     return str(caught.value)
 
 
@@ -142,18 +148,18 @@ def test_levels_of_one_process_refuse_torchrun_and_level_02_wants_it_and_a_gpu_f
         assert "is one process, but WORLD_SIZE is 3" in launch_refusal(level)
     gpus(2)
     assert "3 processes need as many GPUs, 2 are visible" in launch_refusal("02_ddp_raw", "cuda")
-    check_launch("02_ddp_raw", torch.device("cpu"))
+    check_launch(fit("02_ddp_raw", "--device", "cpu"))
     gpus(3)
-    check_launch("02_ddp_raw", torch.device("cuda"))
+    check_launch(fit("02_ddp_raw", "--device", "cuda"))
 
 
 def test_replicas_are_the_visible_gpus_and_at_least_two(gpus, capsys):
     gpus(3)
-    assert parse("01_data_parallel").replicas == 3
+    assert fit("01_data_parallel").replicas == 3
     assert "4 replicas need as many GPUs, 3 are visible" in refusal(capsys, "01_data_parallel", "--replicas", "4")
     gpus(0)
-    assert parse("01_data_parallel").replicas == 2
-    assert parse("01_data_parallel", "--replicas", "5").replicas == 5
+    assert fit("01_data_parallel").replicas == 2
+    assert fit("01_data_parallel", "--replicas", "5").replicas == 5
 
 
 def test_looking_for_gpus_leaves_the_process_able_to_fork(gpus, monkeypatch):
@@ -164,7 +170,7 @@ def test_looking_for_gpus_leaves_the_process_able_to_fork(gpus, monkeypatch):
             monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
         else:
             monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", before)
-        assert parse("01_data_parallel").replicas == 2 and parse("04_trainer").device.type == "cuda"
+        assert fit("01_data_parallel").replicas == 2 and fit("04_trainer").device.type == "cuda"
         assert os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == before
     with pytest.raises(AssertionError, match="has been asked"):
         torch.cuda.is_available()
@@ -192,5 +198,5 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch, capsy
 def test_a_slow_precision_on_a_cpu_is_warned_of_once(precision, warns, capsys, rank_of_two):
     for rank in ("0", "1"):
         rank_of_two(rank=rank)
-        parse(FULL, "--mixed-precision", precision, "--device", "cpu")
+        fit(FULL, "--mixed-precision", precision, "--device", "cpu")
     assert capsys.readouterr().err.count("warning: ") == warns

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from common import ladder
-from common.args import CheckpointInterval, parse_args
-from common.checkpoint_schedule import CheckpointSchedule, noted_signals
+from common.args import parse_args
+from common.checkpoint_schedule import CheckpointInterval, CheckpointSchedule, noted_signals
+from common.machine import fit_to_machine
 from common.process_group import process_group
 from common.processes import ranks
 
@@ -66,7 +67,7 @@ def test_signals_are_noted_within_the_block_only():
 def test_the_last_step_is_saved_and_resumed_there_is_nothing_to_train(level, tmp_path, capsys):
     module = ladder.load(level)
     flags = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
-    args = parse_args(module.__file__, [*flags, "--checkpoint-dir", str(tmp_path)])
+    args = fit_to_machine(parse_args(module.__file__, [*flags, "--checkpoint-dir", str(tmp_path)]))
     first = module.train(args)
     capsys.readouterr()
     again = module.train(args)

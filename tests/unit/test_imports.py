@@ -38,8 +38,8 @@ ROOMS = {
     "common.model": set(),
     "common.small": {"common.memory"},
     "common.trainer": {"common.accelerator"},
-    "common.args": {"common.instruments"},
-    "common.checkpoint_schedule": {"common.args"},
+    "common.args": {"common.checkpoint_schedule", "common.instruments"},
+    "common.checkpoint_schedule": set(),
     "common.data": set(),
     "common.instruments": {"common.allocator"},
     # The exercises compare a solution with the small abstraction and with the whole one.

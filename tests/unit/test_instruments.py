@@ -15,6 +15,7 @@ from common.args import parse_args
 from common.errors import UserError
 from common.instruments.clock import Clock
 from common.instruments.result import plan_line
+from common.machine import fit_to_machine
 from common.model import BasicNet
 from common.processes import ranks
 from tests.levels import run_level
@@ -89,7 +90,7 @@ def test_the_plan_says_on_what_is_computed_and_how_the_batch_is_shared(
 ):
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr("common.cores.available_cores", lambda: 6)
-    args = parse_args(str(ladder.script(level)), argv)
+    args = fit_to_machine(parse_args(str(ladder.script(level)), argv))
     setting = {"device": "cpu", "backend": backend, "world_size": world_size, "dataset": "synthetic"}
     plan = plan_line(args, setting, 640, 100, 10)
     assert "\n" not in plan and said in plan
@@ -109,7 +110,11 @@ def _say(level: str, folder: str) -> str:
     """What a rank prints."""
     module = ladder.load(level)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        module.train(parse_args(module.__file__, [*SMALL, "--json", f"{folder}/r.json", "--save", f"{folder}/w.pt"]))
+        module.train(
+            fit_to_machine(
+                parse_args(module.__file__, [*SMALL, "--json", f"{folder}/r.json", "--save", f"{folder}/w.pt"])
+            )
+        )
     return printed.getvalue()
 
 

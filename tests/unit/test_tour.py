@@ -10,6 +10,7 @@ from common.args import parse_args
 from common.data.mnist import MNIST_FILES
 from common.ladder import tour
 from common.ladder.__main__ import main
+from common.machine import fit_to_machine
 
 LAPTOP = tour.Machine(cores=2, gpus=(), data_dir="data", mnist=False)
 ONE_GPU = replace(LAPTOP, cores=16, gpus=("H200",), mnist=True)
@@ -35,7 +36,7 @@ def test_the_commands_that_it_shows_are_accepted(machine, monkeypatch):
                 monkeypatch.setenv(name, str(machine.processes))
             for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
                 monkeypatch.setenv(name, "0")
-        args = parse_args(str(ladder.script(level)), shlex.split(flags))
+        args = fit_to_machine(parse_args(str(ladder.script(level)), shlex.split(flags)))
         assert args.max_steps == 100
         assert level not in ladder.DISTRIBUTED or args.batch_size % machine.processes == 0
 

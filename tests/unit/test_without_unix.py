@@ -14,10 +14,11 @@ sys.modules["fcntl"] = None
 del os.getuid
 from common import ladder
 from common.args import parse_args
+from common.machine import fit_to_machine
 for rung in ("00_single_gpu", ladder.FULL):
     module = ladder.load(rung)
     flags = ["--checkpoint-dir", "c", "--checkpoint-every", "1"] if rung == ladder.FULL else []
-    module.train(parse_args(module.__file__, [*sys.argv[1:], *flags]))
+    module.train(fit_to_machine(parse_args(module.__file__, [*sys.argv[1:], *flags])))
 """
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
 

@@ -15,6 +15,7 @@ from benchmarks.report.verdicts import spread
 from benchmarks.suites import memory
 from common import ladder
 from common.args import parse_args
+from common.machine import fit_to_machine
 from common.memory import CATEGORIES, accounting
 from common.model import BasicNet
 from common.process_group import process_group
@@ -168,7 +169,7 @@ def test_fsdp_lowers_what_ddp_evens():
 
 def test_basic_net_is_accounted_for_as_level_01_is():
     module = ladder.load("01_data_parallel")
-    args = parse_args(module.__file__, [*SHORT[:-1], "64", "--replicas", "2", "--max-steps", "3"])
+    args = fit_to_machine(parse_args(module.__file__, [*SHORT[:-1], "64", "--replicas", "2", "--max-steps", "3"]))
     with accounting() as ledger:
         module.train(args)
     (ours,) = memory.accounted(["basic_net"], memory.Share("DataParallel", 2))

@@ -8,6 +8,7 @@ import torch
 
 from common import ladder
 from common.args import parse_args
+from common.machine import fit_to_machine
 from common.processes import ranks
 from tests.levels import EXACT, farthest, run_level
 from tests.states import OURS, THEIRS, forget_states
@@ -34,7 +35,7 @@ def test_level_04_runs_on_it_with_the_import_switched(accumulation, tmp_path, mo
     modules = {"ours": ladder.load(rung), "theirs": ladder.load(rung, switched_script(tmp_path, rung))}
     for name, module in modules.items():
         flags = ["--save", str(tmp_path / f"{name}.pt"), "--checkpoint-dir", str(tmp_path / name)]
-        result = module.train(parse_args(module.__file__, [*argv, *flags]))
+        result = module.train(fit_to_machine(parse_args(module.__file__, [*argv, *flags])))
         state = json.loads((tmp_path / name / f"checkpoint-{result['steps']}" / "trainer_state.json").read_text())
         ends.append((result, torch.load(tmp_path / f"{name}.pt", weights_only=True), state))
     (result, weights, state), (their_result, their_weights, their_state) = ends
