@@ -6,7 +6,6 @@ Each module but `compare`, `stage` and `traffic` is the checker of an exercise:
     READ            the page to read first, from the root of the repository
     SAME_AS         what the solution is compared with
     WORLD_SIZES     numbers of ranks; who passes on the first is checked on the next
-    WHY_IT_HANGS    what to think of where ranks wait for each other, if it is special
     CASES           arguments of `run`, if there are several, by the beginning of a finding
     run(path)           runs the solution in the file `path` on a rank, and returns numbers
     finding(results)    what is wrong with the numbers of all ranks; None if nothing is
@@ -20,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from common.exercises.stage import SAME_COLLECTIVES, SolutionFailed, on_ranks
+from common.exercises.stage import SolutionFailed, on_ranks
 
 NAMES = (
     "average_gradients",
@@ -48,13 +47,12 @@ def check(name: str, path: Path) -> str | None:
     checker = module(name)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    why_it_hangs = getattr(checker, "WHY_IT_HANGS", SAME_COLLECTIVES)
     before = None
     for world_size in checker.WORLD_SIZES:
         for title, case in getattr(checker, "CASES", {"on {}": {}}).items():
             try:
-                job = functools.partial(checker.run, **case)
-                found = checker.finding(on_ranks(world_size, job, path, why_it_hangs))
+                results = on_ranks(world_size, functools.partial(checker.run, **case), path)
+                found = checker.finding(results)
             except SolutionFailed as failure:
                 found = str(failure)
             if found:

@@ -21,6 +21,11 @@ def plain(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
+def weights(module: nn.Module) -> list[list[float]]:
+    """Each parameter as a list of numbers."""
+    return [plain(parameter.flatten()) for parameter in module.parameters()]
+
+
 def gradients(module: nn.Module) -> list[list[float] | None]:
     """The gradient of each parameter as a list of numbers; None where there is none."""
     found = []
@@ -36,7 +41,8 @@ def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
             return False
         return all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
     if isinstance(left, int | float) and isinstance(right, int | float):
-        return math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
+        both_nan = math.isnan(left) and math.isnan(right)
+        return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
     return left == right
 
 
@@ -54,7 +60,7 @@ def flat(lists: Iterable[list]) -> list:
     return [entry for entries in lists for entry in entries]
 
 
-def wrong_means(after: Sequence[list], own: Sequence[list], means: list) -> str | None:
+def wrong_means(after: list[list], own: list[list], means: list) -> str | None:
     """A sentence about gradients that are not the means over the ranks; None if they are.
 
     Args:
@@ -63,23 +69,16 @@ def wrong_means(after: Sequence[list], own: Sequence[list], means: list) -> str 
         means: the right ones.
     """
     world_size = len(after)
+    expected = [means] * world_size
     # The order of a sum may differ, and no number may have been rounded to float32.
-    if near(list(after), [means] * world_size, tolerance=1e-12):
+    if near(after, expected, tolerance=1e-12):
         return None
-    mistakes = {
-        "they are the sums over the ranks: divide by the world size": [scaled(means, world_size)] * world_size,
-        "they are each rank's own: what is added up over the ranks has to arrive in parameter.grad": own,
-        "they are each rank's own, divided by the world size: hand parameter.grad itself to all_reduce, which writes"
-        " the sum into it": [scaled(of_rank, 1 / world_size) for of_rank in own],
-        "they are rank 0's on every rank: copied, and not averaged": [own[0]] * world_size,
-        "they are divided by the world size twice": [scaled(means, 1 / world_size)] * world_size,
-        "they are rounded: give your own tensors the dtype of the gradients, here float64": [means] * world_size,
-    }
-    for sentence, numbers in mistakes.items():
-        if near(list(after), list(numbers)):
-            return sentence
-    if near(after[0], means):
-        return "rank 0 has them, and other ranks have not: reduce gives the sum to one rank, and all_reduce to all"
+    if near(after, expected):
+        return "they are rounded: give your own tensors the dtype of the gradients, here float64"
+    if near(after, scaled(expected, world_size)):
+        return "they are the sums over the ranks: divide by the world size"
+    if near(after, own) or near(after, scaled(own, 1 / world_size)):
+        return "they are each rank's own: all_reduce writes the sum into the tensor that it is given, and into no other"
     return "a mean is the sum of the ranks' gradients, divided once by the world size"
 
 

@@ -29,9 +29,25 @@ PARAMETERS = (2, 3, 2)
 # Of an overflow, by step: the number of the rank, counted from the last one, and the factor. It is in the second
 # parameter of that rank, which is of the second group, and on rank 1 neither the first nor the last.
 OVERFLOWS = {1: (-1, LARGE), 4: (-2, math.nan)}
-WHY_IT_HANGS = (
-    "no rank sees the others' gradients, so in every step all ranks have to call one all-reduce, after the loop over"
-    " their parameters, of whether one of their own has overflowed"
+# What is compared in each step, and what the task says about it.
+RULES = {
+    "scaled": (
+        "scale(loss) has to return the loss times the scale, or in fp16 a gradient of 1.5e-8 is 0, and its weight never"
+        " moves; it returned:"
+    ),
+    "stepped_with": (
+        "optimizer.step() has to be called once on each rank, with gradients that are divided by the scale, those of"
+        " all optimizer.param_groups; the gradients of each rank's calls:"
+    ),
+    "scale": (
+        "an overflow on any rank halves the scale of all ranks, and growth_interval steps in a row without one, counted"
+        " anew after each change, double it; the scale after update():"
+    ),
+}
+SKIP = (
+    "a gradient of rank {} had overflowed, so all ranks have to skip the step: look for inf and for nan in all"
+    " gradients, and call one all-reduce in each step, after the loop over the parameters, of whether one was found;"
+    " the gradients of each rank's calls of optimizer.step():"
 )
 
 
@@ -46,7 +62,7 @@ def loss_of(parameters: list[torch.Tensor], step: int) -> torch.Tensor:
 
 
 def trained(scaler: Any) -> list[dict]:
-    """For each step: the loss, the gradients of each call of the optimizer's step, and the scale after it."""
+    """For each step: the scaled loss, the gradients of each call of the optimizer's step, and the scale after it."""
     parameters: list[torch.Tensor] = [nn.Parameter(torch.ones(2)) for _ in range(PARAMETERS[dist.get_rank()])]
     groups: list[dict] = [{"params": parameters[:1]}, {"params": parameters[1:]}]
     optimizer = SGD(groups, lr=1.0)
@@ -58,15 +74,13 @@ def trained(scaler: Any) -> list[dict]:
     optimizer.register_step_pre_hook(note_gradients)
     steps = []
     for step in range(STEPS):
-        loss = loss_of(parameters, step)
-        scaled_loss = scaler.scale(loss)
+        scaled_loss = scaler.scale(loss_of(parameters, step))
         scaled_loss.backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         steps.append(
             {
-                "loss": plain(loss),
                 "scaled": plain(scaled_loss),
                 "stepped_with": list(stepped_with),
                 "scale": plain(scaler.get_scale()),
@@ -87,85 +101,18 @@ def run(path: str) -> dict:
 def finding(results: list[dict]) -> str | None:
     """What is wrong in the first step in which something is."""
     scale = SCALE
-    for number in range(STEPS):
-        steps = [result["steps"][number] for result in results]
-        expected = [result["expected"][number] for result in results]
-        if number in OVERFLOWS:
-            found = wrong_skip(steps, number)
-        else:
-            found = wrong_loss(steps, scale) or wrong_step(steps, expected, scale)
-        found = found or wrong_scale(steps, expected[0]["scale"], scale)
-        if found:
-            return f"in step {number + 1} {found}"
-        scale = expected[0]["scale"]
+    for step in range(STEPS):
+        for fact, rule in RULES.items():
+            made = [result["steps"][step][fact] for result in results]
+            expected = [result["expected"][step][fact] for result in results]
+            if near(made, expected):
+                continue
+            title = rule
+            if fact == "stepped_with" and step in OVERFLOWS:
+                from_the_last, _ = OVERFLOWS[step]
+                title = SKIP.format(from_the_last % len(results))
+            elif fact == "stepped_with" and near(made, scaled(expected, scale)):
+                title = "the gradients are still multiplied by the scale: divide them by it before the step:"
+            return side_by_side(f"in step {step + 1} {title}", made, they_should_be=expected)
+        scale = results[0]["expected"][step]["scale"]
     return None
-
-
-def wrong_loss(steps: list[dict], scale: float) -> str | None:
-    """A finding about the number with which backward began."""
-    returned = [step["scaled"] for step in steps]
-    losses = [step["loss"] for step in steps]
-    if near(returned, scaled(losses, scale)):
-        return None
-    title = "scale(loss) did not return the loss times the scale"
-    if near(returned, losses):
-        title = f"{title}, but the loss: in fp16 a gradient of 1.5e-8 is then 0, and its weight never moves"
-    return side_by_side(f"{title}; it returned:", returned, the_losses=losses, the_scale=scale)
-
-
-def wrong_skip(steps: list[dict], number: int) -> str | None:
-    """A finding about a step in which a gradient of one rank is inf or nan."""
-    stepped = [rank for rank, step in enumerate(steps) if step["stepped_with"]]
-    if not stepped:
-        return None
-    from_the_last, factor = OVERFLOWS[number]
-    overflowed = from_the_last % len(steps)
-    made = [step["stepped_with"] for step in steps]
-    title = (
-        f"rank {overflowed} made the step, although a gradient of its part had overflowed: look at all gradients, for"
-        " inf and for nan (the loss itself may be finite), let an overflow on one rank count for all, and call"
-        " optimizer.step() only if there is none (even with zeros for gradients, momentum moves the weights)"
-    )
-    if overflowed not in stepped:
-        title = (
-            f"rank {overflowed} skipped the step, because a gradient of its part overflowed, and rank {stepped[0]} made"
-            f" it: one part of the network has moved, and the other has not; {WHY_IT_HANGS}"
-        )
-    elif math.isnan(factor):
-        title = f"rank {overflowed} made the step with a gradient that is nan: inf is not the only sign of an overflow"
-    return side_by_side(f"{title}; the gradients of each rank's calls of optimizer.step():", made)
-
-
-def wrong_step(steps: list[dict], expected: list[dict], scale: float) -> str | None:
-    """A finding about a step that all ranks have to make."""
-    calls = [len(step["stepped_with"]) for step in steps]
-    if calls != [1] * len(steps):
-        title = "optimizer.step() has to be called once on each rank, because no gradient is inf or nan; its calls:"
-        return side_by_side(title, calls, they_should_be=1)
-    made = [step["stepped_with"][0] for step in steps]
-    gradients = [step["stepped_with"][0] for step in expected]
-    if near(made, gradients):
-        return None
-    title = "the gradients with which each rank made the step are not the true ones"
-    if near(made, scaled(gradients, scale)):
-        title = f"{title}; they are still multiplied by the scale: divide them by it before the step"
-    elif near([of_rank[0] for of_rank in made], [of_rank[0] for of_rank in gradients]):
-        title = f"{title}; only those of the first group in optimizer.param_groups are: divide those of all groups"
-    return side_by_side(f"{title}:", made, they_should_be=gradients)
-
-
-def wrong_scale(steps: list[dict], expected: float, before: float) -> str | None:
-    """A finding about the scale after update()."""
-    scales = [step["scale"] for step in steps]
-    if near(scales, [expected] * len(steps)):
-        return None
-    if not near(scales, scales[:1] * len(steps)):
-        title = f"the ranks have different scales after the step: {WHY_IT_HANGS}"
-    elif expected < before:
-        title = "an overflow on any rank halves the scale of all ranks"
-    else:
-        title = (
-            "the scale doubles after growth_interval steps in a row without an overflow, which are counted anew after"
-            " an overflow and after each doubling"
-        )
-    return side_by_side(f"{title}; the scale after update():", scales, before=before, it_should_be=expected)

@@ -18,7 +18,13 @@ CASES = {
     "10 samples for 3 ranks": {"size": 10, "count": 3},
     "2 samples for 3 ranks": {"size": 2, "count": 3},
 }
-EPOCHS = 3
+# The epochs that are chosen by set_epoch, one after the other, by what a finding says of the time.
+EPOCHS = {
+    "before the first set_epoch": None,
+    "in epoch 0": 0,
+    "in epoch 0, when it is listed again": None,
+    "in epoch 1": 1,
+}
 
 
 def listed(sampler: Any) -> list[int]:
@@ -43,85 +49,50 @@ def listed(sampler: Any) -> list[int]:
 
 
 def run(path: str, size: int, count: int) -> dict:
-    """The shares of all ranks in each epoch, those that are right, and lengths."""
+    """The shares of all ranks at each time, those that are right, and lengths."""
     solution = load_name(path, "ExactSampler")
     # No sample is equal to its number, so a sampler that yields the samples themselves is seen.
     dataset = [f"sample {number}" for number in range(size)]
-    result: dict[str, list] = {"without_set_epoch": [], "lengths": []}
     samplers = []
-    small = [DistributedEvalSampler(range(size), count, rank, shuffle=True, seed=SEED) for rank in range(count)]
+    small = []
     for rank in range(count):
         torch.manual_seed(rank)  # ranks draw different random numbers
         samplers.append(solution(dataset, rank, count, SEED))
-        result["without_set_epoch"].append(listed(samplers[-1]))
-        result["lengths"].append(plain(len(samplers[-1])))
-    for name in ("shares", "again", "expected"):
-        result[name] = []
-    for epoch in range(EPOCHS):
-        for sampler in [*samplers, *small]:
-            sampler.set_epoch(epoch)
-        result["shares"].append([listed(sampler) for sampler in samplers])
-        result["again"].append([listed(sampler) for sampler in samplers])
-        result["expected"].append([list(sampler) for sampler in small])
-    return result
+        small.append(DistributedEvalSampler(range(size), count, rank, shuffle=True, seed=SEED))
+    shares = []
+    expected = []
+    for epoch in EPOCHS.values():
+        if epoch is not None:
+            for sampler in samplers + small:
+                sampler.set_epoch(epoch)
+        shares.append([listed(sampler) for sampler in samplers])
+        expected.append([listed(sampler) for sampler in small])
+    return {"shares": shares, "expected": expected, "lengths": [plain(len(sampler)) for sampler in samplers]}
 
 
 def finding(results: list[dict]) -> str | None:
-    """What is wrong in the first epoch where something is."""
+    """What is wrong at the first time when something is."""
     [result] = results
-    for epoch in range(EPOCHS):
-        shares = result["shares"][epoch]
-        expected = result["expected"][epoch]
-        again = result["again"][epoch]
+    for time, shares, expected in zip(EPOCHS, result["shares"], result["expected"], strict=True):
         if shares != expected:
-            found = wrong_dealing(shares, expected) or wrong_order(result, epoch)
-            return side_by_side(f"epoch {epoch}: {found}", shares, they_should_be=expected)
-        if again != shares:
-            title = (
-                f"epoch {epoch}: list(sampler) gives something else the second time: __iter__ leaves the epoch as it"
-                " is, and each call of it seeds a new generator with seed + epoch and returns a new iterator"
-            )
-            return side_by_side(title, again, the_first_time=shares)
-    first_epoch = result["expected"][0]
-    if result["without_set_epoch"] != first_epoch:
-        title = "before set_epoch is called for the first time, the epoch is 0"
-        return side_by_side(title, result["without_set_epoch"], they_should_be=first_epoch)
-    lengths = list(map(len, first_epoch))
+            return side_by_side(f"{time}: {wrong_shares(shares, expected)}", shares, they_should_be=expected)
+    lengths = list(map(len, result["expected"][0]))
     if result["lengths"] != lengths:
         title = "len() is not the number of samples that the rank gets; loaders and progress bars believe it"
         return side_by_side(title, result["lengths"], they_should_be=lengths)
     return None
 
 
-def wrong_dealing(shares: list[list], expected: list[list[int]]) -> str | None:
-    """The mistake by which samples are dealt out more than once, or never."""
+def wrong_shares(shares: list[list[int]], expected: list[list[int]]) -> str:
     dealt = flat(shares)
     twice = sorted({sample for sample in dealt if dealt.count(sample) > 1})
     missing = sorted(set(flat(expected)) - set(dealt))
-    positions = "of W ranks, rank r gets the positions r, r + W, r + 2 W and so on"
-    if twice and shares == shares[:1] * len(shares):
+    if twice or missing:
         return (
-            "all ranks have the same samples: take the rank and the world size from the arguments of __init__, because"
-            " here one process plays all ranks, and torch.distributed knows of one only"
+            f"samples {twice} are dealt out more than once and {missing} never: cut the same order on all ranks, and"
+            " give rank r of W the positions r, r + W, r + 2 W and so on, without filling up or cutting off the shares"
         )
-    if twice and missing:
-        return (
-            f"samples {twice} are dealt out more than once and {missing} never: the ranks do not cut the same order."
-            f" Draw it from a generator of its own, seeded alike on all ranks; {positions}"
-        )
-    if twice:
-        return f"samples {twice} are dealt out more than once: do not fill up the shares; {positions}"
-    if missing:
-        return f"samples {missing} are dealt out to nobody: a remainder belongs to the first ranks; {positions}"
-    return None
-
-
-def wrong_order(result: dict, epoch: int) -> str:
-    """The mistake by which each sample is dealt out once, in another order."""
-    shares = result["shares"][epoch]
-    if epoch > 0 and shares == result["shares"][0]:
-        return "the order is that of the epoch before: seed the generator with seed + epoch"
     return (
         "each sample is dealt out once, but not in the order that was asked for: torch.randperm of all samples, with a"
-        " new generator in each epoch, seeded with seed + epoch. Rank r gets its positions r, r + W, r + 2 W and so on"
+        " new generator in each call of __iter__, seeded with seed + epoch"
     )

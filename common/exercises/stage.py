@@ -30,9 +30,10 @@ PATIENCE = 60  # seconds for everything that is not the solution's, such as the 
 ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 # gloo's words for "another rank has left": the consequence of that rank's error, and no error of its own.
 CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
-SAME_COLLECTIVES = (
+WHY_IT_HANGS = (
     "all ranks must call the same collectives, in the same order and equally often (one that has returned does not"
-    " answer), and every loop must end"
+    " answer, and one without samples or parameters of its own has to); while a rank sends, its neighbour must receive;"
+    " and every loop must end"
 )
 
 
@@ -66,7 +67,7 @@ def load_name(path: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def on_ranks(world_size: int, job: Callable[[str], Any], path: Path, why_it_hangs: str) -> list[Any]:
+def on_ranks(world_size: int, job: Callable[[str], Any], path: Path) -> list[Any]:
     """The results of `job(path)` on each of `world_size` ranks.
 
     Raises:
@@ -85,28 +86,27 @@ def on_ranks(world_size: int, job: Callable[[str], Any], path: Path, why_it_hang
                 environment=ONE_RANK_A_MACHINE,
             )
         except RankFailed as error:
-            ended = str(error)
+            # A rank with an exception, and one that is stuck, end with 1.
+            ends = [line for line in str(error).splitlines() if not line.endswith("exit code 1")]
         reports = {}
         for file in sorted(Path(folder).glob("*.report")):
             reports[int(file.stem)] = pickle.loads(file.read_bytes())
     errors = [report for report in reports.values() if report.error]
-    own_errors = [report for report in errors if not report.is_consequence]
-    if own_errors:
-        raise SolutionFailed(own_errors[0].error)
+    errors.sort(key=lambda report: report.is_consequence)
+    if errors and not errors[0].is_consequence:
+        raise SolutionFailed(errors[0].error)
     if len(errors) < len(reports):
         lines = [f"after {SECONDS} seconds not every rank had returned; these are the lines where they are:"]
         for rank in range(world_size):
             line = reports[rank].line if rank in reports else "has returned"
             lines.append(f"    rank {rank}: {line}")
-        raise SolutionFailed("\n".join([*lines, f"    {why_it_hangs}"]))
-    # A rank with an exception, and one that is stuck, end with 1.
-    ends = [line for line in ended.splitlines() if "exit code" in line and not line.endswith("exit code 1")]
-    if errors and not ends:
-        raise SolutionFailed(errors[0].error)
-    hint = ""
-    if ends and ends[0].endswith("-6"):
-        hint = "; gloo ends a rank that receives more bytes than it has room for: the tensors differ in size or dtype"
-    raise SolutionFailed(f"a process has ended, and not by an exception: {ends[0] if ends else ended}{hint}")
+        raise SolutionFailed("\n".join([*lines, f"    {WHY_IT_HANGS}"]))
+    if ends:
+        raise SolutionFailed(
+            f"a process has ended, and not by an exception: {ends[0]} (gloo ends one that receives more bytes than it"
+            " has room for)"
+        )
+    raise SolutionFailed(errors[0].error)
 
 
 def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> Any:

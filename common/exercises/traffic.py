@@ -42,7 +42,6 @@ class Message:
         self.arguments = arguments
         self.tensor = arguments.get("tensor")
         self.sent = self.tensor.detach().clone() if isinstance(self.tensor, Tensor) else None
-        self.in_background = False
         self.began = traffic.moment
         self.waits: list[Any] = []
         self.was_changed = False
@@ -108,7 +107,6 @@ class Traffic:
         else:
             self.under_way.append(message)
         if in_background or name in POINT_TO_POINT:
-            message.in_background = True
             return message
         message.wait()
         return None

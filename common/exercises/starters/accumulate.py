@@ -8,8 +8,7 @@ inputs and targets. Write
 It makes one optimizer step with the mean gradient over all samples of all micro-batches and ranks. The loss of a
 micro-batch is `F.mse_loss(model(inputs), targets)`. One micro-batch at a time goes forward and backward through the
 network. The ranks send their gradients once in a step, however many micro-batches there are: in the context
-`model.no_sync()` DDP sends none, and they add up on each rank. Clear the gradients once in a step, and leave the list
-of micro-batches as it is.
+`model.no_sync()` DDP sends none, and they add up on each rank. Clear the gradients once in a step.
 
     python -m common.ladder check accumulate my_accumulate.py
 """
