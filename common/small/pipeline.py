@@ -9,6 +9,9 @@ backward, gradients go the other way. For BasicNet on two ranks:
 
 While a stage computes one micro-batch, its neighbours compute others. At the beginning and at the end of a step some
 stages have nothing to do: that is the *bubble*, which `schedules.timeline` draws.
+
+Autograd's graph ends at the border of a stage: `detach` cuts it, and `outputs.backward(gradient)` goes on behind it
+with the gradient that has been received. The messages are written for gloo. MODEL_PARALLEL.md has a picture of a step.
 """
 
 import torch
@@ -49,12 +52,15 @@ class Stage:
         end = len(layers) * (self.rank + 1) // self.world_size
         self.module = nn.Sequential(*layers[start:end])
         with torch.no_grad():
-            self._input = nn.Sequential(*layers[:start])(sample)
+            self._example = nn.Sequential(*layers[:start])(sample)  # for its shape and type only
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: inputs and outputs, until its backward
         self._sending: dict[int, tuple[dist.Work, Tensor]] = {}  # by rank: the last message to it
 
     def step(self, images: Tensor, targets: Tensor, micro_batches: int, schedule: Schedule) -> None:
-        """Add the gradient of the mean loss to `.grad` of this rank's layers. Every rank gets the whole batch."""
+        """Add the gradient of the mean loss to `.grad` of this rank's layers.
+
+        Every rank gets the whole batch: the first needs the images, the last the targets, and all of them the sizes.
+        """
         image_parts = images.tensor_split(micro_batches)
         target_parts = targets.tensor_split(micro_batches)
         for kind, number in schedule(self.rank, self.world_size, micro_batches):
@@ -69,7 +75,7 @@ class Stage:
         if self.is_first:
             inputs = images
         else:
-            inputs = self._input.new_empty(len(images), *self._input.shape[1:])
+            inputs = self._example.new_empty(len(images), *self._example.shape[1:])
             dist.recv(inputs, self.rank - 1)
             inputs.requires_grad_()  # so that backward computes what the stage before needs
         outputs = self.module(inputs)
@@ -92,8 +98,8 @@ class Stage:
             self._send(inputs.grad, self.rank - 1)
 
     def _send(self, tensor: Tensor, neighbour: int) -> None:
-        # In 1F1B two neighbours send to each other at the same time. If each waited until its message had arrived,
-        # neither would come to receive: so a stage waits before its next message to the same neighbour.
+        # In 1F1B two neighbours send to each other at the same time. If each waited here until its message had arrived,
+        # neither would come to receive. So the stage goes on, with one message to each neighbour under way.
         self._wait_until_sent(neighbour)
         work = dist.isend(tensor, neighbour)
         self._sending[neighbour] = (work, tensor)  # the tensor has to live until it has been sent

@@ -1,7 +1,7 @@
 """Pipeline schedules: the order in which a stage computes the micro-batches of a step, and who waits when.
 
 `all_forward_first` is the obvious one: it keeps the activations of all micro-batches until backward begins.
-`one_forward_one_backward` (1F1B) waits as long and keeps fewer.
+`one_forward_one_backward` (1F1B) waits as long, and keeps those of fewer micro-batches.
 
 Sources: Huang et al., GPipe, 2018; Narayanan et al., PipeDream, 2019.
 """
@@ -29,12 +29,12 @@ def all_forward_first(rank: int, world_size: int, micro_batches: int) -> list[Ac
 
 
 def one_forward_one_backward(rank: int, world_size: int, micro_batches: int) -> list[Action]:
-    """PipeDream's schedule with one update a step: a backward as soon as its gradient can be there."""
+    """PipeDream's schedule, with one optimizer step for all micro-batches: a backward as soon as it is possible."""
     # The last stage can begin with backward after one forward; each stage before it is one forward further ahead.
     ahead = min(world_size - 1 - rank, micro_batches)
     actions = [Action("forward", number) for number in range(ahead)]
     for number in range(micro_batches):
-        if ahead + number < micro_batches:
+        if ahead + number < micro_batches:  # a forward is left
             actions.append(Action("forward", ahead + number))
         actions.append(Action("backward", number))
     return actions
@@ -65,7 +65,7 @@ class Timeline(NamedTuple):
 
 
 def timeline(schedule: Schedule, world_size: int, micro_batches: int) -> Timeline:
-    """Who computes what and when, found by following the schedules of all ranks."""
+    """Who computes what and when: each rank in turn goes as far as the messages for it allow, until all are done."""
     schedules = [schedule(rank, world_size, micro_batches) for rank in range(world_size)]
     left = [list(actions) for actions in schedules]
     slots: list[list[Action | None]] = [[] for _ in range(world_size)]
@@ -75,8 +75,9 @@ def timeline(schedule: Schedule, world_size: int, micro_batches: int) -> Timelin
             while left[rank] and _can_start(left[rank][0], rank, world_size, done):
                 action = left[rank].pop(0)
                 neighbour = _sender(action, rank)
-                start = done.get((neighbour, action), 0)
-                slots[rank] += [None] * (start - len(slots[rank]))  # nothing if the message is there already
+                start = done.get((neighbour, action), 0)  # 0 where there is no neighbour to wait for
+                waiting = max(0, start - len(slots[rank]))
+                slots[rank] += [None] * waiting
                 slots[rank] += [action] * (1 if action.kind == "forward" else 2)
                 done[rank, action] = len(slots[rank])
     end = max(done.values())

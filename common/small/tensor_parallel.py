@@ -8,7 +8,8 @@ the first layer is just what it needs in the second one, and nothing is sent bet
     fc2    128 → 10       inputs 0 … 63         inputs 64 … 127       forward: the outputs
     all other layers      whole                 whole                 nothing
 
-With respect to the matrix A of x A, the first layer is cut by columns and the second one by rows, hence their names.
+A linear layer computes x A. The first one is cut by the columns of A and the second one by its rows, hence their names.
+torch stores A transposed: the columns of A are dimension 0 of `weight`. MODEL_PARALLEL.md has a picture.
 
 Source: Shoeybi et al., Megatron-LM: Training multi-billion parameter language models using model parallelism, 2019.
 """
@@ -22,8 +23,8 @@ from torch import Tensor, nn
 def cut_linear_layers(model) -> None:
     """Replace the layers `fc1` and `fc2` of BasicNet by this rank's parts of them.
 
-    Every rank begins with the same weights, trains on the same batches and has an optimizer of its own. Dropout between
-    the two layers concerns a rank's own outputs only; any other dropout has to be the same on all ranks.
+    Every rank builds the network from the same seed, trains on the same batches, and makes its optimizer after the cut.
+    Dropout before `fc1` has to drop the same units on all ranks. Between the two layers it drops a rank's own outputs.
     """
     model.fc1 = ColumnParallelLinear(model.fc1)
     model.fc2 = RowParallelLinear(model.fc2)
@@ -61,26 +62,29 @@ def part_of(parameter: Tensor, dim: int) -> nn.Parameter:
 
 
 class _SumGradients(torch.autograd.Function):
-    """Nothing in forward. In backward, each rank knows the gradient through its own outputs: their sum is the whole."""
+    """Forward: nothing. Backward: the sum over the ranks, each of which knows the gradient through its outputs only."""
 
     @staticmethod
     def forward(ctx, inputs: Tensor) -> Tensor:
-        return inputs.view_as(inputs)
+        return inputs.view_as(inputs)  # autograd wants a tensor of the function's own
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # the given one is autograd's
         dist.all_reduce(gradient)
         return gradient
 
 
 class _SumOutputs(torch.autograd.Function):
-    """The outputs are sums over the inputs, of which each rank has some. In backward nothing: all have the gradient."""
+    """Forward: the sum over the ranks, each of which has summed over its own inputs only. Backward: nothing.
+
+    From the whole outputs every rank computes the same loss, so every rank has their whole gradient already.
+    """
 
     @staticmethod
     def forward(ctx, outputs: Tensor) -> Tensor:
         dist.all_reduce(outputs)
-        ctx.mark_dirty(outputs)
+        ctx.mark_dirty(outputs)  # written in place
         return outputs
 
     @staticmethod
