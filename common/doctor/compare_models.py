@@ -113,8 +113,8 @@ def _replicas_apart(text: str, before_training: str | None, models: list[Model])
         )
     if not any(model.wrapped for model in models):
         return Finding(
-            f"{text}: no DistributedDataParallel holds the network, so nobody averages its gradients",
-            "wrap the network in DistributedDataParallel, and train the wrapper",
+            f"{text}: no DistributedDataParallel holds the network",
+            "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
             pitfall="forward_through_module",
         )
     if before_training:
@@ -122,7 +122,7 @@ def _replicas_apart(text: str, before_training: str | None, models: list[Model])
             f"{before_training} before the first step, though DistributedDataParallel holds the network",
             "load and initialise weights before wrapping, or on all ranks alike",
         )
-    return Finding(text, "compare gradients and updates of these on the ranks, from step 1 on: no cause was seen")
+    return Finding(text, "no further cause was seen: look for `no_sync`, and for updates that not all ranks make")
 
 
 def random_numbers(records: list[Record]) -> Answer:

@@ -85,8 +85,8 @@ def lines(records: list[Record], found: dict[str, Answer]) -> list[str]:
         text.append("Nothing found, but the weights were not compared.")
     right = [topic for topic, answer in found.items() if answer is None]
     unseen = [f"{topic} ({answer.reason})" for topic, answer in found.items() if isinstance(answer, Unseen)]
-    text += _wrapped(f"Right: {', '.join(right)}.")
-    text += _wrapped(f"Not looked at: {', '.join(unseen)}.")
+    text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
+    text += _wrapped(f"Not looked at: {', '.join(unseen) or 'nothing'}.")
     text += _wrapped(f"Only you can see: {', '.join(NEVER)} (`python -m common.pitfalls NAME` shows each).")
     for trouble in sorted({trouble for record in records for trouble in record.troubles}):
         text += _wrapped(f"An observer failed: {trouble}")
