@@ -64,12 +64,10 @@ def _waiting(records: list[Record], crashed: set[int], patience: float) -> Findi
     for number, calls in enumerate(zip_longest(*(record.collectives for record in records)), 1):
         if len(set(calls)) > 1:
             different = [f"rank {rank} {' in '.join(call or ['none'])}" for rank, call in enumerate(calls)]
-            only_on_rank_0 = calls[0] is not None and calls[0] not in calls[1:]
-            return Finding(
-                f"{text}; collective {number} of the script: {', '.join(different)}",
-                "let all ranks call it, and rank 0 print",
-                pitfall="collective_on_rank_0" if only_on_rank_0 else None,
-            )
+            text = f"{text}; collective {number} of the script: {', '.join(different)}"
+            if calls[0] is not None and calls[0] not in calls[1:]:
+                return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
+            break
     return Finding(text, "see what each of these lines waits for: all ranks must leave a loop at one step")
 
 
