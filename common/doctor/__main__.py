@@ -4,14 +4,12 @@ It exits with 1 if there is a finding, and with 2 if nothing could be examined.
 """
 
 import argparse
-import os
-import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NoReturn
 
+from common.doctor import launch, report
 from common.errors import fail
 from common.numbers import number, positive
 
@@ -22,7 +20,6 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
     flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
     flag("--time-out", type=positive, default=120, metavar="S", help="seconds in which a rank must get on (120)")
-    flag("--verbose", action="store_true", help="also list what was found right, and what was not looked at")
     flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
     flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
     return parser.parse_args(argv)
@@ -34,30 +31,19 @@ def several(text: str) -> int:
 
 def examine(options: argparse.Namespace) -> int:
     """Run the script, and say what was found. Returns the exit code."""
-    # Here, for torch takes seconds, and the flags are right. What is imported may swallow a KeyboardInterrupt.
-    before = signal.signal(signal.SIGINT, leave_interrupted)
-    from common.doctor import launch, report
-
-    signal.signal(signal.SIGINT, before)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
-        ranks = launch.observe(
+        records = launch.observe(
             options.script, options.arguments, options.processes, Path(folder), options.steps, options.time_out
         )
-    print(report.summary(options.script.name, ranks, time.monotonic() - started), end="\n\n")
-    answers = report.answers(ranks, options.time_out)
-    reason = report.not_examined(ranks, answers)
+    print(report.summary(options.script.name, records, time.monotonic() - started), end="\n\n")
+    answers = report.answers(records, options.time_out)
+    reason = report.not_examined(records, answers)
     if reason:
         print(f"Not examined: {reason}")
         return 2
-    print(*report.lines(ranks, answers, options.verbose), sep="\n")
+    print(*report.lines(records, answers), sep="\n")
     return 1 if report.findings(answers) else 0
-
-
-def leave_interrupted(*args: Any) -> NoReturn:
-    """End at once: an impatient second Ctrl-C would interrupt Python's own end."""
-    print("interrupted: nothing was examined", file=sys.stderr, flush=True)
-    os._exit(130)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return examine(options)
     except KeyboardInterrupt:
-        leave_interrupted()
+        print("interrupted: nothing was examined", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -1,15 +1,11 @@
 """Checks of networks and optimizers: the ranks must be replicas of each other, but draw their own random numbers."""
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
-from common.doctor.answers import Answer, Finding, Healthy, Unseen
-from common.doctor.record import Draw, Model, Record
+from common.doctor.answers import Answer, Finding, Unseen
+from common.doctor.record import Model, Record
 
 TOLERANCE = 1e-6  # of the largest number of a tensor; ranks that average have equal bits on CPUs
-GENERATORS = ("torch", "cuda", "numpy", "python")
-UNEQUAL_RATES = "Equal gradients and unequal learning rates make unequal steps."
 TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
 
 
@@ -48,6 +44,42 @@ def on_all_ranks(models: list[Model], values: str) -> dict[int, list[dict[str, T
     return {step: [of_rank[step] for of_rank in of_ranks] for step in sorted(steps)}
 
 
+def optimizers(records: list[Record]) -> Answer:
+    if not records[0].steps or not trained(records):
+        return Unseen("no optimizer step was seen")
+    for record in records:
+        if record.forgotten and record.orphans:
+            names = ", ".join(record.forgotten[:3])
+            return Finding(
+                f"{record.orphans} are of no network; {len(record.forgotten)} of the network have gradients "
+                f"and are in no optimizer ({names})",
+                "make the optimizer last, from the parameters that are trained",
+                pitfall="replaced_parameters",
+            )
+    return None
+
+
+def learning_rates(records: list[Record]) -> Answer:
+    steps = min(len(record.rates) for record in records)
+    if not steps:
+        return Unseen("no optimizer step was seen on all ranks")
+    of_rank_0 = records[0].rates
+    apart = [step for step in range(steps) if any(other.rates[step] != of_rank_0[step] for other in records)]
+    if not apart:
+        return None
+    first = apart[0]
+    at = []
+    for record in records:
+        rates = " and ".join(f"{rate:.3g}" for rate in dict.fromkeys(record.rates[first]))
+        at.append(f"rank {record.rank} has {rates}")
+    text = f"differ at {len(apart)} of {steps} steps; at step {first + 1} {', '.join(at)}"
+    moved = [any(rates != record.rates[0] for rates in record.rates) for record in records]
+    if moved[0] and not any(moved[1:]):
+        text += "; it never changes on another rank than rank 0"
+        return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
+    return Finding(text, "give all ranks the same learning rate, and let them step the scheduler equally often")
+
+
 def weights(records: list[Record]) -> Answer:
     networks = trained(records)
     if not networks:
@@ -60,13 +92,11 @@ def weights(records: list[Record]) -> Answer:
         first = next((step for step in apart if apart[step]), None)
         # Where only every n-th step averages the weights, they come together again.
         if first is not None and all(apart[step] for step in apart if step > first):
-            return _replicas_apart(f"{apart[first]} after step {first}", at_first, models, records)
-    if not compared:
-        return Unseen("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    return Healthy(f"equal on all ranks, compared after {compared} optimizer steps")
+            return _replicas_apart(f"{apart[first]} after step {first}", at_first, models)
+    return None if compared else Unseen("no optimizer step was seen on all ranks, or no rank has whole parameters")
 
 
-def _replicas_apart(text: str, before_training: str | None, models: list[Model], records: list[Record]) -> Finding:
+def _replicas_apart(text: str, before_training: str | None, models: list[Model]) -> Finding:
     """The finding, with a cause where one was observed."""
     changed = max(len(model.changed) for model in models)
     if changed:
@@ -84,67 +114,35 @@ def _replicas_apart(text: str, before_training: str | None, models: list[Model],
     if not any(model.wrapped for model in models):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
-            "wrap the network in DistributedDataParallel, and train the wrapper",
+            "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
             pitfall="forward_through_module",
-            why="DistributedDataParallel averages the gradients of the network that it holds, and it holds none.",
         )
     if before_training:
         return Finding(
             f"{before_training} before the first step, though DistributedDataParallel holds the network",
             "load and initialise weights before wrapping, or on all ranks alike",
-            why="The replicas began with different weights, and equal gradients keep them apart.",
         )
-    held = [record.held for record in records]
-    if len(set(held)) > 1:
-        counts = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(held))
-        return Finding(
-            f"{text}; the number of parameters in optimizers is {counts}",
-            "give the optimizers of all ranks the same parameters",
-            why="The ranks do not update the same parameters.",
-        )
-    return Finding(text, "compare gradients and updates of these on the ranks, from step 1 on")
+    return Finding(text, "no further cause was seen: look for `no_sync`, and for updates that not all ranks make")
 
 
-def gradients(records: list[Record]) -> Answer:
-    networks = [models for models in trained(records) if all(model.wrapped for model in models)]
-    if not networks or not records[0].steps:
-        return Unseen("no network was trained under DistributedDataParallel on all ranks")
-    for models in networks:
-        multiplied = min(model.multiplied for model in models)
-        if multiplied:
-            return Finding(
-                f"in the first steps {multiplied} gradients that DistributedDataParallel had averaged went into an "
-                f"all_reduce of the script, and came back {len(records)} times as large",
-                "leave out the script's all_reduce",
-                why="DistributedDataParallel averages in backward, and a sum over the ranks multiplies that average.",
-            )
-    reduced = sum(models[0].reduced for models in networks)
-    return Healthy(f"in the first steps {reduced} went into an all_reduce of the script: none is multiplied")
-
-
-def learning_rates(records: list[Record]) -> Answer:
-    steps = min(len(record.rates) for record in records)
-    if not steps:
-        return Unseen("no optimizer step was seen on all ranks")
-    apart = []
-    for step, of_ranks in enumerate(zip(*(record.rates for record in records), strict=False)):
-        if any(rates != of_ranks[0] for rates in of_ranks):
-            apart.append(step)
-    if not apart:
-        return Healthy(f"equal on all ranks at {steps} steps")
-    first = apart[0]
-    at = []
-    for record in records:
-        rates = " and ".join(f"{rate:.3g}" for rate in dict.fromkeys(record.rates[first]))
-        at.append(f"rank {record.rank} has {rates}")
-    text = f"differ at {len(apart)} of {steps} steps; at step {first + 1} {', '.join(at)}"
-    if first == 0:
-        return Finding(text, "give the optimizers of all ranks the same learning rate", why=UNEQUAL_RATES)
-    moved = [any(rates != record.rates[0] for rates in record.rates) for record in records]
-    if moved[0] and not any(moved[1:]):
-        text += "; it never changes on another rank than rank 0"
-        return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
-    return Finding(text, "let all ranks step the scheduler equally often, and with the same numbers", why=UNEQUAL_RATES)
+def random_numbers(records: list[Record]) -> Answer:
+    sources = {
+        "forwards in training": [record.forward_draws for record in records],
+        "batches": [record.batch_draws for record in records],
+    }
+    seen = 0
+    for source, of_ranks in sources.items():
+        for kind in of_ranks[0]:
+            places = list(zip(*(draws.get(kind, []) for draws in of_ranks), strict=False))
+            alike = sum(first in others for first, *others in places)
+            seen += len(places)
+            if alike and alike == len(places):
+                return Finding(
+                    f"{alike} of {alike} {source} drew the same numbers on rank 0 and another one ({kind})",
+                    "seed with seed + rank once the network is built",
+                    pitfall="same_random_numbers",
+                )
+    return None if seen else Unseen("neither forwards in training nor the reading of batches drew any")
 
 
 def schedule(records: list[Record]) -> Answer:
@@ -154,67 +152,27 @@ def schedule(records: list[Record]) -> Answer:
     zeros = 0
     while not any(rates[-1 - zeros]):
         zeros += 1
-    if zeros >= TRAILING_ZEROS:
+    if zeros < TRAILING_ZEROS:
+        return None
+    return Finding(
+        f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
+        "write the schedule for as many calls of its `step` as there are",
+        pitfall="schedule_too_fast",
+    )
+
+
+def accumulation(records: list[Record]) -> Answer:
+    windows = records[0].windows
+    if len(trained(records)) != 1 or len(windows) < 4:
+        return Unseen("fewer than four steps of one network were seen")
+    if windows[0] < windows[1] == windows[2]:
+        sizes = ", ".join(map(str, windows[:4]))
         return Finding(
-            f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
-            "write the schedule for as many calls of its `step` as there are",
-            pitfall="schedule_too_fast",
+            f"steps of {sizes}, … micro-batches",
+            "count micro-batches from 1, and close the last window where the data end",
+            pitfall="accumulation_off_by_one",
         )
-    return Healthy(f"has a learning rate until the last of {len(rates)} steps")
-
-
-def optimizers(records: list[Record]) -> Answer:
-    if not records[0].steps or not trained(records):
-        return Unseen("no optimizer step was seen")
-    for record in records:
-        if record.forgotten and record.orphans:
-            names = ", ".join(record.forgotten[:3])
-            return Finding(
-                f"{record.orphans} are of no network; {len(record.forgotten)} of the network have gradients "
-                f"and are in no optimizer ({names})",
-                "make the optimizer last, from the parameters that are trained",
-                pitfall="replaced_parameters",
-            )
-    return Healthy(f"{records[0].orphans} are of no network")
-
-
-def random_numbers(records: list[Record]) -> Answer:
-    seen = 0
-    for source, of_ranks in _draws(records):
-        for kind in GENERATORS:
-            alike, all_drawn = _equal_draws(kind, of_ranks)
-            seen += all_drawn
-            if alike and alike == all_drawn:
-                return Finding(
-                    f"{alike} of {all_drawn} {source} drew the same numbers on rank 0 and another one ({kind})",
-                    "seed with seed + rank once the network is built",
-                    pitfall="same_random_numbers",
-                )
-    if not seen:
-        return Unseen("neither forwards in training nor the reading of batches drew any")
-    return Healthy(f"the ranks drew their own at {seen} places")
-
-
-def _draws(records: list[Record]) -> Iterator[tuple[str, list[list[Draw]]]]:
-    for models in trained(records):
-        yield "forwards in training", [model.draws for model in models]
-    of_passes = []
-    for record in records:
-        passes = (one for one in record.passes if one.forwards)
-        of_passes.append([draw for one in passes for draw in one.draws])
-    yield "batches read for training", of_passes
-
-
-def _equal_draws(kind: str, of_ranks: list[list[Draw]]) -> tuple[int, int]:
-    """How often another rank drew what rank 0 drew, and how often both drew."""
-    alike = 0
-    drawn = 0
-    for draws in zip(*of_ranks, strict=False):
-        starts = [before[kind] for before, after in draws if kind in before and before[kind] != after[kind]]
-        if len(starts) == len(draws):
-            drawn += 1
-            alike += starts[0] in starts[1:]
-    return alike, drawn
+    return None
 
 
 def batchnorm(records: list[Record]) -> Answer:
@@ -229,20 +187,4 @@ def batchnorm(records: list[Record]) -> Answer:
                     "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
                     pitfall="batchnorm_statistics",
                 )
-    if not compared:
-        return Unseen("no BatchNorm was evaluated on several ranks")
-    return Healthy(f"equal in {compared} evaluations")
-
-
-def accumulation(records: list[Record]) -> Answer:
-    windows = records[0].windows
-    if len(trained(records)) != 1 or len(windows) < 4:
-        return Unseen("fewer than four steps of one network were seen")
-    if windows[0] < windows[1] == windows[2]:
-        sizes = ", ".join(map(str, windows[:4]))
-        return Finding(
-            f"steps of {sizes}, … micro-batches",
-            "count micro-batches from 1, and close the last window where the data end",
-            pitfall="accumulation_off_by_one",
-        )
-    return Healthy(f"{windows[1]} forward(s) in each step")
+    return None if compared else Unseen("no BatchNorm was evaluated on several ranks")

@@ -1,42 +1,40 @@
 """The check of the end: a rank that crashed, or ranks that wait for each other."""
 
-from common.doctor.answers import Answer, Finding, Healthy, Unseen
-from common.doctor.compare_calls import different_collective
+from itertools import zip_longest
+
+from common.doctor.answers import Answer, Finding, Unseen
 from common.doctor.compare_data import training_passes
-from common.doctor.launch import Rank
 from common.doctor.record import Record
 
 # What a rank says whose partner has gone, or does something else.
 LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
-NEEDED = "The ranks need each other: one that stands still stops all."
 UNFINISHED = "finished reduction in the prior iteration"
 
 
-def end(ranks: list[Rank], patience: float) -> Answer:
-    crashes = {rank.record.rank: _crash(rank) for rank in ranks if _crash(rank)}
+def end(records: list[Record], patience: float) -> Answer:
+    crashes = {}
+    for record in records:
+        message = record.crash or ""
+        if record.ended is None and record.code != 0:  # without a last word: a signal, or os._exit
+            message = f"exit code {record.code}"
+        if message.startswith("exit code"):
+            message += f"; last printed: {record.last_line}"
+        if message:
+            crashes[record.rank] = message
     for rank, message in crashes.items():
         if not any(sign in message for sign in LEFT_ALONE):  # no other rank has caused it
-            return _crashed(message, ranks[rank].record)
-    if crashes or any(rank.hung for rank in ranks):
-        return _waiting([rank.record for rank in ranks], set(crashes), patience)
-    if any(rank.record.ended == "steps" for rank in ranks):
-        return Unseen(f"it was ended after {ranks[0].record.steps} optimizer steps")
-    return Healthy(f"reached by {len(ranks)} ranks")
-
-
-def _crash(rank: Rank) -> str:
-    crash = rank.record.crash or ""
-    if rank.record.ended is None and rank.code != 0:  # without a last word: a signal, or os._exit
-        crash = f"exit code {rank.code}"
-    if crash.startswith("exit code"):
-        crash += f"; last printed: {rank.last_line}"
-    return crash
+            return _crashed(message, records[rank])
+    if crashes or any(record.ended == "stopped" for record in records):
+        return _waiting(records, set(crashes), patience)
+    if any(record.ended == "steps" for record in records):
+        return Unseen(f"ended after {records[0].steps} steps, as wished")
+    return None
 
 
 def _crashed(message: str, record: Record) -> Finding:
     crashed = f"rank {record.rank} crashed after {record.steps} optimizer steps"
     if UNFINISHED not in message:
-        return Finding(f"{crashed}: {message[:300]}", "mend the error, and call the doctor again", why=NEEDED)
+        return Finding(f"{crashed}: {message[:300]}", "mend the error, and call the doctor again")
     unused = [name for model in record.models for name in model.without_gradient]
     parameters = sum(model.parameters for model in record.models if model.forwards)
     return Finding(
@@ -63,14 +61,14 @@ def _waiting(records: list[Record], crashed: set[int], patience: float) -> Findi
     uneven = _uneven_passes(records)
     if uneven:
         return Finding(f"{text}; {uneven}", "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
-    left = _left_training(records)
-    if left:
-        advice = "let all ranks leave the loop at one step: reduce over the ranks what decides it"
-        return Finding(f"{text}; {left}", advice, why="A rank left the training earlier than another one.")
-    different = different_collective(records, lines=True)
-    if different:
-        return Finding(f"{text}; {different.text}", different.advice, different.pitfall, different.why)
-    return Finding(text, "see what each of these lines waits for", why=NEEDED)
+    for number, calls in enumerate(zip_longest(*(record.collectives for record in records)), 1):
+        if len(set(calls)) > 1:
+            different = [f"rank {rank} {' in '.join(call or ['none'])}" for rank, call in enumerate(calls)]
+            text = f"{text}; collective {number} of the script: {', '.join(different)}"
+            if calls[0] is not None and calls[0] not in calls[1:]:
+                return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
+            break
+    return Finding(text, "see what each of these lines waits for: all ranks must leave a loop at one step")
 
 
 def _uneven_passes(records: list[Record]) -> str | None:
@@ -80,19 +78,4 @@ def _uneven_passes(records: list[Record]) -> str | None:
         if shortest.complete and any(one.batches > shortest.batches for one in passes):
             batches = [f"rank {rank} has {one.batches}" for rank, one in enumerate(passes)]
             return f"of the batches of epoch {epoch} {', '.join(batches)}"
-    return None
-
-
-def _left_training(records: list[Record]) -> str | None:
-    """The forwards of a rank that has ended, or reads other data, where another one wanted to train on."""
-    forwards = [sum(model.forwards for model in record.models) for record in records]
-    farthest = max(forwards)
-    for record, made in zip(records, forwards, strict=True):
-        passes = training_passes(record)
-        reads_other_data = bool(passes) and not passes[-1].complete and record.passes[-1] is not passes[-1]
-        if made < farthest and (record.ended == "whole" or reads_other_data):
-            return (
-                f"rank {record.rank} left the training after {made} forwards, "
-                f"and rank {forwards.index(farthest)} had begun forward {farthest}"
-            )
     return None

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,33 +20,16 @@ AFTER_A_CRASH = 5.0  # seconds that the other ranks have
 TO_WRITE = 10.0  # seconds for the last records
 
 
-@dataclass
-class Rank:
-    """A process of the script, and how it went.
-
-    Attributes:
-        record: its observations, or nothing but its number where it left none.
-        code: the exit code; that of a signal where it had to be killed.
-        last_line: the last that it has printed.
-        hung: it was ended because no rank had got on.
-    """
-
-    record: Record
-    code: int
-    last_line: str
-    hung: bool
-
-
 def observe(
     script: Path, arguments: list[str], processes: int, folder: Path, last_step: int | None, patience: float
-) -> list[Rank]:
+) -> list[Record]:
     """Run a script on `processes` processes until it ends, or no rank has got on for `patience` seconds."""
     port = free_port()
     started: list[subprocess.Popen] = []
     try:
         for rank in range(processes):
             started.append(_start(rank, script, arguments, processes, port, folder, last_step))
-        hung = _wait(started, folder, patience)
+        _wait(started, folder, patience)
         _let_all_write(started, folder)
     finally:
         for process in started:
@@ -55,7 +37,7 @@ def observe(
                 os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
         for process in started:  # after all are killed: a second Ctrl-C may interrupt this
             process.wait()
-    return [_rank(number, process.returncode, folder, hung) for number, process in enumerate(started)]
+    return [_record(rank, process.returncode, folder) for rank, process in enumerate(started)]
 
 
 def _start(
@@ -87,8 +69,8 @@ def _start(
         )
 
 
-def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> bool:
-    """Wait for the end. True where nobody got on any more."""
+def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> None:
+    """Wait until all ranks have ended, or none has got on for `patience` seconds."""
     progress: dict[int, str] = {}
     moved = time.monotonic()
     with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
@@ -102,13 +84,10 @@ def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> boo
                     bar.n = int(text.split()[-1])
                     bar.refresh()
             idle = time.monotonic() - moved
-            if idle > patience:
-                return True
             crashed = any(process.poll() for process in started)
-            if crashed and idle > AFTER_A_CRASH:  # the others may wait for it in vain
-                return False
+            if idle > patience or (crashed and idle > AFTER_A_CRASH):  # the others may wait for it in vain
+                return
             time.sleep(POLL)
-    return False
 
 
 def _let_all_write(started: list[subprocess.Popen], folder: Path) -> None:
@@ -121,11 +100,11 @@ def _let_all_write(started: list[subprocess.Popen], folder: Path) -> None:
             time.sleep(POLL)
 
 
-def _rank(number: int, code: int, folder: Path, hung: bool) -> Rank:
-    printed = (folder / f"rank{number}.log").read_text(errors="replace").split("\n")
-    last_line = ""
-    for line in printed:
-        last_line = line.strip() or last_line
-    path = folder / f"rank{number}.pickle"
-    record = read(path) if path.exists() else Record(number)
-    return Rank(record, code, last_line, hung and record.ended == "stopped")
+def _record(rank: int, code: int, folder: Path) -> Record:
+    """The record of a rank, with what was seen of it from here; nothing else where it left none."""
+    path = folder / f"rank{rank}.pickle"
+    record = read(path) if path.exists() else Record(rank)
+    printed = (folder / f"rank{rank}.log").read_text(errors="replace")
+    record.last_line = printed.strip().split("\n")[-1]
+    record.code = code
+    return record

@@ -1,4 +1,4 @@
-"""The observations of one rank, as plain values and tensors: what the watcher writes, and what the checks read."""
+"""The observations of one rank, as plain values and tensors: what the observers note, and what the checks compare."""
 
 import os
 import pickle
@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-Generators = dict[str, int]  # fingerprints of the states of the random generators
-Draw = tuple[Generators, Generators]  # before and after something that may draw
+Draws = dict[str, list[int]]  # for each random generator fingerprints of its states before something drew from it
 
 
 @dataclass
@@ -23,11 +22,8 @@ class Model:
         has_module: a part of it is itself called `module`.
         changed: parameters that are not those that were wrapped, or have another device or type.
         without_gradient: parameters to be trained that had no gradient at the first step.
-        reduced: gradients that the script itself all-reduced in the first steps, after those of DDP.
-        multiplied: those of them that were then as many times as large as there are ranks.
         weights: a part of each parameter after some numbers of steps; after 0, as DDP first trains with it.
         statistics: those of BatchNorm in evaluations, by the number of steps before them.
-        draws: around forwards in training.
     """
 
     title: str
@@ -38,11 +34,8 @@ class Model:
     has_module: bool = False
     changed: list[str] = field(default_factory=list)
     without_gradient: list[str] = field(default_factory=list)
-    reduced: int = 0
-    multiplied: int = 0
     weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     statistics: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    draws: list[Draw] = field(default_factory=list)
 
 
 @dataclass
@@ -50,36 +43,33 @@ class Pass:
     """A pass over a DataLoader.
 
     Attributes:
-        loader: the number of the DataLoader.
+        loader: the `id` of the DataLoader.
         size: the number of samples of its data set; below a `Subset`, of the whole one.
         plain: torch's own batch sampler deals out the samples, not one of a library that corrects them later.
-        each_once: its sampler is one of torch's that give no number twice.
         samples: the numbers of the samples read, in order; None where they have none.
-        batches: those that were read.
-        read: the number of samples read, also where they have none themselves.
-        last_batch: how many of them came last, in one batch.
-        complete: it was read to its end.
+        asked: how often a batch was asked for.
+        batches: those that came.
+        last_batch: the number of samples in the last one.
         forwards: of a network in training, with its batches.
-        in_parallel: those of them that were of a network under DistributedDataParallel.
         shares: those of them whose input was one rank's share of the batch, as the script has cut it out.
         contents: a row for each of the first samples, with a fingerprint for each of its tensors.
-        draws: around the reading of a batch in this process.
     """
 
     loader: int
     size: int | None
     plain: bool
-    each_once: bool = False
     samples: list[int] | None = field(default_factory=list)
+    asked: int = 0
     batches: int = 0
-    read: int = 0
     last_batch: int = 0
-    complete: bool = False
     forwards: int = 0
-    in_parallel: int = 0
     shares: int = 0
     contents: list[tuple[int, ...]] = field(default_factory=list)
-    draws: list[Draw] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """True where the data came to their end."""
+        return self.asked > self.batches
 
 
 @dataclass
@@ -89,27 +79,33 @@ class Record:
     Attributes:
         ended: "whole", "steps" (the wished number), "crash", "stopped" by the doctor; None while it runs.
         crash: one line.
+        code: the exit code; that of a signal where it had to be killed.
+        last_line: the last that it has printed.
         place: where it was stopped: the line of the script, and the functions that were called from there.
         backend: of the process group, if there was one.
         rates: the learning rates at each optimizer step.
         windows: the forwards before each optimizer step.
-        held: the number of parameters in optimizers.
+        forward_draws: of forwards in training.
+        batch_draws: of reading a batch in this process.
         forgotten: parameters that have gradients and are in no optimizer.
         orphans: the number of parameters that are in an optimizer, but in no network, and without gradients.
         saves: for each call of `torch.save` its file, and the keys of the state dicts in it.
         collectives: calls on all ranks, each with the line of the script.
-        troubles: errors of the watcher.
+        troubles: errors of the observers.
     """
 
     rank: int
     ended: str | None = None
     crash: str | None = None
+    code: int = 0
+    last_line: str = ""
     place: list[str] = field(default_factory=list)
     backend: str | None = None
     steps: int = 0
     rates: list[list[float]] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)
-    held: int = 0
+    forward_draws: Draws = field(default_factory=dict)
+    batch_draws: Draws = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
     orphans: int = 0
     models: list[Model] = field(default_factory=list)
@@ -119,21 +115,18 @@ class Record:
     troubles: list[str] = field(default_factory=list)
 
 
-PARTS = {"models": Model, "passes": Pass}
-
-
 def write(record: Record, path: Path) -> None:
     """Write a record as dicts: its classes are of a `common` that the script may have replaced by its own."""
     values = dict(vars(record))
-    for name in PARTS:
-        values[name] = [vars(part) for part in values[name]]
+    values["models"] = [vars(model) for model in record.models]
+    values["passes"] = [vars(one) for one in record.passes]
     new = path.with_suffix(".new")
     new.write_bytes(pickle.dumps(values))
     os.replace(new, path)
 
 
 def read(path: Path) -> Record:
-    values = pickle.loads(path.read_bytes())
-    for name, kind in PARTS.items():
-        values[name] = [kind(**part) for part in values[name]]
-    return Record(**values)
+    record = Record(**pickle.loads(path.read_bytes()))
+    record.models = [Model(**values) for values in record.models]  # type: ignore
+    record.passes = [Pass(**values) for values in record.passes]  # type: ignore
+    return record

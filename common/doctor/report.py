@@ -1,11 +1,11 @@
-"""The report: what was found, and a line on the rest."""
+"""The report: what was found, what is right, and what was not looked at."""
 
 import textwrap
 
-from common.doctor import compare_calls, compare_data, compare_models
-from common.doctor.answers import Answer, Finding, Healthy, Unseen
+from common.doctor import compare_data, compare_files, compare_models
+from common.doctor.answers import Answer, Finding, Unseen
 from common.doctor.ends import end
-from common.doctor.launch import Rank
+from common.doctor.record import Record
 from common.pitfalls import title
 
 # The most important first: one that explains another one comes before it.
@@ -13,7 +13,6 @@ CHECKS = {
     "parameters of the optimizer": compare_models.optimizers,
     "learning rates": compare_models.learning_rates,
     "weights": compare_models.weights,
-    "averages of gradients": compare_models.gradients,
     "training samples": compare_data.shards,
     "order of the epochs": compare_data.orders,
     "random numbers": compare_models.random_numbers,
@@ -21,31 +20,17 @@ CHECKS = {
     "accumulation": compare_models.accumulation,
     "evaluation samples": compare_data.evaluation,
     "BatchNorm's statistics": compare_models.batchnorm,
-    "collectives": compare_calls.collectives,
-    "files": compare_calls.saves,
-    "saved keys": compare_calls.keys,
+    "files": compare_files.saves,
+    "saved keys": compare_files.keys,
 }
 # From outside nobody can tell these from what is wanted.
-NEVER = (
-    "metrics of one rank taken for those of all (metrics_not_gathered)",
-    "a batch size per process taken for the global one (batch_size_per_process): the first line has both",
-    "means over unequal batches (mean_of_means)",
-    "the scale of the loss: DistributedDataParallel averages, and a loss divided by the number of ranks is too small",
-    "gradients that the script reduces in a buffer of its own",
-    "a loss that compares the samples of a batch: each rank compares those of its own shard only",
-    "clocks (clock_without_wait)",
-    "random numbers in the workers of a DataLoader, and those that the script draws itself, as the noise of a GAN",
-    "files that torch.save does not write",
-)
-UNKNOWN = "the doctor has seen that it is so, and not what causes it"
-PERHAPS = "the doctor has seen no cause but what is found above"
+NEVER = ("batch_size_per_process", "mean_of_means", "metrics_not_gathered", "clock_without_wait")
 WIDTH = 118
 
 
-def answers(ranks: list[Rank], patience: float) -> dict[str, Answer]:
+def answers(records: list[Record], patience: float) -> dict[str, Answer]:
     """The answer to each topic."""
-    records = [rank.record for rank in ranks]
-    found = {"end of the script": end(ranks, patience)}
+    found = {"end of the script": end(records, patience)}
     for topic, check in CHECKS.items():
         found[topic] = check(records)
     return found
@@ -55,63 +40,56 @@ def findings(found: dict[str, Answer]) -> dict[str, Finding]:
     return {topic: answer for topic, answer in found.items() if isinstance(answer, Finding)}
 
 
-def not_examined(ranks: list[Rank], found: dict[str, Answer]) -> str | None:
+def not_examined(records: list[Record], found: dict[str, Answer]) -> str | None:
     """Why there was nothing to compare; None where there was."""
-    if any(rank.record.backend for rank in ranks):
+    if any(record.backend for record in records):
         return None
-    ran = any(rank.record.steps or rank.hung for rank in ranks)
-    if ran and isinstance(found["end of the script"], Finding):
+    trained = any(record.steps for record in records)
+    ends = {record.ended for record in records}
+    hung = "stopped" in ends and "crash" not in ends
+    if (trained or hung) and isinstance(found["end of the script"], Finding):
         return None
-    if any(rank.record.steps for rank in ranks):
+    if trained:
         return "the script made no process group, and each process ran a training of its own"
-    return f"no process group and no optimizer step were seen; the script printed last: {ranks[0].last_line}"
+    return f"no process group and no optimizer step were seen; the script printed last: {records[0].last_line}"
 
 
-def summary(script: str, ranks: list[Rank], seconds: float) -> str:
+def summary(script: str, records: list[Record], seconds: float) -> str:
     """What ran, in a line."""
-    first = ranks[0].record
+    first = records[0]
+    processes = len(records)
     parts = [f"{first.steps} optimizer steps"]
     epochs = compare_data.training_passes(first)
     if epochs and epochs[0].samples:
         per_batch = round(len(epochs[0].samples) / epochs[0].batches)
-        parts.append(f"batches of {len(ranks)} x {per_batch} = {len(ranks) * per_batch} samples")
-        parts.append(f"{len(epochs)} epoch(s), whole or in part")
+        parts.append(f"batches of {processes} x {per_batch} = {processes * per_batch} samples")
     group = first.backend or "no process group"
-    return f"{script} on {len(ranks)} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
+    return f"{script} on {processes} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
 
 
-def lines(ranks: list[Rank], found: dict[str, Answer], verbose: bool) -> list[str]:
-    """Each finding with its reason and its remedy; then the rest, in one line or, if `verbose`, in many."""
+def lines(records: list[Record], found: dict[str, Answer]) -> list[str]:
+    """Each finding with its reason and its remedy, then the rest."""
     text = []
     wrong = findings(found)
-    unknown = UNKNOWN
     for topic, finding in wrong.items():
         text += _wrapped(f"FOUND {topic}: {finding.text}.")
-        why = finding.why or (title(finding.pitfall) if finding.pitfall else unknown)
-        unknown = PERHAPS
-        text += _wrapped(f"  Why: {why.rstrip('.')}.")
         text += _wrapped(f"  What to do: {finding.advice}.")
         if finding.pitfall:
-            text.append(f"  `python -m common.pitfalls {finding.pitfall}` shows it.")
+            text += _wrapped(f"  `python -m common.pitfalls {finding.pitfall}` shows it: {title(finding.pitfall)}")
         text.append("")
-    right = [f"{topic}: {answer.text}" for topic, answer in found.items() if isinstance(answer, Healthy)]
-    not_seen = [f"{topic}: {answer.text}" for topic, answer in found.items() if isinstance(answer, Unseen)]
-    troubles = {f"what an observer failed on ({trouble})" for rank in ranks for trouble in rank.record.troubles}
-    not_seen += [*sorted(troubles), *NEVER]
-    if verbose:
-        for head, parts in (("Right:", right), ("Not looked at:", not_seen)):
-            text.append(head)
-            for part in parts:
-                text += _wrapped(f"  - {part}")
-            text.append("")
     if wrong:
-        state = f"Not healthy: {len(wrong)} found"
-    elif isinstance(found["weights"], Healthy):
-        state = "Healthy: nothing found"
+        text.append(f"Not healthy: {len(wrong)} found.")
+    elif found["weights"] is None:
+        text.append("Healthy: nothing found.")
     else:
-        state = "Nothing found, but the weights were not compared"
-    rest = "" if verbose else " (--verbose lists them)"
-    text.append(f"{state}; {len(right)} things are right, and {len(not_seen)} were not looked at{rest}.")
+        text.append("Nothing found, but the weights were not compared.")
+    right = [topic for topic, answer in found.items() if answer is None]
+    unseen = [f"{topic} ({answer.reason})" for topic, answer in found.items() if isinstance(answer, Unseen)]
+    text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
+    text += _wrapped(f"Not looked at: {', '.join(unseen) or 'nothing'}.")
+    text += _wrapped(f"Only you can see: {', '.join(NEVER)} (`python -m common.pitfalls NAME` shows each).")
+    for trouble in sorted({trouble for record in records for trouble in record.troubles}):
+        text += _wrapped(f"An observer failed: {trouble}")
     return text
 
 

@@ -12,59 +12,52 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 
-from common.doctor.watch_models import ModelWatch
 from common.doctor.watcher import Watcher
 from common.process_group import COLLECTIVES
 
 ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
-DEPTH = 3  # at which a state dict lies in what is saved
 
 
-def install(watcher: Watcher, models: ModelWatch) -> None:
+def install(watcher: Watcher) -> None:
     for name in ON_ALL_RANKS:
-        _watch_collective(watcher, name, models)
+        _watch_collective(watcher, name)
     _watch_saves(watcher)
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, _refuse)
 
 
-def _watch_collective(watcher: Watcher, name: str, models: ModelWatch) -> None:
+def _watch_collective(watcher: Watcher, name: str) -> None:
     parameters = inspect.signature(getattr(dist, name))
     calls = watcher.record.collectives
 
     def note_collective(*args: Any, **kwargs: Any) -> None:
-        arguments = parameters.bind(*args, **kwargs).arguments
-        if arguments.get("group") not in (None, dist.group.WORLD):
-            return
-        if name == "all_reduce":
-            models.note_all_reduce(arguments["tensor"])
-        if dist.is_initialized():
+        group = parameters.bind(*args, **kwargs).arguments.get("group")
+        if dist.is_initialized() and group in (None, dist.group.WORLD):
             place = watcher.place(sys._getframe())
             calls.append((name, place[0] if place else "?"))
             watcher.keep()
 
-    watcher.before(dist, name, note_collective)
+    watcher.watch(dist, name, before=note_collective)
 
 
 def _watch_saves(watcher: Watcher) -> None:
     def note_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = getattr(f, "name", f)  # of an open file, or itself
         if isinstance(path, str | os.PathLike):
-            keys = [key for state in _state_dicts(obj, DEPTH) for key in state]
+            keys = [str(key) for state in _state_dicts(obj) for key in state]
             watcher.record.saves.append((str(Path(path).resolve()), keys))
 
-    watcher.before(torch, "save", note_save)
+    watcher.watch(torch, "save", before=note_save)
 
 
-def _state_dicts(value: Any, depth: int) -> Iterator[dict[str, Tensor]]:
-    if not isinstance(value, dict) or not value or not depth:
+def _state_dicts(value: Any) -> Iterator[dict[str, Tensor]]:
+    if not isinstance(value, dict) or not value:
         return
-    of_names = all(isinstance(key, str) for key in value)
-    if of_names and all(isinstance(part, Tensor) for part in value.values()):
+    if all(isinstance(part, Tensor) for part in value.values()):
         yield value
         return
     for part in value.values():
-        yield from _state_dicts(part, depth - 1)
+        yield from _state_dicts(part)
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:

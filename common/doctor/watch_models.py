@@ -4,11 +4,11 @@ They are torch's hooks for all modules and all optimizers. A network is what the
 it are a part of it.
 """
 
+import os
 import weakref
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -17,14 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from common.doctor.record import Generators, Model
-from common.doctor.watch_data import DataWatch, generators
+from common.doctor.generators import note_draws, states
+from common.doctor.record import Model
+from common.doctor.watch_data import DataWatch
 from common.doctor.watcher import Watcher
 
 VALUES = 512  # of a parameter, spread over it
-REDUCED = 2  # steps in which the script's own all-reduces are looked at
 OFTEN = 16  # up to this step weights are noted after each, then after every power of two
-DRAWS = 64
+DRAWS = 64  # forwards before and after which the generators are looked at
 
 
 class ModelWatch:
@@ -39,49 +39,17 @@ class ModelWatch:
         self._wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._outermost: nn.Module | None = None  # the module that the script has called
-        self._trains = False  # that call is a forward in training
         self._steps_within = 0
         self._forwards_of_step = 0
-        self._generators_before: Generators | None = None
-        self._reduced: list[tuple[Model, nn.Parameter, Tensor]] = []
+        self._generators_before: dict[str, int] | None = None  # a forward
 
     def install(self) -> None:
         observer = self._watcher.observer
         register_module_forward_pre_hook(observer(self._enter))
-        register_module_forward_hook(observer(self._leave), with_kwargs=True, always_call=True)
+        register_module_forward_hook(observer(self._leave), always_call=True)
         register_optimizer_step_pre_hook(observer(self._before_step))
         register_optimizer_step_post_hook(observer(self._after_step))
-        self._watcher.after(DistributedDataParallel, "__init__", self._note_wrapping)
-        for module in (nn.utils, nn.utils.clip_grad):
-            for name in ("clip_grad_norm_", "clip_grad_value_"):
-                self._watcher.before(module, name, self._compare_reduced)
-
-    def note_all_reduce(self, tensor: Tensor) -> None:
-        """An all-reduce of the script, which may be of a gradient that DDP has averaged."""
-        if self._record.steps >= REDUCED:
-            return
-        for module, model in self._models.items():
-            if module not in self._wrapped:
-                continue
-            for parameter in module.parameters():
-                gradient = parameter.grad
-                if gradient is None or gradient.shape != tensor.shape or gradient.layout != torch.strided:
-                    continue
-                if gradient.data_ptr() == tensor.data_ptr():
-                    self._reduced.append((model, parameter, _part(gradient)))
-
-    def _compare_reduced(self, *args: Any, **kwargs: Any) -> None:
-        """The gradients that the script has reduced itself, before anything scales them: at clipping, or at the step.
-
-        Where the ranks had different gradients, or the sum is divided again, they are not multiplied.
-        """
-        for model, parameter, before in self._reduced:
-            if parameter.grad is None or not before.any():
-                continue
-            model.reduced += 1
-            many_times = before * dist.get_world_size()
-            model.multiplied += torch.allclose(_part(parameter.grad), many_times, rtol=1e-3, atol=0.0)
-        self._reduced.clear()
+        self._watcher.watch(DistributedDataParallel, "__init__", after=self._note_wrapping)
 
     def _note_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         self._wrapped[ddp.module] = _identities(ddp.module)
@@ -89,32 +57,30 @@ class ModelWatch:
     def _enter(self, module: nn.Module, args: Any) -> None:
         if self._outermost is None:
             self._outermost = module
-            self._enter_network(module)
+            self._enter_network(module, args)
         model = self._models.get(module)
         if model is None:
             return
         # Here DDP has already copied rank 0's buffers, if it does.
         if not module.training:
             model.statistics.setdefault(self._record.steps, _statistics(module))
-        elif self._watcher.gradients and len(model.draws) < DRAWS:
-            self._generators_before = generators(next(module.parameters()).device)
+        elif self._watcher.gradients and model.forwards <= DRAWS:
+            self._generators_before = states(next(module.parameters()).device)
 
-    def _enter_network(self, outermost: nn.Module) -> None:
-        self._steps_within = 0  # the step that failed under a `try`
+    def _enter_network(self, outermost: nn.Module, inputs: Any) -> None:
         module, through_wrapper = _unwrapped(outermost)
         model = self._model(module)
-        self._trains = model is not None and module.training and self._watcher.gradients
         if model is None:
             return
         if self._record.steps:
             self._note_weights(module, model)
-        if not self._trains:
+        if not module.training or not self._watcher.gradients:
             return
         self._forwards_of_step += 1
         model.forwards += 1
         holds_wrapper = any(isinstance(part, DistributedDataParallel) for part in module.modules())
         model.wrapped = module in self._wrapped or holds_wrapper
-        self._data.note_forward(model.wrapped)
+        self._data.note_forward(inputs)
         if model.wrapped:
             self._note_weights(module, model)
         if module in self._wrapped:
@@ -143,20 +109,15 @@ class ModelWatch:
         if chosen and steps not in model.weights:
             model.weights[steps] = _parameters(module)
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is self._outermost:
             self._outermost = None
-            if self._trains:
-                self._data.note_input((args, kwargs))
-        model = self._models.get(module)
-        if model is not None and self._generators_before is not None:
-            after = generators(next(module.parameters()).device)
-            model.draws.append((self._generators_before, after))
+        if module in self._models and self._generators_before is not None:
+            note_draws(self._record.forward_draws, self._generators_before, next(module.parameters()).device)
             self._generators_before = None
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._steps_within += 1
-        self._compare_reduced()
         if self._record.steps:
             return
         for module, model in self._models.items():
@@ -176,7 +137,8 @@ class ModelWatch:
         record.windows.append(self._forwards_of_step)
         self._forwards_of_step = 0
         if record.steps == self._watcher.last_step:
-            self._watcher.leave("steps")
+            self._watcher.finish("steps")
+            os._exit(0)
 
     def _compare_with_optimizers(self) -> None:
         held = {}
@@ -190,7 +152,6 @@ class ModelWatch:
                 known.add(id(parameter))
                 if model.forwards and parameter.grad is not None and id(parameter) not in held:
                     forgotten.append(name)
-        self._record.held = len(held)
         self._record.forgotten = forgotten
         self._record.orphans = sum(p.grad is None for key, p in held.items() if key not in known)
 

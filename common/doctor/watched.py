@@ -11,8 +11,6 @@ import sys
 import traceback
 from pathlib import Path
 
-ROOT = str(Path(__file__).parents[2])
-
 
 def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation. Its error is noted and raised."""
@@ -27,9 +25,11 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     models = ModelWatch(watcher, data)
     data.install()
     models.install()
-    watch_calls.install(watcher, models)
+    watch_calls.install(watcher)
     watcher.start()
-    forget_this_repository(imported_before)
+    for name in set(sys.modules) - imported_before:
+        if name.split(".")[0] == "common":
+            del sys.modules[name]
 
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
@@ -49,14 +49,8 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     watcher.finish("whole")
 
 
-def forget_this_repository(imported_before: set[str]) -> None:
-    for name in set(sys.modules) - imported_before:
-        if name.split(".")[0] == "common":
-            del sys.modules[name]
-
-
 if __name__ == "__main__":
-    sys.path[0] = ROOT
+    sys.path[0] = str(Path(__file__).parents[2])
     run(
         folder=Path(sys.argv[1]),
         rank=int(os.environ["RANK"]),

@@ -1,6 +1,5 @@
 """The watcher of one rank: it guards the observers, shows that the script gets on, and writes the record."""
 
-import contextlib
 import functools
 import os
 import sys
@@ -18,13 +17,16 @@ import torch.distributed as dist
 from common.doctor.record import Record, write
 
 PULSE = 0.2  # seconds
-BETWEEN_RECORDS = 5.0
 ALWAYS = 256  # records that are written where they are wanted: ranks that differ do so early
 STOP = "stop"  # the file by which `launch` stops all ranks
 STOPPED = "rank{}.stopped"  # the file by which a rank says that its last record is written
 WRAPPERS = ("noted", "wrapper")  # ours, and torch's, around each collective
 _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _LIBRARIES = ("<", *_INSTALLED, str(Path(__file__).parents[1]))
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 class Watcher:
@@ -49,7 +51,6 @@ class Watcher:
         self._thread = threading.current_thread()
         self._lock = threading.RLock()
         self._records = 0
-        self._written = time.monotonic()
 
     def start(self) -> None:
         threading.Thread(target=self._beat, name="doctor", daemon=True).start()
@@ -76,27 +77,19 @@ class Watcher:
 
         return guarded
 
-    def before(self, owner: Any, name: str, note: Callable[..., None]) -> None:
-        """Let `note` be called with the arguments of each call of `owner.name`, before it."""
+    def watch(
+        self, owner: Any, name: str, before: Callable[..., None] = _nothing, after: Callable[..., None] = _nothing
+    ) -> None:
+        """Let each call of `owner.name` be noted: `before(*arguments)`, then `after(result, *arguments)`."""
         call = getattr(owner, name)
-        observed = self.observer(note)
+        note_before = self.observer(before)
+        note_after = self.observer(after)
 
         @functools.wraps(call)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            observed(*args, **kwargs)
-            return call(*args, **kwargs)
-
-        setattr(owner, name, noted)
-
-    def after(self, owner: Any, name: str, note: Callable[..., None]) -> None:
-        """Let `note` be called after each call of `owner.name`, with what it has returned and with its arguments."""
-        call = getattr(owner, name)
-        observed = self.observer(note)
-
-        @functools.wraps(call)
-        def noted(*args: Any, **kwargs: Any) -> Any:
+            note_before(*args, **kwargs)
             result = call(*args, **kwargs)
-            observed(result, *args, **kwargs)
+            note_after(result, *args, **kwargs)
             return result
 
         setattr(owner, name, noted)
@@ -112,13 +105,6 @@ class Watcher:
             self.record.ended = ended
             self._write()
 
-    def leave(self, ended: str) -> None:
-        """End the process here and now, with its record."""
-        self.finish(ended)
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-        os._exit(0)
-
     def place(self, frame: FrameType | None) -> list[str]:
         """The innermost line that is of the script, or of no library, and the functions called from there."""
         called: list[str] = []
@@ -132,7 +118,7 @@ class Watcher:
         return []
 
     def _beat(self) -> None:
-        """Write how far the script is, now and then the record, and stop where `launch` wants it."""
+        """Write how far the script is, and stop where `launch` wants it."""
         events = -1
         while os.getppid() == self._doctor:
             time.sleep(PULSE)
@@ -141,9 +127,6 @@ class Watcher:
             if self.record.ended is None and self._events != events:
                 events = self._events
                 (self._folder / f"rank{self.record.rank}.progress").write_text(f"{events} {self.record.steps}")
-                if time.monotonic() - self._written > BETWEEN_RECORDS:
-                    with self._lock:
-                        self._write()
         os._exit(1)  # nobody will read the record
 
     def _stop(self) -> None:
@@ -164,4 +147,3 @@ class Watcher:
     def _write(self) -> None:
         write(self.record, self._folder / f"rank{self.record.rank}.pickle")
         self._records += 1
-        self._written = time.monotonic()

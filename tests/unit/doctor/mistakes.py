@@ -28,11 +28,9 @@ class Planted(NamedTuple):
     changes: dict[str, str]
     topic: str
     pitfall: str | None = None
-    text: str = ""  # of the report: of the finding, or why it is so
+    text: str = ""  # of the report
 
 
-BACKWARD = "            loss.backward()\n"
-SUM = "            for p in self.net.parameters():\n                torch.distributed.all_reduce(p.grad)\n"
 MISTAKES = {
     "forgotten wrapper": Planted(
         {WRAP: "self.model = self.net", "self.model.module": "self.model"}, "weights", "forward_through_module"
@@ -74,24 +72,10 @@ MISTAKES = {
         "accumulation_off_by_one",
     ),
     "no sampler": Planted({"sampler=self.sampler": "shuffle=True"}, "training samples", "different_orders"),
-    "the same order on all ranks": Planted(
-        {SAMPLER: "DistributedSampler(self.train_set, 1, 0, shuffle=True, seed=opts.seed)"}, "training samples", None
-    ),
-    "an order for each rank": Planted(
-        {SAMPLER: f"{SAMPLER[:-1]} + self.rank)"}, "training samples", "different_orders"
-    ),
     "set_epoch forgotten": Planted({SET_EPOCH: ""}, "order of the epochs", "set_epoch_forgotten"),
     "same dropout": Planted({SEED: "self.seed_everything(opts.seed)"}, "random numbers", "same_random_numbers"),
     "same augmentation": Planted(
         {SEED: "torch.manual_seed(opts.seed + self.rank)"}, "random numbers", "same_random_numbers"
-    ),
-    "a data set ordered by each rank": Planted(
-        {
-            "jitter=0.01)\n": "jitter=0.0)\n        self.train_set.points = self.train_set.points["
-            "torch.randperm(256, generator=torch.Generator().manual_seed(self.rank))]\n"
-        },
-        "training samples",
-        "different_orders",
     ),
     "an iterable data set that each rank reads whole": Planted(
         {
@@ -129,31 +113,10 @@ MISTAKES = {
         "weights",
         text="before the first step, though DistributedDataParallel holds the network",
     ),
-    "fewer parameters in one optimizer": Planted(
-        {"optim.Adam(self.model.parameters()": "optim.Adam(list(self.model.parameters())[: 6 - 2 * self.rank]"},
-        "weights",
-        text="after step 1; the number of parameters in optimizers is 6 on rank 0, 4 on rank 1",
-    ),
-    "updates that nobody knows of": Planted(
-        {STEP: f"{STEP}            self.net.head.bias.data += self.rank\n"},
-        "weights",
-        text="rank 0 and 1 differ in 1 of 6 tensors by up to 1.0e+00 (head.bias) after step 1. "
-        "Why: the doctor has seen that it is so, and not what causes it",
-    ),
     "a learning rate for each rank": Planted(
         {"lr=opts.lr)": "lr=opts.lr * (1 + self.rank))"},
         "learning rates",
         text="differ at 16 of 16 steps; at step 1 rank 0 has 0.003, rank 1 has 0.006",
-    ),
-    "a schedule that is faster on one rank": Planted(
-        {SCHEDULE: "            for _ in range(1 + self.rank):\n                self.sched.step()\n"},
-        "learning rates",
-        text="rank 1 has 0.00265",
-    ),
-    "gradients summed after DDP": Planted(
-        {BACKWARD: BACKWARD + SUM},
-        "averages of gradients",
-        text="12 gradients that DistributedDataParallel had averaged went into an all_reduce of the script",
     ),
 }
 # What looks like a mistake, and is none.
@@ -177,17 +140,6 @@ HARMLESS = {
             'batch["y"])\n            loss.b': 'batch["y"][self.rank :: self.world])\n            loss.b',
         },
         "the script itself cuts each rank's share out of a batch",
-    ),
-    "gradients summed after DDP, and divided": (
-        {BACKWARD: BACKWARD + SUM + "                p.grad /= self.world\n"},
-        "in the first steps 12 went into an all_reduce of the script: none is multiplied",
-    ),
-    "gradients summed in place of DDP": (
-        {
-            "            loss = self.criterion(": "            with self.model.no_sync(): loss = self.criterion(",
-            BACKWARD: BACKWARD + SUM + "                p.grad /= self.world\n",
-        },
-        "in the first steps 12 went into an all_reduce of the script: none is multiplied",
     ),
 }
 END = "end of the script"
@@ -214,25 +166,6 @@ ENDS = {
     "a rank that leaves its loop": Planted(
         {"            self.sampler.set_epoch(epoch)\n": "            if self.rank and epoch:\n                break\n"},
         END,
-        text="rank 1 has ended; rank 1 left the training after 8 forwards, and rank 0 had begun forward 9",
-    ),
-    "a rank that leaves its loop for an evaluation": Planted(
-        {
-            "for batch in self.train_loader": "for number, batch in enumerate(self.train_loader)",
-            "            self.opt.zero_grad()\n": "            if self.rank and number == 5:\n                break\n"
-            "            self.opt.zero_grad()\n",
-        },
-        END,
-        text="rank 1 left the training after 5 forwards, and rank 0 had begun forward 6",
-    ),
-    "deadlock": Planted(
-        {REDUCE: "            torch.distributed.recv(running, 1 - self.rank)\n"},
-        END,
-        text="no rank got on for 12 s: rank 0 is in patient.py:103 (recv), rank 1 is in patient.py:103 (recv)",
-    ),
-    "crash": Planted(
-        {REDUCE: "            if not self.is_chief:\n                raise ValueError('no disk')\n" + REDUCE},
-        END,
-        text="rank 1 crashed after 8 optimizer steps: patient.py:",
+        text="rank 1 has ended",
     ),
 }
