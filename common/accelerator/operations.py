@@ -6,7 +6,6 @@ import pickle
 import warnings
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import update_wrapper, wraps
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
@@ -133,11 +132,6 @@ def holds_tensors(data: Any) -> bool:
 # What is said where a collective fails
 
 
-def _identify() -> str:
-    state = PartialState()
-    return f"rank {state.process_index} of {state.num_processes}"
-
-
 def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, a collective, whose errors name it and the rank."""
 
@@ -146,9 +140,9 @@ def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
-            error.add_note(
-                f"`{function.__name__}` failed on {_identify()}: it is a collective, did all processes call it?"
-            )
+            state = PartialState()
+            where = f"rank {state.process_index} of {state.num_processes}"
+            error.add_note(f"`{function.__name__}` failed on {where}: it is a collective, did all processes call it?")
             raise
 
     return run
@@ -270,42 +264,7 @@ def gather_object(object: Any) -> Any:
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object
-    everyone = [item for items in all_gather_object(_ready_to_pickle(object)) for item in items]
-    return _unpickled(everyone)
-
-
-@dataclass(frozen=True)
-class _FromGpu:
-    """A tensor of a GPU on its way through a pickle, out of which it would come on the GPU of the sender's number."""
-
-    content: torch.Tensor
-
-
-def _ready_to_pickle(data: Any) -> Any:
-    """`data` with the tensors of this process's GPU on the CPU; itself where it has none in lists, tuples, mappings."""
-
-    def is_on_gpu(leaf: Any) -> bool:
-        return isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"
-
-    if not any(is_on_gpu(leaf) for leaf in leaves(data)):
-        return data
-
-    def marked(leaf: Any) -> Any:
-        return _FromGpu(leaf.cpu()) if is_on_gpu(leaf) else leaf
-
-    return map_nested(marked, data)
-
-
-def _unpickled(data: Any) -> Any:
-    """`data` of another process, with its GPU's tensors on the GPU of this one."""
-    if not any(isinstance(leaf, _FromGpu) for leaf in leaves(data)):
-        return data
-    device = PartialState().device
-
-    def moved(leaf: Any) -> Any:
-        return leaf.content.to(device) if isinstance(leaf, _FromGpu) else leaf
-
-    return map_nested(moved, data)
+    return [item for items in all_gather_object(object) for item in items]
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
@@ -450,7 +409,8 @@ def _gather_pickled(columns: list[Any], partial: PartialStep | None, is_last: bo
         content = [column] if column is None or isinstance(column, (int, float)) else column
         is_batch = partial is not None and _is_batch(content, partial)
         if isinstance(column, torch.Tensor):
-            content = torch.atleast_1d(column.detach())
+            # A tensor of a GPU would come out of its pickle on the GPU of the sender.
+            content = torch.atleast_1d(column.detach()).cpu()
         own.append(_Column(content, is_batch, num_real=None if partial is None else partial.num_real))
     of_ranks = gather_object([own])
     return [_join(parts, partial, is_last) for parts in zip(*of_ranks, strict=True)]
@@ -460,7 +420,7 @@ def _join(parts: tuple[_Column, ...], partial: PartialStep | None, is_last: bool
     is_batch = all(part.is_batch for part in parts)
     contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
     if isinstance(contents[0], torch.Tensor):
-        everyone: Any = torch.cat(contents)
+        everyone: Any = torch.cat(contents).to(PartialState().device)
     else:
         everyone = list(chain.from_iterable(contents))
     if partial is None or not (is_batch or is_last):
@@ -489,10 +449,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Fill `object_list`, in place, with that of rank `from_process`, and return it; the lengths must be equal."""
     if PartialState().distributed_type != DistributedType.NO:
-        sent = _ready_to_pickle(object_list) if PartialState().process_index == from_process else object_list
-        content = list(sent)
-        dist.broadcast_object_list(content, src=from_process)
-        object_list[:] = _unpickled(content)
+        dist.broadcast_object_list(object_list, src=from_process)
     return object_list
 
 
