@@ -607,8 +607,7 @@ class Accelerator:
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """All processes' results for the batch at hand, each real sample once: `operations.gather_for_metrics`.
 
-        The loader knows by a `sampler.PartialStep` which samples of the step are real. `operations.gather_padded` cuts
-        the others off.
+        The loader knows by a `sampler.PartialStep` which samples of the step are real. The others are cut off.
         """
         return operations.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
 

@@ -149,7 +149,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 rows=share,
                 num_ranks_present=self.state.num_processes,
                 num_real_all_ranks=rows,
-                most_rows=share,
+                is_filled=True,
             )
         return StepState(is_last, rows if is_last else self.remainder, partial)
 

@@ -22,15 +22,14 @@ class PartialStep(NamedTuple):
         rows: samples in this process's batch, the repeated ones too; None where they are not known.
         num_ranks_present: how many processes, lowest ranks first, have a batch in this step.
         num_real_all_ranks: real samples of all processes in this step; None where they are not known.
-        most_rows: samples in the largest batch of this step, the repeated ones too, which all processes know without
-            asking each other; None where `rows` is.
+        is_filled: all processes have equally large batches, because samples were repeated.
     """
 
     num_real: int | None
     rows: int | None
     num_ranks_present: int
     num_real_all_ranks: int | None = None
-    most_rows: int | None = None
+    is_filled: bool = False
 
     def of_unknown_rows(self) -> "PartialStep":
         """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
@@ -180,7 +179,7 @@ class BatchSamplerShard(BatchSampler):
             if size is None or rows == size:
                 yield batch
             else:
-                partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows, most_rows=rows)
+                partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
                 yield PartialBatch(batch, partial)
 
     def _iter_parts_of_batches(self) -> Iterator[list]:
@@ -241,7 +240,6 @@ class BatchSamplerShard(BatchSampler):
             rows=len(own),
             num_ranks_present=len(batches),
             num_real_all_ranks=sum(map(len, group)),
-            most_rows=max(map(len, batches)),
         )
         return PartialBatch(own, partial)
 
@@ -256,7 +254,7 @@ class BatchSamplerShard(BatchSampler):
             rows=size,
             num_ranks_present=self.num_processes,
             num_real_all_ranks=len(real),
-            most_rows=size,
+            is_filled=True,
         )
         return PartialBatch(filled[begin : begin + size], partial)
 

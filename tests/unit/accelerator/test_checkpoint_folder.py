@@ -51,7 +51,7 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(accelerator, tm
     weight = accelerator._models[0].weight
     torch.nn.init.constant_(weight, 7)
     draw = random.Random(5)
-    for _ in range(60):
+    for _ in range(30):
         path = folder / draw.choice(["model.safetensors", "optimizer.bin", "random_states_0.pkl"])
         content = path.read_bytes()
         path.write_bytes(damaged(content, draw))

@@ -152,10 +152,6 @@ def test_stop_and_resume_equals_the_straight_run_bit_for_bit(save_at, stateful, 
     assert_same(resumed, straight_run(stateful))
 
 
-def test_saving_disturbs_nothing(tmp_path):
-    assert_same(train(tmp_path / "c", save_at=1), straight_run(stateful=False))
-
-
 WINDOWS = {"batch": 2, "accumulation": 4, "dataset": TensorDataset, "dropout": False}
 
 

@@ -24,7 +24,6 @@ from torch.utils.data import (
 
 from common.accelerator import Accelerator
 from common.accelerator.data_loader import (
-    DataLoaderShard,
     SeedableRandomSampler,
     get_sampler,
     prepare_data_loader,
@@ -584,8 +583,3 @@ def test_skipping_leaves_the_epoch_of_a_stream_that_was_not_prepared_to_the_scri
     stream = Range()
     stream.set_epoch(3)
     assert len(gathered([skip_first_batches(DataLoader(stream, batch_size=2), 1)])) == 11 and stream.epoch == 3
-
-
-def test_a_loader_of_ones_own_making_knows_its_last_batch():
-    loader = DataLoaderShard(Numbers(3), device=torch.device("cpu"), batch_size=1)
-    assert [loader.end_of_dataloader for _ in loader] == [False, False, True]

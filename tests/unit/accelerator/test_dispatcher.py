@@ -207,16 +207,10 @@ def test_texts_are_sharded_like_rows():
     assert two == [(batch, *both) for batch, both in zip((["c", "d"], ["a"]), gathered, strict=True)]
 
 
-def dispatched_with_numbers(library):
+def dispatched_with_numbers(accelerator):
     """What comes of batches that hold a number, a text and nothing beside their rows."""
-    data_loader = importlib.import_module(f"{library}.data_loader")
-    importlib.import_module(library).Accelerator(cpu=True)
-    batches = DataLoader(range(8), batch_size=4, collate_fn=with_numbers)
-    how = {"put_on_device": True, "dispatch_batches": True, "split_batches": True}
-    loader = data_loader.prepare_data_loader(batches, torch.device("cpu"), **how)
-    seen = [{name: listify(value) for name, value in batch.items()} for batch in loader]
-    forget_states(library)
-    return seen
+    loader = accelerator.prepare(DataLoader(range(8), batch_size=4, collate_fn=with_numbers))
+    return [{name: listify(value) for name, value in batch.items()} for batch in loader]
 
 
 def with_numbers(samples):
@@ -224,12 +218,8 @@ def with_numbers(samples):
 
 
 def test_what_has_no_entry_per_sample_stays_as_it_is():
-    ours = dispatched_with_numbers("common.accelerator")
-    assert ours[0] == {"rows": [0, 1, 2, 3], "scale": 2.0, "name": "ab", "nothing": None}
-    of_two = ranks(2).run(dispatched_with_numbers, "common.accelerator")
-    assert of_two[1][0] == ours[0] | {"rows": [2, 3]}
-    pytest.importorskip("accelerate")
-    assert dispatched_with_numbers("accelerate") == ours
+    of_two = ranks(2).run(run, dispatched_with_numbers, dispatch_batches=True, split_batches=True)
+    assert of_two[1][0] == {"rows": [2, 3], "scale": 2.0, "name": "ab", "nothing": None}
 
 
 def test_what_cannot_be_dispatched_is_refused():

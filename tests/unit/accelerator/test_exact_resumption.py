@@ -33,7 +33,6 @@ ORDERS = {
     "random": (lambda: {"batch_size": 3, "shuffle": True}, {}),
     "random, a generator of its own": (lambda: {"sampler": RandomSampler(DATA, generator=seeded())}, {}),
     "random, the loader's generator": (lambda: {"batch_size": 2, "shuffle": True, "generator": seeded()}, {}),
-    "random, with replacement": (lambda: {"sampler": RandomSampler(DATA, True, 80, generator=seeded())}, {}),
     "subset": (lambda: {"batch_size": 2, "sampler": SubsetRandomSampler(range(3, N))}, {}),
     "weighted": (lambda: {"batch_size": 2, "sampler": WeightedRandomSampler(range(1, N), 30)}, {}),
     "seedable, a seed": (lambda: {"batch_size": 3, "shuffle": True}, {"use_seedable_sampler": True, "data_seed": 9}),
@@ -98,7 +97,7 @@ def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world):
 
 
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["random", "random, the loader's generator", "random, with replacement", "weighted"])
+@pytest.mark.parametrize("kind", ["random", "random, the loader's generator"])
 def test_loader_workers_change_nothing(kind, persistent):
     assert_exact(lambda: prepared(kind, 1, 0, num_workers=1, persistent_workers=persistent))
 

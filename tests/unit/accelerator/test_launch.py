@@ -248,17 +248,6 @@ def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
     assert "pass --num_processes" in refused(capsys, "--config_file", path, script(tmp_path))
 
 
-def test_zero_on_the_command_line_wins_over_the_file():
-    file = ClusterConfig(num_machines=2, machine_rank=1, main_process_ip="h", main_process_port=5, num_processes=2)
-
-    def merged(*flags):
-        return launch.merge(file, launch.launch_command_parser().parse_args([*flags, "x.py"]))
-
-    assert merged("--machine_rank", "0").machine_rank == 0
-    with pytest.raises(ConfigError, match="need main_process_ip and main_process_port"):
-        merged("--main_process_port", "0")
-
-
 def test_more_processes_than_gpus(monkeypatch, capsys, started):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=2))
