@@ -46,13 +46,6 @@ class PartialBatch(list):
         self.partial = partial
 
 
-class CountedSample(NamedTuple):
-    """A single sample, or its number, of a partial step."""
-
-    content: Any
-    partial: PartialStep
-
-
 def generator_of(sampler: Any) -> torch.Generator | None:
     """The generator of torch that `sampler` draws from, if any. Generators of NumPy and of `random` do not count."""
     generator = getattr(sampler, "generator", None)
@@ -300,25 +293,6 @@ class BatchSamplerShard(BatchSampler):
         return total - (in_last_batch <= before_this_process)
 
 
-class SampleShard(BatchSamplerShard):
-    """The samples of `sampler` that belong to one process, one at a time: for loaders with `batch_size=None`.
-
-    A sample of such a data set may be a whole batch. How many rows it has is not known here. The samples of a partial
-    step come as CountedSample.
-    """
-
-    def __init__(self, sampler: Any, num_processes: int = 1, process_index: int = 0, even_batches: bool = True) -> None:
-        singles = BatchSampler(sampler, batch_size=1, drop_last=False)
-        super().__init__(singles, num_processes, process_index, even_batches=even_batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in super().__iter__():
-            if isinstance(batch, PartialBatch):
-                yield CountedSample(batch[0], batch.partial.of_unknown_rows())
-            else:
-                yield batch[0]
-
-
 class DrawnStep(NamedTuple):
     """A step whose sample numbers have been drawn: whether it is the last, and what is real if it is partial."""
 
@@ -370,9 +344,6 @@ class LookAheadIterator:
         if isinstance(batch, PartialBatch):
             partial = batch.partial
             batch = list(batch)
-        elif isinstance(batch, CountedSample):
-            partial = batch.partial
-            batch = batch.content
         self.steps.append(DrawnStep(self._following is self._END, partial))
         return batch
 

@@ -432,33 +432,14 @@ def test_workers_get_the_seeds_that_plain_torch_gives_them():
     assert seeds[0] == seeds[1] and seeds[0][0] != seeds[0][1]
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_loader_without_batches_yields_single_samples(world):
+def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
     """`DataLoader(dataset, batch_size=None)`, for data sets that make their batches by themselves."""
-
-    class Batches(Dataset):
-        def __len__(self):
-            return 5
-
-        def __getitem__(self, index):
-            return torch.arange(3 * index, 3 * index + 3)
-
-    loaders = ranks(world, lambda rank: DataLoader(Batches(), batch_size=None))
-    assert [len(list(loader)) for loader in loaders] == [len(loader) for loader in loaders] == [-(-5 // world)] * world
-    assert gathered(loaders) == list(range(15))
-    torch.manual_seed(3)
-    loaders = ranks(world, lambda rank: DataLoader(Numbers(9), batch_size=None, shuffle=True))
-    rows = [int(loader.dataset[row]) for step in zip(*loaders, strict=True) for loader, row in zip(loaders, step)]  # noqa: B905
-    assert sorted(rows[:9]) == list(range(9)) != rows[:9]
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_single_samples_are_visited_in_the_seedable_order_too(world):
-    loaders = seedable(world, None)
+    (loader,) = seedable(1, None)
+    assert len(loader) == 10
     for epoch in range(2):
-        torch.manual_seed(random.randrange(2**32))
-        rows = [int(row) for step in zip(*loaders, strict=True) for row in step]
-        assert rows == order(10, 2, epoch)
+        assert [int(sample) for sample in loader] == order(10, 2, epoch)
+    with pytest.raises(ValueError, match="on several processes a loader needs batches"):
+        seedable(2, None)
 
 
 # Leaving early, nesting, resuming

@@ -38,7 +38,6 @@ ORDERS = {
     "seedable, a seed": (lambda: {"batch_size": 3, "shuffle": True}, {"use_seedable_sampler": True, "data_seed": 9}),
     "batch sampler": (lambda: {"batch_sampler": BatchSampler(RandomSampler(DATA), 2, True)}, {}),
     "lists of any size": ({"batch_sampler": [[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]]}, {}),
-    "no batches": ({"batch_size": None, "shuffle": True}, {}),
     "uneven": ({"batch_size": 3, "shuffle": True}, {"even_batches": False}),
 }
 
