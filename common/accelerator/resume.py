@@ -49,7 +49,7 @@ class Bookmark:
     saved: Position | None = None  # where a checkpoint was made; the next `for` over the same epoch continues there
 
 
-@dataclass(frozen=True)
+@dataclass
 class NotedBatches:
     """`batches`, whose order `sampler` draws; the states that it is drawn from are noted in the innermost position.
 
@@ -60,8 +60,14 @@ class NotedBatches:
     batches: Any
     sampler: Any
     bookmark: Bookmark
+    remaining: Iterator[Any] | None = None  # of an interrupted epoch; they come in place of the first pass
 
     def __iter__(self) -> Iterator[Any]:
+        remaining = self.remaining
+        self.remaining = None
+        if remaining is not None:
+            yield from remaining
+            return
         own = generator_of(self.sampler)
         self.bookmark.under_way[-1].drawn_from = GeneratorStates(torch.get_rng_state(), _state_of(own))
         yield from self.batches
@@ -134,9 +140,8 @@ class StatefulDataLoaderShard(DataLoaderShard):
         if self._resumed is None or self._resumed.drawn_from is None:
             return super()._start_reading()
         self._remaining_batches = self._draw_again(self._resumed, self._resumed.drawn_from)
-        self._iterator = None  # Workers that stayed alive would read a whole epoch,
+        self._iterator = None  # Workers that stayed alive would read a whole epoch.
         reading = super()._start_reading()
-        self._iterator = None  # and in the next epoch the remaining batches of this one.
         self._remaining_batches = None
         return reading
 
@@ -154,15 +159,14 @@ class StatefulDataLoaderShard(DataLoaderShard):
         # For 3 processes of which one reads for all: when step 0 is yielded, the batches 3, 4 and 5 of step 1 have been
         # drawn. The resumed pass begins with batch 3.
         drawn_ahead = self.batches_per_step + self.num_workers * (self.prefetch_factor or 0)
-        batches = iter(super()._undrawn_batches)
-        drawn = list(islice(batches, to_skip + drawn_ahead))
-        return chain(drawn[to_skip:], batches)
+        batches = islice(super()._undrawn_batches, to_skip, None)
+        drawn = list(islice(batches, drawn_ahead))
+        return chain(drawn, batches)
 
     @property
     def _undrawn_batches(self) -> Any:
-        if self._remaining_batches is not None:
-            return self._remaining_batches
-        return NotedBatches(super()._undrawn_batches, self._order_sampler, self._bookmark)
+        batches = super()._undrawn_batches
+        return NotedBatches(batches, self._order_sampler, self._bookmark, self._remaining_batches)
 
     def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
         steps = super()._steps(reading)
