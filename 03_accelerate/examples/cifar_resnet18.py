@@ -136,7 +136,7 @@ def main():
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("--samples", type=int, help="only the first of each set")
     parser.add_argument("--max-steps", type=int)
-    parser.add_argument("--tracker", help="jsonl, tensorboard or wandb")
+    parser.add_argument("--tracker", help="jsonl or tensorboard")
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--output-dir", default="runs/cifar_resnet18", help="for the weights and the tracker's files")
     train(parser.parse_args())

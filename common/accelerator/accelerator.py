@@ -30,7 +30,7 @@ from .sampler import BatchSamplerShard, shard_among
 from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
 from .state import AcceleratorState, DistributedType, GradientState, PartialState
-from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers  # noqa: F401
+from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers
 from .utils import other
 from .utils.dataclasses import (
     AutocastKwargs,
@@ -392,28 +392,16 @@ class Accelerator:
 
         The loss is divided by `gradient_accumulation_steps`, also in a window that the end of the loader cuts short.
         The gradients of such a window are smaller than those of a whole one.
-
-        Raises:
-            RuntimeError: under fp16, if it adds scaled gradients to those that clipping has unscaled.
         """
         num_steps = self.gradient_state.num_steps
         if num_steps > 1:
             loss = loss / num_steps
-        if self.scaler is None:
-            loss.backward(**kwargs)
-            return
-        unscaled = {}
-        for optimizer in self._optimizers:
-            if optimizer.is_unscaled and optimizer.has_gradients():
-                unscaled[optimizer] = optimizer.gradient_versions()
-            else:
-                optimizer.forget_unscaling()  # the script has dropped them, for instance by the model's zero_grad
-        self.scaler.scale(loss).backward(**kwargs)
-        if any(optimizer.gradient_versions() != before for optimizer, before in unscaled.items()):
-            raise RuntimeError(
-                "backward after unscaling: the loss is scaled, but gradients that it was to be added to were unscaled "
-                "before, by clipping or unscale_gradients. Let their optimizer step or drop them by its zero_grad first"
-            )
+        if self.scaler is not None:
+            for optimizer in self._optimizers:
+                if not optimizer.has_gradients():
+                    optimizer.forget_unscaling()  # the script has dropped them, for instance by the model's zero_grad
+            loss = self.scaler.scale(loss)
+        loss.backward(**kwargs)
 
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
@@ -619,8 +607,7 @@ class Accelerator:
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """All processes' results for the batch at hand, each real sample once: `operations.gather_for_metrics`.
 
-        The loader knows by a `sampler.PartialStep` which samples of the step are real. `operations.gather_padded` cuts
-        the others off.
+        The loader knows by a `sampler.PartialStep` which samples of the step are real. The others are cut off.
         """
         return operations.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
 
@@ -725,9 +712,10 @@ class Accelerator:
         """Start the trackers of `log_with` on the main process, each with its own `init_kwargs[name]`."""
         if not self.is_main_process:
             return
+        init_kwargs = init_kwargs or {}
         for tracker in self.log_with:
-            if isinstance(tracker, type):
-                tracker = self._new_tracker(tracker, project_name, init_kwargs or {})
+            if tracker in LOGGER_TYPE_TO_CLASS.values():
+                tracker = tracker(project_name, self.logging_dir, **init_kwargs.get(tracker.name, {}))
             self.trackers.append(tracker)
         for tracker in self.trackers:
             # A tracker of the script's own need not have this method.
@@ -736,12 +724,6 @@ class Accelerator:
         if config is not None:
             for tracker in self.trackers:
                 tracker.store_init_configuration(config)
-
-    def _new_tracker(self, kind: Any, project_name: str, init_kwargs: dict[str, dict]) -> GeneralTracker:
-        settings = init_kwargs.get(kind.name, {})
-        if kind.requires_logging_directory:
-            return kind(project_name, self.logging_dir, **settings)
-        return kind(project_name, **settings)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """The tracker `name`, or with `unwrap` its library's own run; one that does nothing, if no tracker was started.

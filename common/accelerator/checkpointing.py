@@ -4,6 +4,7 @@ The files bear the names that Accelerate gives them. `utils/checkpoint_folder.py
 `utils/serialization.py` lets them hold nothing that could execute code.
 """
 
+import logging
 import os
 import random
 import re
@@ -35,9 +36,10 @@ from .utils.checkpoint_folder import (
     write_manifest,
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
-from .utils.modeling import write_weights
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, write_safetensors
+
+logger = logging.getLogger(__name__)
 
 OPTIMIZER_FILE = "optimizer.bin"
 SCHEDULER_FILE = "scheduler.bin"
@@ -433,19 +435,23 @@ def save_model(
     max_shard_size: int | str = "10GB",
     safe_serialization: bool = True,
 ) -> None:
-    """Write the weights of `model` to `save_directory`, for `load_checkpoint_in_model`: see `write_weights`.
+    """Write the weights of `model` to `save_directory`, for `load_checkpoint_in_model`; the file is whole or not there.
 
     Args:
-        max_shard_size: the most bytes in a file, or a text as "10GB"; only a single weight may be larger.
+        max_shard_size: of the original, which divides larger weights into several files. Here they come in one.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
 
     Raises:
         RuntimeError: if a parameter is on the meta device.
-        ValueError: if `max_shard_size` is no size.
         OSError: if something cannot be written.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         raise RuntimeError("You can't save the model since some parameters are on the meta device.")
+    if max_shard_size != "10GB":
+        logger.warning("max_shard_size=%r has no effect: the weights come in one file", max_shard_size)
     state_dict = accelerator.get_state_dict(model)
+    folder = Path(save_directory)
     if _is_writer(accelerator.project_configuration.save_on_each_node):
-        write_weights(state_dict, Path(save_directory), max_shard_size, safe_serialization)
+        folder.mkdir(parents=True, exist_ok=True)
+    name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+    accelerator.save(state_dict, folder / name, safe_serialization)

@@ -16,7 +16,6 @@ from .resume import StatefulDataLoaderDispatcher, StatefulDataLoaderShard
 from .sampler import (
     BatchSamplerShard,
     DistributedEvalSampler,
-    SampleShard,
     SeedableRandomSampler,
     SkipBatchSampler,
     generator_of,
@@ -92,7 +91,8 @@ def prepare_data_loader(
     Raises:
         NotImplementedError: for `torch_device_mesh` and a loader with `in_order=False`.
         ValueError: for a batch size that cannot be split, none where one is needed, `dispatch_batches` without
-            `put_on_device`, and on several processes for a DistributedSampler or a DistributedEvalSampler.
+            `put_on_device`, and on several processes for a DistributedSampler, a DistributedEvalSampler and a
+            `batch_size=None`.
     """
     if torch_device_mesh is not None or not getattr(dataloader, "in_order", True):
         raise NotImplementedError("torch_device_mesh and loaders with in_order=False are out of scope")
@@ -204,16 +204,15 @@ def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
 def _sharded_batches(
     dataloader: DataLoader, index_sampler: Any, sharing: _Sharing, use_seedable_sampler: bool
 ) -> _Source:
-    shard: BatchSamplerShard
     if dataloader.batch_sampler is None and not isinstance(index_sampler, BatchSampler):
-        sampler = index_sampler
-        shard = SampleShard(index_sampler, sharing.num_processes, sharing.process_index, sharing.even_batches)
-    else:
-        # As in the original, a sampler within a batch sampler within a batch sampler gets no generator.
-        sampler = getattr(index_sampler, "sampler", None)
-        shard = BatchSamplerShard(
-            index_sampler, sharing.num_processes, sharing.process_index, sharing.split_batches, sharing.even_batches
-        )
+        if sharing.num_processes > 1:
+            raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
+        return _Source(dataloader.dataset, _sampling(dataloader, index_sampler))
+    # As in the original, a sampler within a batch sampler within a batch sampler gets no generator.
+    sampler = getattr(index_sampler, "sampler", None)
+    shard = BatchSamplerShard(
+        index_sampler, sharing.num_processes, sharing.process_index, sharing.split_batches, sharing.even_batches
+    )
     sampling = _sampling(dataloader, shard)
     if sharing.num_processes == 1:
         if "batch_sampler" in sampling:

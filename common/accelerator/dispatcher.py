@@ -56,7 +56,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
         self.split_batches = split_batches
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
-        self._has_drawn_for_workers = False
 
     @property
     def batches_per_step(self) -> int:  # type: ignore[override]  # a constant of the class for loaders that share
@@ -87,24 +86,18 @@ class DataLoaderDispatcher(DataLoaderShard):
         return max(0, steps - self.skip_batches)
 
     def _start_reading(self) -> Any:
-        """On the main process torch's iterator; the others draw what making one draws there in the original.
+        """On the main process torch's iterator; the others draw what making one draws there, the seed for the workers.
 
-        That is the seed for the workers and, if there are workers, the order of the batches that they are asked for.
-        Without workers, torch's samplers draw the order when the first batch is asked for, on the main process alone. A
-        sampler that has no generator then draws from torch's, whose state differs between the main process and the
-        others from then on.
+        Without workers they make one, as in the original. Torch's samplers draw the order when the first batch is asked
+        for, on the main process alone. A sampler that has no generator then draws from torch's, whose state differs
+        between the main process and the others from then on.
         """
         if self.state.is_main_process:
             return super()._start_reading()
         if self.num_workers == 0:
             DataLoader.__iter__(self)
-            return None
-        if not (self.persistent_workers and self._has_drawn_for_workers):
+        else:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        self._has_drawn_for_workers = True
-        if not isinstance(self.dataset, IterableDataset):
-            for _ in islice(self._undrawn_batches, self.num_workers * (self.prefetch_factor or 0)):
-                pass
         return None
 
     def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
@@ -149,7 +142,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 rows=share,
                 num_ranks_present=self.state.num_processes,
                 num_real_all_ranks=rows,
-                most_rows=share,
+                is_filled=True,
             )
         return StepState(is_last, rows if is_last else self.remainder, partial)
 

@@ -1,12 +1,10 @@
 """Tensors and objects across processes: gather, reduce, broadcast, pad; and through nested structures."""
 
-import math
 import operator
 import pickle
 import warnings
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import update_wrapper, wraps
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
@@ -133,11 +131,6 @@ def holds_tensors(data: Any) -> bool:
 # What is said where a collective fails
 
 
-def _identify() -> str:
-    state = PartialState()
-    return f"rank {state.process_index} of {state.num_processes}"
-
-
 def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, a collective, whose errors name it and the rank."""
 
@@ -146,9 +139,9 @@ def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
-            error.add_note(
-                f"`{function.__name__}` failed on {_identify()}: it is a collective, did all processes call it?"
-            )
+            state = PartialState()
+            where = f"rank {state.process_index} of {state.num_processes}"
+            error.add_note(f"`{function.__name__}` failed on {where}: it is a collective, did all processes call it?")
             raise
 
     return run
@@ -208,60 +201,34 @@ def _fit_in_one_message(leaves: list[Any]) -> bool:
 
 
 def _gather_together(tensors: list[torch.Tensor], num_processes: int) -> list[torch.Tensor]:
-    """Tensors of equal shape from all processes in one collective."""
-    tensors = [each if each.ndim else each[None] for each in tensors]
-    # The head is a checksum of shapes and dtypes. On a GPU nobody waits for the kernels, so nobody could look at it.
-    head = [_signature(tensors)] if tensors[0].device.type == "cpu" else []
-    heads, bodies = _gather_message(head, tensors, num_processes)
-    _check_signatures(heads, tensors)
-    gathered = []
-    for tensor, body in zip(tensors, bodies, strict=True):
-        shape = (tensor.shape[0] * num_processes, *tensor.shape[1:])
-        gathered.append(torch.cat(body.unbind()).view(tensor.dtype).view(shape))
-    return gathered
+    """Tensors of equal shape from all processes in one collective, which moves their bytes.
 
-
-def _gather_message(
-    head: list[int], tensors: list[torch.Tensor], num_processes: int
-) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """The heads of all processes, and of each tensor a matrix with the bytes of one process in a row; one collective.
-
-    Args:
-        head: numbers, equally many on all processes. If there are any, a GPU has to be waited for.
-        tensors: on one device, with equally many bytes on all processes.
-
-    The bytes of a tensor may begin anywhere in the message, but a dtype can be viewed only from a multiple of its size
-    on. So callers concatenate the rows of a matrix before they view them: `torch.cat` copies, of a single row too.
+    On a CPU a checksum of shapes and dtypes comes with them. On a GPU nobody waits for the kernels, so nobody could
+    look at it.
     """
+    tensors = [each if each.ndim else each[None] for each in tensors]
     device = tensors[0].device
     pieces = [each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors]
-    if head:
-        pieces.insert(0, torch.tensor(head, device=device).view(torch.uint8))
+    has_checksum = device.type == "cpu"
+    description = ", ".join(f"{list(each.shape)} {each.dtype}" for each in tensors)
+    if has_checksum:
+        checksum = torch.tensor([zlib.crc32(description.encode())])  # Python's own `hash` differs between processes
+        pieces.append(checksum.view(torch.uint8))
     message = torch.cat(pieces)
     everyone = torch.empty(num_processes, message.numel(), dtype=torch.uint8, device=device)
     dist.all_gather(list(everyone.unbind()), message)
     sizes = [piece.numel() for piece in pieces]
-    columns = list(everyone.split_with_sizes(sizes, dim=1))
-    if not head:
-        return [], columns
-    heads = torch.cat(columns.pop(0).unbind()).view(torch.int64).view(num_processes, -1)
-    return heads.tolist(), columns
-
-
-def _signature(tensors: list[torch.Tensor]) -> int:
-    """A number that differs where shapes or dtypes do. (Python's own `hash` differs between processes.)"""
-    return zlib.crc32(_describe(tensors).encode())
-
-
-def _describe(tensors: list[torch.Tensor]) -> str:
-    return ", ".join(f"{list(each.shape)} {each.dtype}" for each in tensors)
-
-
-def _check_signatures(heads: list[list[int]], tensors: list[torch.Tensor]) -> None:
-    """Raise a RuntimeError, on all processes, where their heads do not begin with the same number."""
-    signatures = {head[0] for head in heads}
-    if len(signatures) > 1:
-        raise RuntimeError(f"the processes gather tensors of different shapes or dtypes, here {_describe(tensors)}")
+    bytes_of_ranks = list(everyone.split_with_sizes(sizes, dim=1))
+    if has_checksum:
+        checksums = bytes_of_ranks.pop()
+        if not torch.equal(checksums, checksums[:1].expand_as(checksums)):
+            raise RuntimeError(f"the processes gather tensors of different shapes or dtypes, here {description}")
+    gathered = []
+    for tensor, rows in zip(tensors, bytes_of_ranks, strict=True):
+        # The bytes may begin anywhere, but a dtype can be viewed only at a multiple of its size: `cat` copies them.
+        content = torch.cat(rows.unbind()).view(tensor.dtype)
+        gathered.append(content.view(tensor.shape[0] * num_processes, *tensor.shape[1:]))
+    return gathered
 
 
 @_named_in_errors
@@ -270,42 +237,7 @@ def gather_object(object: Any) -> Any:
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object
-    everyone = [item for items in all_gather_object(_ready_to_pickle(object)) for item in items]
-    return _unpickled(everyone)
-
-
-@dataclass(frozen=True)
-class _FromGpu:
-    """A tensor of a GPU on its way through a pickle, out of which it would come on the GPU of the sender's number."""
-
-    content: torch.Tensor
-
-
-def _ready_to_pickle(data: Any) -> Any:
-    """`data` with the tensors of this process's GPU on the CPU; itself where it has none in lists, tuples, mappings."""
-
-    def is_on_gpu(leaf: Any) -> bool:
-        return isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"
-
-    if not any(is_on_gpu(leaf) for leaf in leaves(data)):
-        return data
-
-    def marked(leaf: Any) -> Any:
-        return _FromGpu(leaf.cpu()) if is_on_gpu(leaf) else leaf
-
-    return map_nested(marked, data)
-
-
-def _unpickled(data: Any) -> Any:
-    """`data` of another process, with its GPU's tensors on the GPU of this one."""
-    if not any(isinstance(leaf, _FromGpu) for leaf in leaves(data)):
-        return data
-    device = PartialState().device
-
-    def moved(leaf: Any) -> Any:
-        return leaf.content.to(device) if isinstance(leaf, _FromGpu) else leaf
-
-    return map_nested(moved, data)
+    return [item for items in all_gather_object(object) for item in items]
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
@@ -316,10 +248,11 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
     A number or None becomes, on several processes, a list with one entry per process.
 
-    All tensors of the structure travel in one collective, in a partial step too; everything else is pickled, which
-    takes two more. So exact results per sample cost a meeting of all processes in each step, and memory for the rows of
-    all on every one of them. A metric that is a sum over samples (a loss, correct predictions) needs neither: each
-    process sums up its own, and one `reduce` after the loop adds the sums.
+    All tensors of the structure travel in one collective. Everything else is pickled, which takes two more; so are the
+    tensors of a last step that is uneven because of `even_batches=False`. So exact results per sample cost a meeting of
+    all processes in each step, and memory for the rows of all on every one of them. A metric that is a sum over samples
+    (a loss, correct predictions) needs neither: each process sums up its own, and one `reduce` after the loop adds the
+    sums.
 
     Args:
         data: the same structure on all processes.
@@ -388,50 +321,13 @@ def _count_rows(data: Any) -> int:
 def _gather_tensor_columns(tensors: list[torch.Tensor], partial: PartialStep | None, is_last: bool) -> list[Any]:
     if partial is None:
         return gather(tensors)
-    if partial.most_rows is not None and _fit_in_one_message(tensors):
-        return gather_padded(tensors, partial, is_last)
-    return _gather_pickled(tensors, partial, is_last)
-
-
-@_named_in_errors
-def gather_padded(tensors: list[torch.Tensor], partial: PartialStep, is_last: bool) -> list[torch.Tensor]:
-    """The real rows of tensors of all processes in a partial step, in one collective.
-
-    Nobody knows beforehand how many rows each process has, only how many at most: so all send that many, and with them
-    how many they have.
-
-    Raises:
-        RuntimeError: if shapes or dtypes differ between the processes in more than the rows of their batches.
-    """
-    padded = [_pad_rows(tensor, partial.most_rows) for tensor in tensors]
-    head = [_signature(padded)]
-    for tensor in tensors:
-        head += [_is_batch(tensor, partial), tensor.shape[0] if tensor.ndim else 1]
-    heads, bodies = _gather_message(head, padded, PartialState().num_processes)
-    _check_signatures(heads, padded)
-    # The entries of the heads after the signature, each of all ranks.
-    _, *entries = zip(*heads, strict=True)
+    if not partial.is_filled:
+        return _gather_pickled(tensors, partial, is_last)
     gathered = []
-    for tensor, body, are_batches, counts in zip(padded, bodies, entries[0::2], entries[1::2], strict=True):
-        # Do all ranks hold a whole batch? They must agree, or some would cut what others keep.
-        is_batch = all(are_batches)
-        if not is_batch and len(set(counts)) > 1:
-            raise RuntimeError(f"the processes gather tensors of different shapes: {list(counts)} rows, by their ranks")
-        bytes_per_row = math.prod(tensor.shape[1:]) * tensor.element_size()
-        bytes_of_ranks = [row[: count * bytes_per_row] for row, count in zip(body, counts, strict=True)]
-        everyone = torch.cat(bytes_of_ranks).view(tensor.dtype).view(sum(counts), *tensor.shape[1:])
-        gathered.append(everyone[: partial.num_real_all_ranks] if is_batch or is_last else everyone)
+    for own, everyone in zip(tensors, gather(tensors), strict=True):
+        has_repeated_rows = is_last or _is_batch(own, partial)
+        gathered.append(everyone[: partial.num_real_all_ranks] if has_repeated_rows else everyone)
     return gathered
-
-
-def _pad_rows(tensor: torch.Tensor, rows: int | None) -> torch.Tensor:
-    """`tensor` with zeros after its rows, if it has fewer; a scalar as a vector."""
-    if tensor.ndim == 0:
-        return tensor[None]
-    missing = 0 if rows is None else rows - len(tensor)
-    if missing <= 0:
-        return tensor
-    return torch.cat([tensor.detach(), tensor.new_zeros(missing, *tensor.shape[1:])])
 
 
 class _Column(NamedTuple):
@@ -450,7 +346,8 @@ def _gather_pickled(columns: list[Any], partial: PartialStep | None, is_last: bo
         content = [column] if column is None or isinstance(column, (int, float)) else column
         is_batch = partial is not None and _is_batch(content, partial)
         if isinstance(column, torch.Tensor):
-            content = torch.atleast_1d(column.detach())
+            # A tensor of a GPU would come out of its pickle on the GPU of the sender.
+            content = torch.atleast_1d(column.detach()).cpu()
         own.append(_Column(content, is_batch, num_real=None if partial is None else partial.num_real))
     of_ranks = gather_object([own])
     return [_join(parts, partial, is_last) for parts in zip(*of_ranks, strict=True)]
@@ -460,7 +357,7 @@ def _join(parts: tuple[_Column, ...], partial: PartialStep | None, is_last: bool
     is_batch = all(part.is_batch for part in parts)
     contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
     if isinstance(contents[0], torch.Tensor):
-        everyone: Any = torch.cat(contents)
+        everyone: Any = torch.cat(contents).to(PartialState().device)
     else:
         everyone = list(chain.from_iterable(contents))
     if partial is None or not (is_batch or is_last):
@@ -489,10 +386,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Fill `object_list`, in place, with that of rank `from_process`, and return it; the lengths must be equal."""
     if PartialState().distributed_type != DistributedType.NO:
-        sent = _ready_to_pickle(object_list) if PartialState().process_index == from_process else object_list
-        content = list(sent)
-        dist.broadcast_object_list(content, src=from_process)
-        object_list[:] = _unpickled(content)
+        dist.broadcast_object_list(object_list, src=from_process)
     return object_list
 
 

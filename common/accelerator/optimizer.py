@@ -144,23 +144,15 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def unscale(self) -> None:
         """Divide the gradients by the scale of the loss: once before a step, however often this is called."""
-        if self.scaler is not None and not self.is_unscaled and self.has_gradients():
+        if self.scaler is None or self.scaler.has_unscaled(self.optimizer):
+            return
+        if self.has_gradients():
             self.scaler.unscale_(self.optimizer)
-
-    @property
-    def is_unscaled(self) -> bool:
-        """True where the gradients are without the scale of the loss already, as clipping needs them."""
-        return self.scaler is not None and self.scaler.has_unscaled(self.optimizer)
 
     def forget_unscaling(self) -> None:
         """Take note that the gradients are dropped or replaced before there was a step with them."""
         if self.scaler is not None:
             self.scaler.forget_unscaled(self.optimizer)
-
-    def gradient_versions(self) -> list[tuple[int, int] | None]:
-        """A list that changes where a backward adds to a gradient or makes one."""
-        gradients = [parameter.grad for parameter in self.parameters()]
-        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The parameters of all groups."""

@@ -22,15 +22,14 @@ class PartialStep(NamedTuple):
         rows: samples in this process's batch, the repeated ones too; None where they are not known.
         num_ranks_present: how many processes, lowest ranks first, have a batch in this step.
         num_real_all_ranks: real samples of all processes in this step; None where they are not known.
-        most_rows: samples in the largest batch of this step, the repeated ones too, which all processes know without
-            asking each other; None where `rows` is.
+        is_filled: all processes have equally large batches, because samples were repeated.
     """
 
     num_real: int | None
     rows: int | None
     num_ranks_present: int
     num_real_all_ranks: int | None = None
-    most_rows: int | None = None
+    is_filled: bool = False
 
     def of_unknown_rows(self) -> "PartialStep":
         """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
@@ -45,13 +44,6 @@ class PartialBatch(list):
     def __init__(self, samples: Iterable[Any], partial: PartialStep) -> None:
         super().__init__(samples)
         self.partial = partial
-
-
-class CountedSample(NamedTuple):
-    """A single sample, or its number, of a partial step."""
-
-    content: Any
-    partial: PartialStep
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
@@ -180,7 +172,7 @@ class BatchSamplerShard(BatchSampler):
             if size is None or rows == size:
                 yield batch
             else:
-                partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows, most_rows=rows)
+                partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
                 yield PartialBatch(batch, partial)
 
     def _iter_parts_of_batches(self) -> Iterator[list]:
@@ -241,7 +233,6 @@ class BatchSamplerShard(BatchSampler):
             rows=len(own),
             num_ranks_present=len(batches),
             num_real_all_ranks=sum(map(len, group)),
-            most_rows=max(map(len, batches)),
         )
         return PartialBatch(own, partial)
 
@@ -256,7 +247,7 @@ class BatchSamplerShard(BatchSampler):
             rows=size,
             num_ranks_present=self.num_processes,
             num_real_all_ranks=len(real),
-            most_rows=size,
+            is_filled=True,
         )
         return PartialBatch(filled[begin : begin + size], partial)
 
@@ -300,25 +291,6 @@ class BatchSamplerShard(BatchSampler):
         in_last_batch = len(sampler) - (total - 1) * self.batch_size
         before_this_process = self.process_index * (self.batch_size // self.num_processes)
         return total - (in_last_batch <= before_this_process)
-
-
-class SampleShard(BatchSamplerShard):
-    """The samples of `sampler` that belong to one process, one at a time: for loaders with `batch_size=None`.
-
-    A sample of such a data set may be a whole batch. How many rows it has is not known here. The samples of a partial
-    step come as CountedSample.
-    """
-
-    def __init__(self, sampler: Any, num_processes: int = 1, process_index: int = 0, even_batches: bool = True) -> None:
-        singles = BatchSampler(sampler, batch_size=1, drop_last=False)
-        super().__init__(singles, num_processes, process_index, even_batches=even_batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in super().__iter__():
-            if isinstance(batch, PartialBatch):
-                yield CountedSample(batch[0], batch.partial.of_unknown_rows())
-            else:
-                yield batch[0]
 
 
 class DrawnStep(NamedTuple):
@@ -372,9 +344,6 @@ class LookAheadIterator:
         if isinstance(batch, PartialBatch):
             partial = batch.partial
             batch = list(batch)
-        elif isinstance(batch, CountedSample):
-            partial = batch.partial
-            batch = batch.content
         self.steps.append(DrawnStep(self._following is self._END, partial))
         return batch
 

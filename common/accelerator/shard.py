@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from .operations import send_to_device
 from .sampler import (
     BatchSamplerShard,
-    CountedSample,
     LookAhead,
     PartialStep,
     SkipBatchSampler,
@@ -22,7 +21,7 @@ from .sampler import (
     shard_among,
 )
 from .state import GradientState, PartialState
-from .streams import CountedShard, IterableDatasetShard
+from .streams import CountedSample, CountedShard, IterableDatasetShard
 from .utils.random import synchronize_rng_states
 
 logger = logging.getLogger(__name__)

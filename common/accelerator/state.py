@@ -20,13 +20,6 @@ from .environment import parse_choice_from_env, parse_flag_from_env
 # What torchrun writes for each process. Without MASTER_ADDR and MASTER_PORT only where another meeting point is given.
 PROCESS_VARIABLES = ("RANK", "LOCAL_RANK")
 MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
-# What Intel MPI, OpenMPI and MVAPICH write for each process, by torchrun's names.
-MPI_VARIABLES = {
-    "RANK": ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
-    "WORLD_SIZE": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
-    "LOCAL_RANK": ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
-    "LOCAL_WORLD_SIZE": ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
-}
 # The values of mixed_precision.
 PRECISIONS = ("no", "fp16", "bf16")
 NCCL_TIMEOUT = timedelta(minutes=10)
@@ -121,8 +114,6 @@ class PartialState:
         self._cpu = cpu
         self.backend = None
         gpus = _count_gpus(cpu)
-        if cpu:
-            _translate_mpi_variables()
         processes = _read_processes(gpus, needs_meeting_point=init_method is None)
         self.num_processes = processes.world_size
         self.process_index = processes.rank
@@ -359,18 +350,6 @@ def _count_gpus(cpu: bool) -> int:
     if cpu or not torch.cuda.is_available():
         return 0
     return torch.cuda.device_count()
-
-
-def _translate_mpi_variables() -> None:
-    """Write what mpirun says about this process under torchrun's names, as the original does."""
-    if "WORLD_SIZE" in os.environ:
-        return
-    for name, names_of_mpi in MPI_VARIABLES.items():
-        for name_of_mpi in names_of_mpi:
-            if name_of_mpi in os.environ:
-                os.environ.setdefault(name, os.environ[name_of_mpi])
-    if "WORLD_SIZE" in os.environ:
-        os.environ.setdefault("MASTER_PORT", "29500")
 
 
 def _read_processes(gpus: int, needs_meeting_point: bool) -> _Processes:

@@ -7,12 +7,12 @@ in each worker, and one that reads from a queue yields each sample in one worker
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
-from .sampler import BatchSamplerShard, CountedSample, PartialBatch
+from .sampler import BatchSamplerShard, PartialBatch, PartialStep
 
 
 class IterableDatasetShard(IterableDataset):
@@ -86,6 +86,13 @@ class IterableDatasetShard(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches():
             yield from batch
+
+
+class CountedSample(NamedTuple):
+    """A single sample of a partial step."""
+
+    content: Any
+    partial: PartialStep
 
 
 class CountedShard(IterableDatasetShard):

@@ -1,4 +1,4 @@
-"""Experiment trackers behind one interface: TensorBoard, Weights & Biases, JSON lines, or one of your own.
+"""Experiment trackers behind one interface: TensorBoard, JSON lines, or one of your own.
 
 The Accelerator starts, feeds and finishes them on the main process only. A tracker's package is imported when its run
 starts, never before.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .state import PartialState
-from .utils.imports import is_tensorboard_available, is_wandb_available
+from .utils.imports import is_tensorboard_available
 
 
 def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,13 +139,16 @@ class TensorBoardTracker(GeneralTracker):
         """Show `values` as hyperparameters, and write them to `<time>/hparams.yml`; lists, paths and such as text."""
         import yaml
 
-        values = {name: _number_or_text(value) for name, value in plain(values).items()}
-        self.writer.add_hparams(values, metric_dict={})
+        hyperparameters = {}
+        for name, value in plain(values).items():
+            is_plain = value is None or isinstance(value, (bool, int, float, str))
+            hyperparameters[name] = value if is_plain else str(value)
+        self.writer.add_hparams(hyperparameters, metric_dict={})
         self.writer.flush()
         folder = Path(self.logging_dir, str(time.time()))
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "hparams.yml", "w", encoding="utf-8") as file:
-            yaml.safe_dump(values, file)
+            yaml.safe_dump(hyperparameters, file)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add numbers as scalars, texts as texts and dicts of numbers as scalars of one figure.
@@ -171,91 +174,23 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.close()
 
 
-class WandBTracker(GeneralTracker):
-    """A Weights & Biases run in the project `run_name`.
-
-    Args:
-        kwargs: of `wandb.init`.
-    """
-
-    name = "wandb"
-    requires_logging_directory = False
-    # wandb can take values from several processes at once.
-    main_process_only = False
-    tracker: Any = None  # the wandb.Run
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-
-    def start(self) -> None:
-        """Open the run."""
-        import wandb
-
-        self.tracker = self.run = wandb.init(project=self.run_name, **self.init_kwargs)
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Keep `values` with the run; what is no number as text."""
-        import wandb
-
-        wandb.config.update(plain(values, _number_or_text), allow_val_change=True)
-
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log `values` at `step`; `kwargs` are of the run's `log`."""
-        self.run.log(values, step=step, **kwargs)
-
-    def finish(self) -> None:
-        """Close the run."""
-        self.run.finish()
-
-
 LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
     "tensorboard": TensorBoardTracker,
-    "wandb": WandBTracker,
     "jsonl": JSONLinesTracker,
 }
-_IS_AVAILABLE = {
-    "tensorboard": is_tensorboard_available,
-    "wandb": is_wandb_available,
-}
-
-
-def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
-    """Make a tracker of your own known by its `name`, for `log_with`, before the Accelerator is made.
-
-    `init_trackers` makes it with the project's name, then with the logging directory if `requires_logging_directory`,
-    and with its `init_kwargs`. It warns if the name is taken.
-
-    Raises:
-        ValueError: for what is no subclass of GeneralTracker, or lacks `name` or `requires_logging_directory`.
-    """
-    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
-        raise ValueError(f"`tracker_class` must be a subclass of `GeneralTracker`, but got {tracker_class}.")
-    name = getattr(tracker_class, "name", None)
-    if not name:
-        raise ValueError("The tracker class to register must define a non-empty `name` attribute.")
-    if not hasattr(tracker_class, "requires_logging_directory"):
-        raise ValueError("The tracker class to register must define a `requires_logging_directory` class attribute.")
-    if name in LOGGER_TYPE_TO_CLASS:
-        warnings.warn(
-            f"A tracker with the name '{name}' is already registered and will be overwritten by {tracker_class}.",
-            stacklevel=2,
-        )
-    LOGGER_TYPE_TO_CLASS[name] = tracker_class
 
 
 def get_available_trackers() -> list[str]:
-    """Names of the trackers whose packages are installed."""
-    return [name for name, is_available in _IS_AVAILABLE.items() if is_available()]
+    """Names of the trackers of other packages that are installed: what "all" stands for."""
+    return ["tensorboard"] if is_tensorboard_available() else []
 
 
 def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None) -> list[Any]:
     """The trackers that `log_with` asks for, without repeats: classes in place of names, and objects as given.
 
     Args:
-        log_with: None, a name, "all" (whatever is installed and, without a `logging_dir`, needs none), an object with
-            the tracker's methods, or a list of these.
+        log_with: None, a name, "all" (whatever is installed, if there is a `logging_dir`), an object with the tracker's
+            methods, or a list of these.
 
     Raises:
         ValueError: for an unknown name or a missing `logging_dir`.
@@ -266,8 +201,8 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
     chosen: list[Any] = []
     for wanted in log_with if isinstance(log_with, (list, tuple)) else [log_with]:
         if wanted == "all":
-            classes = [LOGGER_TYPE_TO_CLASS[name] for name in get_available_trackers()]
-            found = [each for each in classes if logging_dir is not None or not each.requires_logging_directory]
+            names = get_available_trackers() if logging_dir is not None else []
+            found: list[Any] = [LOGGER_TYPE_TO_CLASS[name] for name in names]
         elif isinstance(wanted, str):
             found = [_tracker_class(str(wanted), logging_dir)]
         else:
@@ -282,20 +217,17 @@ def _tracker_class(name: str, logging_dir: str | os.PathLike | None) -> type[Gen
     if name not in LOGGER_TYPE_TO_CLASS:
         known = ["all", *LOGGER_TYPE_TO_CLASS]
         raise ValueError(
-            f"Unsupported logging capability: {name}. Choose between {known}, register your own class, or pass an "
-            "object with the tracker's methods"
+            f"Unsupported logging capability: {name}. Choose between {known}, or pass an object with the tracker's "
+            "methods"
         )
-    tracker_class = LOGGER_TYPE_TO_CLASS[name]
-    # A class that was registered in place of a built-in one may not need its package.
-    needs_package = tracker_class in (TensorBoardTracker, WandBTracker)
-    if needs_package and name not in get_available_trackers():
-        raise ImportError(f"log_with={name!r} needs a package that is not installed: pip install {name}")
-    if tracker_class.requires_logging_directory and logging_dir is None:
+    if name == "tensorboard" and not is_tensorboard_available():
+        raise ImportError("log_with='tensorboard' needs a package that is not installed: pip install tensorboard")
+    if logging_dir is None:
         raise ValueError(
             f"Logging with `{name}` requires a `logging_dir` to be passed in: give the Accelerator a project_dir or a "
             "logging_dir"
         )
-    return tracker_class
+    return LOGGER_TYPE_TO_CLASS[name]
 
 
 # Values
@@ -314,11 +246,6 @@ def plain(value: Any, convert: Callable[[Any], Any] | None = None) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item, convert) for item in value]
     return value if convert is None else convert(value)
-
-
-def _number_or_text(value: Any) -> bool | int | float | str | None:
-    is_plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if is_plain else str(value)
 
 
 def _finite_number_or_text(value: Any) -> Any:

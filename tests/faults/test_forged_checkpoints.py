@@ -100,14 +100,14 @@ def change_manifest(folder: Path, outside: Path, choice: random.Random) -> None:
         entry = choice.choice([*EVIL_VALUES, {"bytes": 4, "checksum": choice.choice(EVIL_VALUES)}])
     manifest["files"][name] = entry
     if choice.random() < 0.1:
-        manifest["format_version"] = choice.choice([*EVIL_VALUES, 5, 7])
+        manifest["format_version"] = choice.choice([*EVIL_VALUES, 6, 8])
     replace(folder / "manifest.json", json.dumps(manifest).encode())
 
 
 def damage_manifest(folder: Path, outside: Path, choice: random.Random) -> None:
     content = (folder / "manifest.json").read_bytes()
     start = choice.randrange(len(content))
-    noise = choice.choice([b"", b"\xff", b"[" * 50_000, b'"format_version": 6, ', b"\x00", content[start:]])
+    noise = choice.choice([b"", b"\xff", b"[" * 50_000, b'"format_version": 7, ', b"\x00", content[start:]])
     replace(folder / "manifest.json", content[:start] + noise + content[start + choice.randint(0, 20) :])
 
 

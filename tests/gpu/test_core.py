@@ -7,7 +7,7 @@ import torch
 
 from common.accelerator import Accelerator, PartialState
 from common.accelerator.checkpointing import get_random_states, set_random_states
-from common.accelerator.operations import broadcast_object_list, gather, gather_object
+from common.accelerator.operations import gather
 from common.accelerator.utils import synchronize_rng_states
 from tests.gpu.machine import GPUS, Misplaced, imitated_rank
 
@@ -26,19 +26,6 @@ def test_dtypes_that_nccl_does_not_know_are_gathered_as_bytes(machine, dtype):
     tensor = torch.zeros(2, dtype=dtype, device=OWN)
     gathered = gather(tensor)
     assert (gathered.dtype, gathered.device, len(gathered)) == (dtype, OWN, 2 * GPUS)
-
-
-def test_tensors_in_gathered_objects_come_back_on_the_gpu_of_who_gathers(machine):
-    sent = [{"logits": torch.zeros(2, device=OWN), "name": "a"}]
-    received = gather_object(sent)
-    assert len(received) == GPUS
-    assert all(entry["logits"].device == OWN and entry["name"] == "a" for entry in received)
-
-
-def test_tensors_in_broadcast_objects_come_back_on_the_gpu_of_who_receives(machine):
-    sent = [(torch.zeros(2, device=OWN), "a"), None]
-    assert broadcast_object_list(sent, from_process=3) is sent
-    assert sent[0][0].device == OWN and sent[0][1] == "a"
 
 
 def test_a_tensor_of_a_gpu_in_a_pickle_is_found(machine):

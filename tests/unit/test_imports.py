@@ -50,7 +50,7 @@ ROOMS = {
     "common.doctor": {"common.pitfalls", "common.processes"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.
-AT_FIRST_USE = {"numpy", "peft", "safetensors", "tensorboardX", "tqdm", "wandb", "yaml"}
+AT_FIRST_USE = {"numpy", "safetensors", "tensorboardX", "tqdm", "yaml"}
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,10 @@ class RNGType(str, BaseEnum):
 
 
 class LoggerType(str, BaseEnum):
-    """Trackers known by name. JSON lines is built in and is not in the original; the others need their package."""
+    """Trackers known by name. JSON lines is built in and is not in the original; TensorBoard needs its package."""
 
     ALL = "all"
     TENSORBOARD = "tensorboard"
-    WANDB = "wandb"
     JSONL = "jsonl"
 
 

@@ -8,21 +8,13 @@ from .environment import patch_environment
 
 
 def _is_installed(package: str) -> bool:
-    """True if a library is installed; not for a folder of that name, such as wandb's in which it writes."""
+    """True if a library is installed; not for a folder of that name."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
 
-def is_peft_available() -> bool:
-    return _is_installed("peft")
-
-
 def is_tensorboard_available() -> bool:
     return _is_installed("tensorboard") or _is_installed("tensorboardX")
-
-
-def is_wandb_available() -> bool:
-    return _is_installed("wandb")
 
 
 def is_cuda_available() -> bool:

@@ -1,4 +1,6 @@
-"""`gather_for_metrics` in one collective: how often the ranks meet, and what comes where their results differ."""
+"""`gather_for_metrics`: each real sample once, how often the ranks meet for it, and what comes where results differ."""
+
+import contextlib
 
 import pytest
 import torch
@@ -11,6 +13,15 @@ from common.nested import leaves
 from common.processes import ranks
 
 DTYPES = (torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
+
+
+@contextlib.contextmanager
+def accelerating(**config):
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(**config), cpu=True)
+    try:
+        yield accelerator
+    finally:
+        accelerator.end_training()
 
 
 class Collectives(TorchDispatchMode):
@@ -33,70 +44,103 @@ def results_of(numbers):
     return {"columns": columns, "rest": (wide, [nothing, wide.transpose(1, 2)]), "number": numbers}
 
 
-def gather_steps(n, batch_size, kind):
+def gather_steps(n, batch_size, even):
     """Of each step: its collectives, the sample numbers, and whether all that was gathered belongs to them."""
-    config = DataLoaderConfiguration(even_batches=kind != "uneven")
-    accelerator = Accelerator(cpu=True, dataloader_config=config)
-    loader = accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size))
     steps = []
-    for numbers in loader:
-        with Collectives() as counter:
-            gathered = accelerator.gather_for_metrics(results_of(numbers))
-        expected = results_of(gathered["number"])
-        is_equal = all(map(torch.equal, leaves(gathered), leaves(expected)))
-        steps.append((counter.count, gathered["number"].tolist(), is_equal))
-    accelerator.end_training()
+    with accelerating(even_batches=even) as accelerator:
+        for numbers in accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size)):
+            with Collectives() as counter:
+                gathered = accelerator.gather_for_metrics(results_of(numbers))
+            expected = results_of(gathered["number"])
+            is_equal = all(map(torch.equal, leaves(gathered), leaves(expected)))
+            steps.append((counter.count, gathered["number"].tolist(), is_equal))
     return steps
 
 
 @pytest.mark.parametrize(
-    ("kind", "n", "expected"),
-    [
-        ("even", 13, [list(range(12)), [12]]),
-        ("uneven", 11, [list(range(11))]),
-    ],
+    ("even", "n", "expected"), [(True, 13, [list(range(12)), [12]]), (False, 11, [list(range(11))])]
 )
-def test_every_step_of_any_structure_takes_one_collective(kind, n, expected):
-    for steps in ranks(3).run(gather_steps, n, 4, kind):
-        assert [count for count, _, _ in steps] == [1] * len(expected)
+def test_every_step_of_any_structure_takes_one_collective(even, n, expected):
+    for steps in ranks(3).run(gather_steps, n, 4, even):
+        if even:
+            assert [count for count, _, _ in steps] == [1] * len(expected)
         assert [numbers for _, numbers, _ in steps] == expected
         assert all(is_equal for _, _, is_equal in steps)
 
 
+SIZES = [(11, 2), (1, 4), (5, 1), (8, 2)]  # samples, and samples in a batch
+
+
+def gather_texts():
+    of_sizes = []
+    with accelerating() as accelerator:
+        for n, batch_size in SIZES:
+            texts, numbers = [], []
+            for batch in accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size)):
+                texts += accelerator.gather_for_metrics([f"sample {i}" for i in batch.tolist()])
+                structure = accelerator.gather_for_metrics({"pair": (batch, batch.tolist())})
+                numbers += zip(structure["pair"][0].tolist(), structure["pair"][1], strict=True)
+            of_sizes.append((texts, numbers))
+    return of_sizes
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(world):
+    # https://github.com/huggingface/accelerate/issues/1674
+    for of_sizes in ranks(world).run(gather_texts):
+        for (n, _), (texts, numbers) in zip(SIZES, of_sizes, strict=True):
+            assert texts == [f"sample {i}" for i in range(n)] and numbers == [(i, i) for i in range(n)]
+
+
+def gather_what_has_no_rows():
+    with accelerating() as accelerator:
+        structures = [
+            accelerator.gather_for_metrics({"logits": torch.ones(1), "past": None}),
+            accelerator.gather_for_metrics((torch.ones(1), 2.5)),
+            accelerator.gather_for_metrics(5 + accelerator.process_index),
+        ]
+        losses = []
+        for sample in accelerator.prepare(DataLoader([torch.ones(2)] * 3, batch_size=1)):
+            losses.append(accelerator.gather_for_metrics(sample.mean()).tolist())
+    return structures, losses
+
+
+def test_none_numbers_and_losses_are_gathered_too():
+    for structures, losses in ranks(2).run(gather_what_has_no_rows):
+        outputs, (ones, numbers), bare_numbers = structures
+        assert outputs["logits"].tolist() == ones.tolist() == [1.0, 1.0]
+        assert outputs["past"] == [None, None] and numbers == [2.5, 2.5]
+        assert bare_numbers == [5, 6]
+        assert losses == [[1.0, 1.0], [1.0]]  # three samples
+
+
 def gather_what_differs():
     """The messages about results whose shapes differ between the ranks, although their bytes are equally many."""
-    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False), cpu=True)
-    rank = accelerator.process_index
     messages = []
-    for number, batch in enumerate(accelerator.prepare(DataLoader(range(7), batch_size=2))):
-        columns = [torch.ones(2, 3 + rank), torch.ones(2, 4 - rank)]
-        if number == 1:  # the ranks have two samples and one
-            columns = [torch.ones(len(batch)), torch.ones(3 - len(batch))]
-        try:
-            accelerator.gather_for_metrics(columns)
-        except RuntimeError as error:
-            messages.append(str(error))
-    repeated = accelerator.gather_for_metrics([torch.ones(2), torch.ones(())])
-    accelerator.end_training()
-    return messages, [each.tolist() for each in repeated]
+    with accelerating(even_batches=False) as accelerator:
+        rank = accelerator.process_index
+        for batch in accelerator.prepare(DataLoader(range(5), batch_size=2)):
+            columns = [torch.ones(2, 3 + rank), torch.ones(2, 4 - rank)]
+            try:
+                accelerator.gather_for_metrics(columns if len(batch) == 2 else batch)
+            except RuntimeError as error:
+                messages.append(str(error))
+    return messages
 
 
-def test_results_that_differ_between_ranks_are_an_error_on_all_of_them():
-    one, two = ranks(2).run(gather_what_differs)
-    for messages, repeated in (one, two):
-        assert len(messages) == 2
-        assert "different shapes or dtypes" in messages[0] and "different shapes: [1, 2] rows" in messages[1]
-        assert repeated == [[1.0] * 4, [1.0] * 2]
+def test_gathering_where_a_process_has_no_batch_is_an_error_not_a_hang():
+    (differs, lacks), (differs_too,) = ranks(2).run(gather_what_differs)
+    assert "different shapes or dtypes" in differs and "different shapes or dtypes" in differs_too
+    assert "only ranks 0 to 0 have a batch" in lacks
 
 
 def gather_losses():
     """In a step of two samples on rank 0 and one on rank 1: a loss, one for each row of a whole batch, and rows."""
-    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False), cpu=True)
     found = []
-    for batch in accelerator.prepare(DataLoader(range(3), batch_size=2)):
-        loss = batch.float().mean()
-        found = accelerator.gather_for_metrics((loss, loss.repeat(2), batch))
-    accelerator.end_training()
+    with accelerating(even_batches=False) as accelerator:
+        for batch in accelerator.prepare(DataLoader(range(3), batch_size=2)):
+            loss = batch.float().mean()
+            found = accelerator.gather_for_metrics((loss, loss.repeat(2), batch))
     return [each.tolist() for each in found]
 
 

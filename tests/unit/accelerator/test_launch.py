@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -175,19 +174,18 @@ def test_a_port_of_ones_own(started, capsys):
 @pytest.mark.slow
 def test_two_jobs_at_once_do_not_collide(tmp_path):
     jobs = []
-    for name in ("a", "b", "c"):
+    for name in ("a", "b"):
         (tmp_path / name).mkdir()
         path = script(tmp_path / name, SHOW + "import time; time.sleep(1)")
         jobs.append(start("--config_file", LEVEL / "two_processes.yaml", path, tmp_path / name))
     results = [finish(job) for job in jobs]
-    assert [result.returncode for result in results] == [0, 0, 0], results
-    ports = {seen(tmp_path / name)["0"]["MASTER_PORT"] for name in ("a", "b", "c")}
-    assert len(ports) == 3
+    assert [result.returncode for result in results] == [0, 0], results
+    ports = {seen(tmp_path / name)["0"]["MASTER_PORT"] for name in ("a", "b")}
+    assert len(ports) == 2
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("static", marks=pytest.mark.long), pytest.param("c10d", marks=pytest.mark.slow)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_two_machines_meet(tmp_path, backend):
     port = free_port()
     flags = ["--cpu", "--num_machines", 2, "--num_processes", 4, "--main_process_ip", "127.0.0.1"]
@@ -197,20 +195,6 @@ def test_two_machines_meet(tmp_path, backend):
     assert [result.returncode for result in results] == [0, 0], results
     assert sorted(seen(tmp_path)) == ["0", "1", "2", "3"]
     assert {rank["WORLD_SIZE"] for rank in seen(tmp_path).values()} == {"4"}
-
-
-@pytest.mark.slow
-def test_a_failing_rank_shows_its_own_traceback_and_ends_the_job(tmp_path):
-    text = """
-    import os, time
-    if os.environ["RANK"] == "1":
-        raise ValueError('the reason')
-    time.sleep(300)
-    """
-    result = run("--cpu", "--num_processes", 2, script(tmp_path, text))
-    assert result.returncode == 1
-    assert result.stderr.count("ValueError: the reason") == 1
-    assert re.search(r"rank +: 1 .*\n +exitcode +: 1 ", result.stderr)
 
 
 @pytest.mark.parametrize(
@@ -262,17 +246,6 @@ def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
     path = tmp_path / "slurm.yaml"
     path.write_text("num_processes: -1\ndistributed_type: MULTI_CPU\n")
     assert "pass --num_processes" in refused(capsys, "--config_file", path, script(tmp_path))
-
-
-def test_zero_on_the_command_line_wins_over_the_file():
-    file = ClusterConfig(num_machines=2, machine_rank=1, main_process_ip="h", main_process_port=5, num_processes=2)
-
-    def merged(*flags):
-        return launch.merge(file, launch.launch_command_parser().parse_args([*flags, "x.py"]))
-
-    assert merged("--machine_rank", "0").machine_rank == 0
-    with pytest.raises(ConfigError, match="need main_process_ip and main_process_port"):
-        merged("--main_process_port", "0")
 
 
 def test_more_processes_than_gpus(monkeypatch, capsys, started):

@@ -5,10 +5,7 @@ import inspect
 import io
 import os
 import socket
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -19,7 +16,6 @@ from common.accelerator.state import PartialState
 from common.processes import free_port, ranks
 from tests.states import THEIRS, forget_states
 
-ROOT = Path(__file__).parents[3]
 LIBRARIES = ("common.accelerator", "accelerate")
 
 
@@ -155,17 +151,6 @@ def test_launchers_take_the_arguments_of_accelerates(libraries):
 # The environment
 
 
-def test_what_mpirun_says_is_understood(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")  # so that what the state writes is taken back
-        monkeypatch.delenv(name)
-    for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
-        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-    with pytest.raises(ValueError, match="WORLD_SIZE=2 needs MASTER_ADDR too"):
-        PartialState(cpu=True)
-    assert (os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["MASTER_PORT"]) == ("1", "1", "29500")
-
-
 def group_of_one():
     state = PartialState(cpu=True)
     total = torch.ones(1)
@@ -275,30 +260,3 @@ def test_nodes_that_choose_different_backends_are_named_on_all_ranks_instead_of_
     alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     for message, state in ranks(2).run(unequal_nodes, environment=alone):
         assert "gloo on node-0, nccl on node-1" in message and state == {}
-
-
-# Other systems
-
-
-WITHOUT_UNIX = """
-import os, signal, sys, torch
-for module, names in {os: ["getuid", "sched_getaffinity"], signal: ["SIGKILL"]}.items():
-    for name in names:
-        delattr(module, name)
-sys.modules["fcntl"] = None
-import common.accelerator
-from common.accelerator import launchers, logging, tracking, utils
-from common.accelerator.state import PartialState
-from common.cores import available_cores
-state = PartialState(cpu=True)
-assert available_cores() == os.cpu_count()
-logging.get_logger("here").warning("it works")
-launchers.notebook_launcher(print, ("launched",), num_processes=1)
-"""
-
-
-@pytest.mark.slow
-def test_nothing_of_unix_alone_is_needed():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_UNIX], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "launched" in done.stdout and "[RANK 0] it works" in done.stderr

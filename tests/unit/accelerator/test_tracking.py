@@ -2,8 +2,6 @@
 
 import json
 import math
-import sys
-import types
 import warnings
 from pathlib import Path
 
@@ -14,13 +12,10 @@ import torch
 from common.accelerator import Accelerator, tracking
 from common.accelerator.state import PartialState
 from common.accelerator.tracking import (
-    LOGGER_TYPE_TO_CLASS,
     GeneralTracker,
     JSONLinesTracker,
     TensorBoardTracker,
-    WandBTracker,
     on_main_process,
-    register_tracker_class,
     select_trackers,
 )
 from common.processes import ranks
@@ -78,61 +73,6 @@ def test_json_lines_hold_the_configuration_and_every_step(tmp_path):
     assert rows(path)[:2] == expected and len(rows(path)) == 4
 
 
-class FakePackage(types.ModuleType):
-    """What the trackers use of wandb: it notes its calls."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        self.calls = []
-        self.config = self
-
-    def init(self, project, **kwargs):
-        self.calls.append(("init", project, kwargs))
-        return self
-
-    def update(self, values, **kwargs):
-        self.calls.append(("config", values, kwargs))
-
-    def log(self, values, step=None, **kwargs):
-        self.calls.append(("log", values, step, kwargs))
-
-    def finish(self):
-        self.calls.append(("finish",))
-
-
-def test_wandb_is_called_as_its_documentation_says(monkeypatch):
-    package = FakePackage("wandb")
-    monkeypatch.setitem(sys.modules, "wandb", package)
-    tracker = WandBTracker("project", mode="local")
-    assert package.calls == []
-    tracker.start()
-    assert tracker.tracker is package
-    tracker.store_init_configuration({"p": Path("x"), "nested": {"p": [Path("y"), 1, None]}})
-    tracker.log({"loss": 0.5}, step=2, print_to_console=True)
-    tracker.finish()
-    assert package.calls == [
-        ("init", "project", {"mode": "local"}),
-        ("config", {"p": "x", "nested": {"p": ["y", 1, None]}}, {"allow_val_change": True}),
-        ("log", {"loss": 0.5}, 2, {"print_to_console": True}),
-        ("finish",),
-    ]
-
-
-@pytest.mark.slow
-def test_wandb_for_real(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.chdir(tmp_path)
-    accelerator = Accelerator(cpu=True, log_with="wandb")
-    accelerator.init_trackers("project", config={"lr": 0.1, "p": Path("x")}, init_kwargs={"wandb": {"dir": tmp_path}})
-    run = accelerator.get_tracker("wandb", unwrap=True)
-    assert run.config["p"] == "x"
-    accelerator.log({"loss": torch.tensor(0.5), "a": None, "list": [1, 2]}, step=1)
-    accelerator.end_training()
-    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
-
-
 @pytest.mark.parametrize("name", ["jsonl", "tensorboard"])
 def test_a_configuration_and_values_of_any_kind_do_not_end_a_training(name, tmp_path):
     pytest.importorskip("tensorboard")
@@ -184,47 +124,20 @@ def test_tensorboard_writes_the_hyperparameters_and_events_of_accelerates(tmp_pa
     assert TensorBoardTracker.requires_logging_directory is theirs.TensorBoardTracker.requires_logging_directory
 
 
-@pytest.fixture
-def registry():
-    """The known trackers are the same after the test."""
-    before = dict(LOGGER_TYPE_TO_CLASS)
-    yield
-    LOGGER_TYPE_TO_CLASS.clear()
-    LOGGER_TYPE_TO_CLASS.update(before)
-
-
-def test_a_tracker_of_ones_own_can_be_registered_and_named(registry, tmp_path):
-    class Printed(GeneralTracker):
-        name, requires_logging_directory, tracker = "printed", True, None
-
-        def __init__(self, run_name, logging_dir, loud=False):
-            super().__init__()
-            self.made_with = run_name, logging_dir, loud
-
-    register_tracker_class(Printed)
-    accelerator = Accelerator(cpu=True, log_with="printed", project_dir=tmp_path)
-    accelerator.init_trackers("run", init_kwargs={"printed": {"loud": True}})
-    assert accelerator.get_tracker("printed").made_with == ("run", tmp_path, True)
-    with pytest.warns(UserWarning, match="'printed' is already registered"):
-        register_tracker_class(Printed)
-    with pytest.raises(ValueError, match="Logging with `printed` requires a `logging_dir`"):
-        select_trackers("printed")
-
-
 def test_log_with_takes_names_objects_and_lists_of_both(tmp_path, monkeypatch):
     mine = Mine()
     assert select_trackers(None) == []
     assert select_trackers("jsonl", tmp_path) == [JSONLinesTracker]
     assert select_trackers(["jsonl", mine, "jsonl"], tmp_path) == [JSONLinesTracker, mine]
-    with pytest.warns(UserWarning, match=r"`log_with=\[\]` was passed"):
-        assert Accelerator(cpu=True, log_with=[]).log_with == []
-    monkeypatch.setitem(tracking._IS_AVAILABLE, "wandb", lambda: False)
-    monkeypatch.setitem(tracking._IS_AVAILABLE, "tensorboard", lambda: True)
+    with pytest.raises(ValueError, match="Logging with `jsonl` requires a `logging_dir`"):
+        select_trackers("jsonl")
+    monkeypatch.setattr(tracking, "is_tensorboard_available", lambda: True)
     assert select_trackers(["all", mine], tmp_path) == [TensorBoardTracker, mine]
     with pytest.warns(UserWarning, match="no tracker of these is there"):
         assert select_trackers("all") == [], "without a folder only what needs none"
-    with pytest.raises(ImportError, match="pip install wandb"):  # accelerate drops it, and the run goes unrecorded
-        select_trackers("wandb", tmp_path)
+    monkeypatch.setattr(tracking, "is_tensorboard_available", lambda: False)
+    with pytest.raises(ImportError, match="pip install tensorboard"):  # accelerate drops it: the run goes unrecorded
+        select_trackers("tensorboard", tmp_path)
 
 
 def test_a_general_tracker_must_be_complete():
