@@ -256,12 +256,6 @@ class TrainingArguments:
         return timedelta(seconds=self.ddp_timeout)
 
     @property
-    def loading(self) -> AcceleratorConfig:
-        """`accelerator_config` as what it has become: an AcceleratorConfig."""
-        assert isinstance(self.accelerator_config, AcceleratorConfig)
-        return self.accelerator_config
-
-    @property
     def best_metric_key(self) -> str | None:
         """The key in an evaluation's metrics of `metric_for_best_model`, which may lack its `eval_`."""
         name = self.metric_for_best_model

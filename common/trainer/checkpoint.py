@@ -66,7 +66,7 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
 def read_trainer_state(accelerator: Accelerator, folder: str) -> TrainerState:
     """The state in a checkpoint, which is verified before. All ranks must call this."""
     run_on_all_ranks(lambda: finish_and_verify(Path(folder)), accelerator.is_main_process)
-    return TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}")
+    return run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
 
 
 def load_best_model(model: nn.Module, folder: str) -> None:

@@ -61,21 +61,25 @@ class Run(NamedTuple):
     total: int
 
 
-def _constant(step: int, run: Run) -> float:
+def constant(step: int, run: Run) -> float:
+    """The whole rate, without a warm-up."""
     return 1.0
 
 
-def _constant_with_warmup(step: int, run: Run) -> float:
+def constant_with_warmup(step: int, run: Run) -> float:
+    """A climb along a line, then the whole rate."""
     return step / run.warmup if step < run.warmup else 1.0
 
 
-def _linear(step: int, run: Run) -> float:
+def linear(step: int, run: Run) -> float:
+    """A climb along a line, then a fall along another, to 0 after the last step."""
     if step < run.warmup:
         return step / run.warmup
     return max(0.0, (run.total - step) / max(1, run.total - run.warmup))
 
 
-def _cosine(step: int, run: Run, num_cycles: float = 0.5) -> float:
+def cosine(step: int, run: Run, num_cycles: float = 0.5) -> float:
+    """A climb along a line, then a fall along half a wave, to 0 after the last step; or along `num_cycles` waves."""
     if step < run.warmup:
         return step / run.warmup
     progress = (step - run.warmup) / max(1, run.total - run.warmup)
@@ -84,10 +88,10 @@ def _cosine(step: int, run: Run, num_cycles: float = 0.5) -> float:
 
 # Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say.
 _FACTORS: dict[str, Callable[..., float]] = {
-    "constant": _constant,
-    "constant_with_warmup": _constant_with_warmup,
-    "linear": _linear,
-    "cosine": _cosine,
+    "constant": constant,
+    "constant_with_warmup": constant_with_warmup,
+    "linear": linear,
+    "cosine": cosine,
 }
 SCHEDULES = (*_FACTORS, "reduce_lr_on_plateau")
 

@@ -24,7 +24,7 @@ from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.nested import map_nested
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
-from common.trainer.arguments import TrainingArguments
+from common.trainer.arguments import AcceleratorConfig, TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.loading import PassedOver
 from common.trainer.progress import LossLog, Plan, Position, make_plan
@@ -536,11 +536,11 @@ class Trainer:
         accelerator = self.accelerator
         own_random_states = get_random_states(accelerator.device)
         loader_goes_on = self._take_over(checkpoint.read_trainer_state(accelerator, folder))
-        if not loader_goes_on:
-            accelerator.forget_loader(self.train_dataloader)
-        accelerator.load_state(folder)
         if loader_goes_on:
+            accelerator.load_state(folder)
             return None
+        accelerator.forget_loader(self.train_dataloader)  # the position in the checkpoint is not for it
+        accelerator.load_state(folder)
         if loading.is_prepared(self.train_dataloader):
             self.train_dataloader = accelerator.prepare(self.train_dataloader)  # checkpoints hold it again
         if not 0 < self.position.batches < self.plan.batches_per_epoch:
@@ -559,15 +559,15 @@ class Trainer:
         self.position = position = Position(**progress["position"])
         self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
         plan = self.plan
-        counts_alike = progress["counted_in"] == self._counted_in()
-        if not counts_alike:
+        if progress["counted_in"] != self._counted_in():
             # All epochs are taken for whole ones, as in `transformers`, also where a callback had cut one short.
             steps = self.state.global_step % plan.steps_per_epoch
             position.move_to(self.state.global_step // plan.steps_per_epoch, steps * plan.accumulation)
-        elif not plan.ends_step(position.batches):
+            return False
+        if not plan.ends_step(position.batches):
             position.batches -= position.batches % plan.accumulation
             return False
-        return counts_alike and loading.keeps_position(self.train_dataloader)
+        return loading.keeps_position(self.train_dataloader)
 
     # Evaluation.
 
@@ -614,6 +614,26 @@ class Trainer:
         self.call_event("on_predict", metrics=output.metrics)
         return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
+    def _run_evaluation(
+        self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
+    ) -> evaluation.EvalLoopOutput:
+        """One pass over a loader that `get_eval_dataloader` or `get_test_dataloader` has returned, and its speed."""
+        start_time = time.time()
+        if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
+            # An override has returned a loader of the whole set: this is the rank's part of it.
+            loader = self.accelerator.prepare_data_loader(loader)
+        output = self.evaluation_loop(
+            loader,
+            description=description,
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=prefix,
+        )
+        samples_per_step = self.args.per_device_eval_batch_size * self.accelerator.num_processes
+        num_steps = math.ceil(output.num_samples / samples_per_step)
+        output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
+        return output
+
     def evaluation_loop(
         self,
         dataloader: Any,
@@ -634,18 +654,16 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        # Without DDP, whose forward may be a collective: ranks may have unequally many batches.
+        # The bare model, as in the original: the forward of DDP may be a collective, and an override's loader uneven.
         if not accelerator.has_prepared(self.model):
             accelerator.undo_preparation(self.model)
             accelerator.prepare_model(self.model, evaluation_mode=True)
         self.model.eval()
         self._set_optimizer_mode("eval")
+
         results = evaluation.Results(accelerator.device)
-        num_observed = 0
         for inputs in loading.read_batches(dataloader, accelerator.device):
-            found = batches.count_samples(inputs) or 0
-            num_observed += found
-            rows = found or batch_size
+            rows = batches.count_samples(inputs) or batch_size
             num_real = loading.num_real(dataloader, rows)
             loss, logits, labels = self.prediction_step(
                 self.model, inputs, bool(prediction_loss_only), ignore_keys=ignore_keys
@@ -653,10 +671,13 @@ class Trainer:
             results.add(evaluation.BatchResult(rows, num_real, loss, logits, labels))
             self.call_event("on_prediction_step")
 
-        steps = evaluation.gather_steps(results.on_host())
+        # The batches of all ranks, in the order of the data set, and without the repetitions at its end.
+        own = results.on_host()
+        steps = evaluation.gather_steps(own)
         rows_of_last_step = evaluation.rows_of_last_step(steps)
         predictions = evaluation.join_rows(steps, "logits", rows_of_last_step)
         label_ids = evaluation.join_rows(steps, "labels", rows_of_last_step)
+
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
@@ -670,27 +691,8 @@ class Trainer:
             # A "loss" among the script's metrics replaces the Trainer's.
             if not name.startswith(f"{metric_key_prefix}_"):
                 metrics[f"{metric_key_prefix}_{name}"] = metrics.pop(name)
-        num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or num_observed
+        num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or sum(batch.rows for batch in own)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
-
-    def _run_evaluation(
-        self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
-    ) -> evaluation.EvalLoopOutput:
-        start_time = time.time()
-        if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
-            # An override has returned a loader of the whole set.
-            loader = self.accelerator.prepare_data_loader(loader)
-        output = self.evaluation_loop(
-            loader,
-            description=description,
-            prediction_loss_only=loss_only,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=prefix,
-        )
-        samples_per_step = self.args.per_device_eval_batch_size * self.accelerator.num_processes
-        num_steps = math.ceil(output.num_samples / samples_per_step)
-        output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
-        return output
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -869,7 +871,8 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
         mixed_precision = "fp16"
     elif args.bf16:
         mixed_precision = "bf16"
-    config = args.loading
+    config = args.accelerator_config
+    assert isinstance(config, AcceleratorConfig)  # which the arguments have made of a dict
     dataloader_config = utils.DataLoaderConfiguration(
         split_batches=config.split_batches,
         dispatch_batches=config.dispatch_batches,
