@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.processes import ranks
-from common.trainer import TrainerCallback, get_last_checkpoint
+from common.trainer import get_last_checkpoint
 from tests.states import on_a_rank
 from tests.toys import Points, seeded_net
 from tests.unit.trainer.toy import StopAt, accuracy, make_trainer, weights, without_timings
@@ -21,21 +21,13 @@ ROOT = Path(__file__).parents[3]
 GLOBAL_BATCH = 12
 
 
-class RankNoise(TrainerCallback):
-    """Remembers what each rank would draw next."""
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.drawn = torch.rand(1).item()
-
-
 @on_a_rank
 def run(folder, accumulation=1, world_size=1, resume=None, stop_at=(), dropout=0.0, **arguments):
     settings = {"gradient_accumulation_steps": accumulation, "dataloader_drop_last": True, "num_train_epochs": 2}
     settings |= {"per_device_train_batch_size": GLOBAL_BATCH // accumulation // world_size}
     # The last of 16 steps is logged too: `train_loss` takes what was not logged from its own rank.
     settings["logging_steps"] = 4
-    noise = RankNoise()
-    extra = {"train_dataset": Points(100, torch.float64), "compute_metrics": accuracy, "callbacks": [noise]}
+    extra = {"train_dataset": Points(100, torch.float64), "compute_metrics": accuracy}
     # No sample of the evaluation has to be repeated on 1, 2 or 3 processes with batches of 8.
     extra |= {"eval_dataset": Points(48, torch.float64)}
     model = seeded_net(dtype=torch.float64, dropout=dropout)
@@ -44,7 +36,8 @@ def run(folder, accumulation=1, world_size=1, resume=None, stop_at=(), dropout=0
     if stop_at:
         trainer.add_callback(StopAt(*stop_at))
     trainer.train(resume_from_checkpoint=resume)
-    return weights(trainer), without_timings(trainer.state.log_history), noise.drawn
+    next_random_number = torch.rand(()).item()
+    return weights(trainer), without_timings(trainer.state.log_history), next_random_number
 
 
 def assert_same(outcomes, expected) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
 from common.trainer.reporting import _tracked_name
-from tests.parity.random_trainers import NetWithKeywords, comparable, digest, reset
+from tests.parity.random_trainers import comparable, digest, reset
 from tests.toys import Points, Stream, seeded_net
 from tests.unit.trainer.both import end, make, on_both, same_on_both, train
 from tests.unit.trainer.toy import without_timings
@@ -91,19 +91,6 @@ def test_the_loss_types_of_causal_models_are_those_of_transformers(transformers)
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
     assert {name for name, loss in LOSS_MAPPING.items() if loss is ForCausalLMLoss} == set(CAUSAL_LOSS_TYPES)
-
-
-def test_a_loss_with_any_keywords_is_given_the_number_of_items(tmp_path):
-    def script(library, folder):
-        class Keywords(library.Trainer):
-            def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
-                return super().compute_loss(model, inputs, return_outputs, **kwargs)
-
-        torch.manual_seed(3)
-        extra = {"model": NetWithKeywords(0.0)}
-        return train(library, folder, Keywords, extra, gradient_accumulation_steps=2)
-
-    same_on_both(script, tmp_path)
 
 
 def test_a_loss_in_half_precision_is_divided_in_float32(tmp_path):

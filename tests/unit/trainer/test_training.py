@@ -85,6 +85,12 @@ class NewTutorialTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class KeywordTrainer(TutorialTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        assert kwargs == {"num_items_in_batch": None}
+        return super().compute_loss(model, inputs, return_outputs)
+
+
 def summed_loss(outputs, labels, num_items_in_batch=None):
     return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
@@ -93,7 +99,7 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
     # No window with batches of different sizes: a function that divides by the labels weighs samples, a mean batches.
     settings = {"gradient_accumulation_steps": 2, "train": 32}
     expected = trained(tmp_path, **settings)
-    for trainer_class in (TutorialTrainer, NewTutorialTrainer):
+    for trainer_class in (TutorialTrainer, NewTutorialTrainer, KeywordTrainer):
         torch.testing.assert_close(trained(tmp_path, trainer_class=trainer_class, **settings), expected)
     by_function = trained(tmp_path, extra={"compute_loss_func": summed_loss}, **settings)
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
