@@ -1,8 +1,8 @@
 """A Trainer in the shape of `transformers.Trainer`, for any nn.Module, on this repository's accelerator core."""
 
-from common.trainer.arguments import AcceleratorConfig, ParallelMode, TrainingArguments
+from common.trainer.arguments import AcceleratorConfig, TrainingArguments
 from common.trainer.batches import default_data_collator
-from common.trainer.callbacks import DefaultFlowCallback, EarlyStoppingCallback, ExportableState, TrainerCallback
+from common.trainer.callbacks import DefaultFlowCallback, EarlyStoppingCallback, TrainerCallback
 from common.trainer.checkpoint import get_last_checkpoint
 from common.trainer.evaluation import EvalPrediction, PredictionOutput, TrainOutput
 from common.trainer.reporting import PrinterCallback, ProgressCallback
@@ -14,8 +14,6 @@ __all__ = [
     "DefaultFlowCallback",
     "EarlyStoppingCallback",
     "EvalPrediction",
-    "ExportableState",
-    "ParallelMode",
     "PredictionOutput",
     "PrinterCallback",
     "ProgressCallback",

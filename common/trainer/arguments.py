@@ -1,54 +1,36 @@
 """TrainingArguments: every setting of a run, checked when it is made."""
 
-import json
-import logging
 import math
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from common.accelerator import PartialState
-from common.accelerator.utils import DistributedType, is_cuda_available
 from common.trainer.optimization import OPTIMIZERS, SCHEDULES
 
 
 @dataclass
 class AcceleratorConfig:
-    """Settings of the accelerator for loading data and accumulating gradients, as `transformers` has it.
+    """Settings of the accelerator for loading data, as `transformers` has it.
 
     Args:
         split_batches: a loader's batch is the batch of all processes and is split among them. By default each process
             has a batch of that size.
         dispatch_batches: the main process reads the data and sends the others their parts. By default it does so for
             iterable datasets only.
-        even_batches: repeat samples from the beginning until the processes have equally many.
         use_seedable_sampler: epoch e is shuffled by a generator seeded with `data_seed` + e.
         non_blocking: copy batches to the GPU without waiting for the copy; the batches must be pinned.
-        gradient_accumulation_kwargs: `num_steps` in place of `gradient_accumulation_steps`, and `sync_each_batch`:
-            average the gradients of the processes after every micro-batch.
     """
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
-    even_batches: bool = True
     use_seedable_sampler: bool = True
     non_blocking: bool = False
-    gradient_accumulation_kwargs: dict[str, Any] | None = None
-
-
-class ParallelMode(Enum):
-    """One process, or several with a device each."""
-
-    NOT_PARALLEL = "not_parallel"
-    DISTRIBUTED = "distributed"
 
 
 CHOICES = {
@@ -79,7 +61,7 @@ class TrainingArguments:
             without a length. -1: not set.
         optim: one of `OPTIMIZERS`. Weight decay spares biases and normalisation layers.
         lr_scheduler_type: one of `SCHEDULES`.
-        lr_scheduler_kwargs: what the schedule can be told beyond the steps, for example {"power": 2.0}, or JSON for it.
+        lr_scheduler_kwargs: what the schedule can be told beyond the steps, for example {"num_cycles": 1.5}.
         warmup_steps: steps of warm-up, or below 1 the share of all steps.
         max_grad_norm: clip the total norm of the gradients to this; 0 leaves them alone.
         logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
@@ -93,10 +75,10 @@ class TrainingArguments:
         save_total_limit: keep so many checkpoints; the newest and the best are never deleted.
         metric_for_best_model: a key of the evaluation's metrics, with or without `eval_`; "loss" when one is needed.
         greater_is_better: by default True unless the metric's name ends in "loss".
-        seed: of the weights that `model_init` draws and of everything random in training; the same on all ranks.
+        seed: of everything random in training; the same on all ranks.
         data_seed: of the sample order: epoch e visits `torch.randperm(n)` seeded with data_seed + e. By default it is
             `torch.initial_seed()` when training begins, which is `seed` unless the script has seeded again.
-        accelerator_config: an AcceleratorConfig, its settings as a dict or JSON, or the path of a JSON file with them.
+        accelerator_config: an AcceleratorConfig, or its settings as a dict.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
         dataloader_pin_memory: has no effect where the device is the CPU.
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
@@ -108,8 +90,6 @@ class TrainingArguments:
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
             of a walk through the graph in every step.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
-        resume_from_checkpoint, do_train, do_eval, do_predict: for scripts, which act on them. The Trainer does not look
-            at them. `do_eval` is True where there is an `eval_strategy`.
 
     Raises:
         TypeError: for a name that is not listed here.
@@ -130,7 +110,7 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     optim: str = "adamw_torch_fused"
     lr_scheduler_type: str = "linear"
-    lr_scheduler_kwargs: dict[str, Any] | str | None = None
+    lr_scheduler_kwargs: dict[str, Any] | None = None
     warmup_steps: float = 0
     eval_strategy: str = "no"
     eval_steps: float | None = None
@@ -149,7 +129,7 @@ class TrainingArguments:
     data_seed: int | None = None
     bf16: bool = False
     fp16: bool = False
-    accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = None
+    accelerator_config: dict[str, Any] | AcceleratorConfig | None = None
     dataloader_num_workers: int = 0
     dataloader_drop_last: bool = False
     dataloader_pin_memory: bool = True
@@ -158,25 +138,15 @@ class TrainingArguments:
     run_name: str | None = None
     disable_tqdm: bool | None = None
     label_names: list[str] | None = None
-    resume_from_checkpoint: str | None = None
-    do_train: bool = False
-    do_eval: bool = False
-    do_predict: bool = False
     torch_compile: bool = False
     use_cpu: bool = False
     ddp_find_unused_parameters: bool | None = None
     ddp_timeout: int = 1800
 
     def __post_init__(self) -> None:
-        # A command line has dicts as JSON. Other texts are paths.
-        for name in ("accelerator_config", "lr_scheduler_kwargs"):
-            value = getattr(self, name)
-            if isinstance(value, str) and value.startswith("{"):
-                setattr(self, name, json.loads(value))
         self._complete_names()
-        self._complete_accelerator_config()
-        if self.eval_strategy != "no":
-            self.do_eval = True
+        if not isinstance(self.accelerator_config, AcceleratorConfig):
+            self.accelerator_config = AcceleratorConfig(**(self.accelerator_config or {}))
         if self.eval_strategy == "steps" and (self.eval_steps is None or self.eval_steps == 0):
             self.eval_steps = self.logging_steps
         self._complete_metric()
@@ -220,23 +190,6 @@ class TrainingArguments:
         if self.report_to is None or list(self.report_to) == ["none"]:
             self.report_to = []
 
-    def _complete_accelerator_config(self) -> None:
-        config = self.accelerator_config
-        if config is None:
-            config = AcceleratorConfig()
-        elif isinstance(config, dict):
-            config = AcceleratorConfig(**config)
-        elif isinstance(config, str):
-            config = AcceleratorConfig(**json.loads(Path(config).read_text(encoding="utf-8")))
-        self.accelerator_config = config
-        accumulation = dict(config.gradient_accumulation_kwargs or {})
-        if "num_steps" in accumulation:
-            if self.gradient_accumulation_steps > 1:
-                raise ValueError(
-                    "gradient_accumulation_steps and accelerator_config's num_steps are both set: give one"
-                )
-            self.gradient_accumulation_steps = accumulation["num_steps"]
-
     def _complete_metric(self) -> None:
         if self.metric_for_best_model is None and self._needs_metric:
             self.metric_for_best_model = "loss"
@@ -271,21 +224,6 @@ class TrainingArguments:
         return math.ceil(num_training_steps * self.warmup_steps)
 
     @property
-    def n_gpu(self) -> int:
-        """GPUs that this process uses: one, or none with `use_cpu` and on a machine without."""
-        return 0 if self.use_cpu or not is_cuda_available() else 1
-
-    @property
-    def train_batch_size(self) -> int:
-        """Samples of a micro-batch of this process."""
-        return self.per_device_train_batch_size
-
-    @property
-    def eval_batch_size(self) -> int:
-        """Samples of an evaluation batch of this process."""
-        return self.per_device_eval_batch_size
-
-    @property
     def world_size(self) -> int:
         """Processes of the run: those of the group or, before there is one, what the launcher says."""
         if dist.is_initialized():
@@ -308,22 +246,6 @@ class TrainingArguments:
         return self._process.process_index
 
     @property
-    def local_process_index(self) -> int:
-        """The rank of this process among those of its machine."""
-        return self._process.local_process_index
-
-    @property
-    def parallel_mode(self) -> ParallelMode:
-        """DISTRIBUTED in a process of a group, which under torchrun may be its only one."""
-        in_group = self._process.distributed_type != DistributedType.NO
-        return ParallelMode.DISTRIBUTED if in_group else ParallelMode.NOT_PARALLEL
-
-    @property
-    def should_log(self) -> bool:
-        """True in the process that writes logs: the first one of every machine."""
-        return self.local_process_index == 0
-
-    @property
     def should_save(self) -> bool:
         """True in the process that writes files: the first one of all."""
         return self.process_index == 0
@@ -332,34 +254,6 @@ class TrainingArguments:
     def ddp_timeout_delta(self) -> timedelta:
         """`ddp_timeout` as an interval of time."""
         return timedelta(seconds=self.ddp_timeout)
-
-    def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager:
-        """A block that the main process runs before the others, for example to fill a cache that these then read.
-
-        Args:
-            local: one process of every machine goes first, and not one of all.
-            desc: not used.
-        """
-        process = self._process
-        return process.local_main_process_first() if local else process.main_process_first()
-
-    def get_process_log_level(self) -> int:
-        """The level for a script's loggers: that of `transformers` where logs are written, elsewhere WARNING."""
-        return logging.getLogger("transformers").getEffectiveLevel() if self.should_log else logging.WARNING
-
-    def to_dict(self) -> dict[str, Any]:
-        """All settings; `accelerator_config` is a dict too."""
-        return asdict(self)
-
-    def to_json_string(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
-
-    @property
-    def loading(self) -> AcceleratorConfig:
-        """`accelerator_config` as what it has become: an AcceleratorConfig."""
-        assert isinstance(self.accelerator_config, AcceleratorConfig)
-        return self.accelerator_config
 
     @property
     def best_metric_key(self) -> str | None:

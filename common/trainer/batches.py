@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 # What the default collator calls a sample's label, and what a batch's labels are called.
-LABEL_KEYS = ("label", "label_ids")
+LABEL = "label"
 LABELS = "labels"
-# What the labels of models for question answering may be called besides.
-POSITION_LABELS = ("start_positions", "end_positions")
 # The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
 CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 
@@ -23,48 +21,31 @@ ALIGNMENT = 64
 def default_data_collator(samples: list) -> Any:
     """Stack samples along a new first dimension: dicts become a dict, tuples a tuple, anything else a tensor.
 
-    In dicts "label" and "label_ids" become "labels", of dtype int64 or float32, and strings and None are left out, as
-    `transformers` does. Objects that are neither are read as dicts of their attributes. The first sample says which
-    keys there are; numbers become tensors of torch's default types.
+    In dicts "label" becomes "labels", of dtype int64 or float32, and strings and None are left out, as `transformers`
+    does. The first sample says which keys there are; numbers become tensors of torch's default types.
     """
     first = samples[0]
     if isinstance(first, tuple | list):
         columns = zip(*samples, strict=True)
         return tuple(_stack(list(column)) for column in columns)
-    if isinstance(first, Tensor | np.ndarray | np.generic | int | float):
-        return _stack(samples)
-    if not isinstance(first, Mapping):
-        samples = [vars(sample) for sample in samples]
-    return _stack_dicts(samples)
+    if isinstance(first, Mapping):
+        return _stack_dicts(samples)
+    return _stack(samples)
 
 
 def _stack_dicts(samples: list[Mapping]) -> dict[str, Tensor]:
     first = samples[0]
     batch = {}
-    if first.get("label") is not None:
+    if first.get(LABEL) is not None:
         # Only whole numbers become int64: a list or an array becomes float32.
-        labels = [sample["label"] for sample in samples]
+        labels = [sample[LABEL] for sample in samples]
         number = labels[0].item() if isinstance(labels[0], Tensor) else labels[0]
-        batch[LABELS] = torch.tensor(labels, dtype=_label_dtype(number))
-    elif first.get("label_ids") is not None:
-        batch[LABELS] = _stack_label_ids([sample["label_ids"] for sample in samples])
+        is_whole = isinstance(number, int | np.integer)
+        batch[LABELS] = torch.tensor(labels, dtype=torch.long if is_whole else torch.float)
     for key, value in first.items():
-        if key not in LABEL_KEYS and value is not None and not isinstance(value, str):
+        if key != LABEL and value is not None and not isinstance(value, str):
             batch[key] = _stack([sample[key] for sample in samples])
     return batch
-
-
-def _stack_label_ids(labels: list) -> Tensor:
-    """The labels that samples call "label_ids": a list of values or a tensor for each sample."""
-    first = labels[0]
-    if isinstance(first, Tensor):
-        return torch.stack(labels)
-    number = first if np.isscalar(first) else first[0]
-    return torch.tensor(labels, dtype=_label_dtype(number))
-
-
-def _label_dtype(label: Any) -> torch.dtype:
-    return torch.long if isinstance(label, int | np.integer) else torch.float
 
 
 def _stack(values: list) -> Tensor:
@@ -73,30 +54,6 @@ def _stack(values: list) -> Tensor:
     if isinstance(values[0], np.ndarray):
         return torch.from_numpy(np.stack(values))
     return torch.tensor(values)
-
-
-class PaddingCollator:
-    """A collator that lets a tokenizer, or a feature extractor, pad the samples of a batch to one length.
-
-    "label" and "label_ids" become "labels", as in `transformers.DataCollatorWithPadding`.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    def __call__(self, samples: list) -> Any:
-        batch = self.tokenizer.pad(samples, padding=True, return_tensors="pt")
-        for name in LABEL_KEYS:
-            if name in batch:
-                batch[LABELS] = batch.pop(name)
-        return batch
-
-
-def collator_for(processing_class: Any) -> Callable[[list], Any]:
-    """The collator for samples that `processing_class` has made, where the script names none."""
-    # Of the classes of `transformers` with a method `pad`, those that pad sequences have this attribute.
-    pads_sequences = hasattr(processing_class, "padding_side")
-    return PaddingCollator(processing_class) if pads_sequences else default_data_collator
 
 
 class ColumnFilter:
@@ -108,7 +65,7 @@ class ColumnFilter:
 
     def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
         self.collator = collator
-        self.columns = {*parameters(model.forward), *label_names, *LABEL_KEYS}
+        self.columns = {*parameters(model.forward), *label_names, LABEL}
 
     def __call__(self, samples: list) -> Any:
         kept = []
@@ -128,13 +85,8 @@ def parameters(function: Callable) -> list[str]:
 
 
 def find_labels(model: nn.Module) -> list[str]:
-    """The parameters of the model's `forward` that have "label" in their name.
-
-    The labels of a model for question answering, which has these words in the name of its class, are positions too.
-    """
-    answers_questions = "QuestionAnswering" in type(model).__name__
-    positions = POSITION_LABELS if answers_questions else ()
-    return [name for name in parameters(model.forward) if "label" in name or name in positions]
+    """The parameters of the model's `forward` that have "label" in their name."""
+    return [name for name in parameters(model.forward) if "label" in name]
 
 
 def takes_any_keyword(function: Callable) -> bool:

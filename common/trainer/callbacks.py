@@ -13,11 +13,13 @@ class TrainerCallback:
     """The events of a run. Override those that you need; the others cost nothing.
 
     Every event gets `args` (TrainingArguments), `state` (TrainerState) and `control` (TrainerControl), and by keyword
-    `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`: write the ones
-    you need into the signature and `**kwargs` for the rest. `on_log` also gets `logs`, `on_evaluate` and `on_predict`
-    get `metrics`, which are dicts. A callback changes the run through `control`, and may return it. All ranks call it.
+    `model`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`: write the ones you need into the
+    signature and `**kwargs` for the rest. `on_log` also gets `logs`, `on_evaluate` and `on_predict` get `metrics`,
+    which are dicts. A callback changes the run through `control`, and may return it. All ranks call it.
 
-    A callback that must survive a restart has the method of ExportableState.
+    A callback that must survive a restart has a method `state`, which returns {"args": {…}, "attributes": {…}}, of JSON
+    values: what `__init__` takes, and what has changed since. It is in every checkpoint, and the attributes are set
+    when training resumes.
     """
 
     def on_init_end(self, args, state, control, **kwargs):
@@ -66,14 +68,6 @@ class TrainerCallback:
         """Values have been logged."""
 
 
-class ExportableState:
-    """A callback with something to remember: its attributes are in every checkpoint, and set when training resumes."""
-
-    def state(self) -> dict[str, Any]:
-        """`{"args": {...}, "attributes": {...}}`, of JSON values: what `__init__` takes, and what has changed since."""
-        raise NotImplementedError("a callback with ExportableState says in `state` what it remembers")
-
-
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 # The switches that are off again when an event begins: what was asked for has been done, or belongs to what is over.
@@ -92,18 +86,14 @@ class CallbackHandler:
 
     Args:
         callbacks: instances or classes.
-        model, processing_class, optimizer, lr_scheduler: what callbacks get. The Trainer renews it when it prepares a
-            training.
+        model, optimizer, lr_scheduler: what callbacks get. The Trainer renews it when it prepares a training.
 
     Attributes:
         train_dataloader, eval_dataloader: what callbacks get besides; None before there is one.
     """
 
-    def __init__(
-        self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
-    ) -> None:
+    def __init__(self, callbacks: list[Any], model: Any, optimizer: Any, lr_scheduler: Any) -> None:
         self.model = model
-        self.processing_class = processing_class
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
@@ -123,7 +113,6 @@ class CallbackHandler:
         if not listeners:
             return control
         kwargs["model"] = self.model
-        kwargs["processing_class"] = self.processing_class
         kwargs["optimizer"] = self.optimizer
         kwargs["lr_scheduler"] = self.lr_scheduler
         kwargs["train_dataloader"] = self.train_dataloader
@@ -134,23 +123,13 @@ class CallbackHandler:
                 control = changed
         return control
 
-    # The events that an override of the Trainer's `log`, `evaluate`, `predict` or `evaluation_loop` has to tell.
-
     def on_log(self, args, state, control, logs):
-        """Tell that values have been logged."""
+        """Tell that values have been logged, from an override of the Trainer's `log`."""
         return self.call_event("on_log", args, state, control, logs=logs)
 
     def on_evaluate(self, args, state, control, metrics):
-        """Tell that an evaluation is done."""
+        """Tell that an evaluation is done, from an override of the Trainer's `evaluate`."""
         return self.call_event("on_evaluate", args, state, control, metrics=metrics)
-
-    def on_predict(self, args, state, control, metrics):
-        """Tell that a prediction is done."""
-        return self.call_event("on_predict", args, state, control, metrics=metrics)
-
-    def on_prediction_step(self, args, state, control):
-        """Tell that a batch of an evaluation or prediction is done."""
-        return self.call_event("on_prediction_step", args, state, control)
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new instance of a callback class. During an event, it gets that event too.
@@ -176,10 +155,6 @@ class CallbackHandler:
                     self._listen(left)
                 return candidate
         return None
-
-    def remove_callback(self, callback: Any) -> None:
-        """Remove the callback, or the first of a class."""
-        self.pop_callback(callback)
 
     def _listen(self, callback: Any) -> None:
         """Call `callback`, of whatever class it is, at the events at which it does something of its own."""

@@ -24,36 +24,16 @@ def checkpoint_folder(output_dir: str, step: int) -> Path:
     return Path(output_dir, f"{PREFIX}{step}")
 
 
-def parts_for_from_pretrained(model: Any, processing_class: Any) -> list[Any]:
-    """The objects with a `save_pretrained` that `from_pretrained` needs beside the weights; none for most models."""
-    config = getattr(model, "config", None)
-    if hasattr(config, "save_pretrained"):
-        config.architectures = [type(model).__name__]  # as the model's own `save_pretrained` notes it
-    parts = (config, getattr(model, "generation_config", None), processing_class)
-    return [part for part in parts if hasattr(part, "save_pretrained")]
-
-
-def save_checkpoint(
-    accelerator: Accelerator, state: TrainerState, parts: list[Any], output_dir: str, limit: int | None
-) -> None:
-    """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this.
-
-    Args:
-        parts: written beside the weights by their `save_pretrained`.
-    """
+def save_checkpoint(accelerator: Accelerator, state: TrainerState, output_dir: str, limit: int | None) -> None:
+    """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this."""
     folder = checkpoint_folder(output_dir, state.global_step)
     is_main = accelerator.is_main_process
 
-    def add_files(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
-        def write() -> None:
-            state.save_to_json(f"{output_dir}/{TRAINER_STATE_NAME}")
-            for part in parts:
-                part.save_pretrained(output_dir)
+    def add_trainer_state(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
+        # Before the manifest is written, so that this file is in it.
+        run_on_all_ranks(lambda: state.save_to_json(f"{draft}/{TRAINER_STATE_NAME}"), is_main)
 
-        # Before the manifest is written, so that these files are in it.
-        run_on_all_ranks(write, is_main)
-
-    with accelerator.register_save_state_pre_hook(add_files):
+    with accelerator.register_save_state_pre_hook(add_trainer_state):
         accelerator.save_state(folder)
     if limit is not None:
         run_on_all_ranks(lambda: _delete_oldest(folder, state.best_model_checkpoint, limit), is_main)
@@ -81,6 +61,12 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
         return wanted or None
     found = run_on_all_ranks(lambda: str(choose_newest(Path(output_dir), PREFIX)), accelerator.is_main_process)
     return broadcast_object_list([found])[0]
+
+
+def read_trainer_state(accelerator: Accelerator, folder: str) -> TrainerState:
+    """The state in a checkpoint, which is verified before. All ranks must call this."""
+    run_on_all_ranks(lambda: finish_and_verify(Path(folder)), accelerator.is_main_process)
+    return run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
 
 
 def load_best_model(model: nn.Module, folder: str) -> None:

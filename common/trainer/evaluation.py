@@ -61,11 +61,13 @@ class BatchResult(NamedTuple):
 
     Attributes:
         rows: its samples, those included that are there only to even out the ranks.
+        num_real: the samples without those; None in a step in which no rank has any of those.
         loss: the mean over them.
         logits, labels: the model's output and the labels, with a row for each sample.
     """
 
     rows: int
+    num_real: int | None
     loss: Any
     logits: Any
     labels: Any
@@ -118,6 +120,13 @@ def gather_steps(own: list[BatchResult]) -> list[list[BatchResult]]:
         for of_step in zip_longest(*of_ranks):
             steps.append([batch for batch in of_step if batch is not None])
     return steps
+
+
+def rows_of_last_step(steps: list[list[BatchResult]]) -> int | None:
+    """Samples of all ranks in the last step without repetitions, which stand at its end; None if there are none."""
+    if not steps or steps[-1][0].num_real is None:
+        return None
+    return sum(batch.num_real for batch in steps[-1])
 
 
 def join_losses(

@@ -55,6 +55,17 @@ def samples_per_batch(loader: Any, num_processes: int) -> int:
     return (getattr(loader, "batch_size", None) or 1) * num_processes
 
 
+def num_real(loader: Any, rows: int) -> int | None:
+    """Samples of the `rows` in the batch just read that are not repetitions for the sake of ranks of equal length.
+
+    None in a step in which no rank lacks samples of its own. A loader that is not prepared repeats nothing.
+    """
+    partial = loader.partial_step if is_prepared(loader) else None
+    if partial is None:
+        return None
+    return rows if partial.num_real is None else partial.num_real
+
+
 def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:
     """The batches of any loader, on the device."""
     if is_prepared(loader):

@@ -55,147 +55,43 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
 
 
 class Run(NamedTuple):
-    """What a schedule knows of its training: the steps of warm-up, all steps, and the learning rate at the start."""
+    """What a schedule knows of its training: the steps of warm-up, and all steps."""
 
     warmup: int
     total: int
-    start_lr: float
-
-    def decay_progress(self, step: int) -> float:
-        """The share of the decay after the warm-up that is done: 0 at its first step, 1 after its last."""
-        return (step - self.warmup) / max(1, self.total - self.warmup)
-
-    def lowest_rate(self, min_lr: float | None, min_lr_rate: float | None) -> float:
-        """The lowest factor of a schedule that is given it, or the learning rate there."""
-        if (min_lr is None) == (min_lr_rate is None):
-            raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
-        return min_lr / self.start_lr if min_lr_rate is None else min_lr_rate
 
 
-def _constant_with_warmup(step: int, run: Run) -> float:
+def constant(step: int, run: Run) -> float:
+    """The whole rate, without a warm-up."""
+    return 1.0
+
+
+def constant_with_warmup(step: int, run: Run) -> float:
+    """A climb along a line, then the whole rate."""
     return step / run.warmup if step < run.warmup else 1.0
 
 
-def _linear(step: int, run: Run) -> float:
+def linear(step: int, run: Run) -> float:
+    """A climb along a line, then a fall along another, to 0 after the last step."""
     if step < run.warmup:
         return step / run.warmup
     return max(0.0, (run.total - step) / max(1, run.total - run.warmup))
 
 
-def _cosine(step: int, run: Run, num_cycles: float = 0.5, min_lr_rate: float = 0.0) -> float:
+def cosine(step: int, run: Run, num_cycles: float = 0.5) -> float:
+    """A climb along a line, then a fall along half a wave, to 0 after the last step; or along `num_cycles` waves."""
     if step < run.warmup:
         return step / run.warmup
-    angle = math.pi * num_cycles * 2.0 * run.decay_progress(step)
-    factor = 0.5 * (1.0 + math.cos(angle))
-    return max(0, factor * (1 - min_lr_rate) + min_lr_rate)
-
-
-def _cosine_with_restarts(step: int, run: Run, num_cycles: int = 1) -> float:
-    if step < run.warmup:
-        return step / run.warmup
-    progress = run.decay_progress(step)
-    if progress >= 1.0:
-        return 0.0
-    progress_of_cycle = (num_cycles * progress) % 1.0
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress_of_cycle)))
-
-
-def _cosine_with_min_lr(
-    step: int, run: Run, num_cycles: float = 0.5, min_lr: float | None = None, min_lr_rate: float | None = None
-) -> float:
-    return _cosine(step, run, num_cycles, run.lowest_rate(min_lr, min_lr_rate))
-
-
-def _cosine_warmup_with_min_lr(
-    step: int,
-    run: Run,
-    num_cycles: float = 0.5,
-    min_lr: float | None = None,
-    min_lr_rate: float | None = None,
-    warmup_lr_rate: float | None = None,
-) -> float:
-    lowest = run.lowest_rate(min_lr, min_lr_rate)
-    if step < run.warmup:
-        if warmup_lr_rate is None:
-            return (step + 1.0) / max(1.0, run.warmup)
-        return warmup_lr_rate + (1.0 - warmup_lr_rate) * step / max(1, run.warmup - 1)
-    # It counts from 1, so that the lowest rate is reached in the last step.
-    progress = (step - run.warmup + 1.0) / max(1.0, run.total - run.warmup)
-    factor = 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
-    return max(0, factor * (1 - lowest) + lowest)
-
-
-def _polynomial(step: int, run: Run, lr_end: float = 1e-7, power: float = 1.0) -> float:
-    if run.start_lr <= lr_end:
-        raise ValueError(f"lr_end ({lr_end}) must be smaller than initial lr ({run.start_lr})")
-    if step < run.warmup:
-        return step / run.warmup
-    if step > run.total:
-        return lr_end / run.start_lr
-    remaining = 1 - run.decay_progress(step)
-    learning_rate = (run.start_lr - lr_end) * remaining**power + lr_end
-    return learning_rate / run.start_lr
-
-
-def _inverse_sqrt(step: int, run: Run, timescale: int | None = None) -> float:
-    if step < run.warmup:
-        return step / run.warmup
-    if timescale is None:
-        timescale = run.warmup or 10_000
-    shift = timescale - run.warmup
-    return 1.0 / math.sqrt((step + shift) / timescale)
-
-
-def _warmup_stable_decay(
-    step: int,
-    run: Run,
-    num_decay_steps: int,
-    num_stable_steps: int | None = None,
-    warmup_type: str = "linear",
-    decay_type: str = "cosine",
-    min_lr_ratio: float = 0,
-    num_cycles: float = 0.5,
-) -> float:
-    for kind in (warmup_type, decay_type):
-        if kind not in ("linear", "cosine", "1-sqrt"):
-            raise ValueError(f"Unknown warmup_type or decay_type: {kind}, expected 'linear', 'cosine' or '1-sqrt'")
-    stable = run.total - run.warmup - num_decay_steps if num_stable_steps is None else num_stable_steps
-    end_of_stable = run.warmup + stable
-    if run.warmup <= step < end_of_stable:
-        return 1.0
-    if step >= end_of_stable + num_decay_steps:
-        return min_lr_ratio
-    if step < run.warmup:
-        progress = step / run.warmup
-        shapes = {
-            "linear": progress,
-            "cosine": 0.5 * (1.0 - math.cos(math.pi * progress)),
-            "1-sqrt": 1.0 - math.sqrt(1.0 - progress),
-        }
-        factor = shapes[warmup_type]
-    else:
-        progress = (step - end_of_stable) / num_decay_steps
-        shapes = {
-            "linear": 1.0 - progress,
-            "cosine": 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress)),
-            "1-sqrt": 1.0 - math.sqrt(progress),
-        }
-        factor = shapes[decay_type]
-    return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
+    progress = (step - run.warmup) / max(1, run.total - run.warmup)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress)))
 
 
 # Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say.
 _FACTORS: dict[str, Callable[..., float]] = {
-    "constant": lambda step, run: 1,
-    "constant_with_warmup": _constant_with_warmup,
-    "inverse_sqrt": _inverse_sqrt,
-    "linear": _linear,
-    "cosine": _cosine,
-    "cosine_with_restarts": _cosine_with_restarts,
-    "polynomial": _polynomial,
-    "cosine_with_min_lr": _cosine_with_min_lr,
-    "cosine_warmup_with_min_lr": _cosine_warmup_with_min_lr,
-    "warmup_stable_decay": _warmup_stable_decay,
+    "constant": constant,
+    "constant_with_warmup": constant_with_warmup,
+    "linear": linear,
+    "cosine": cosine,
 }
 SCHEDULES = (*_FACTORS, "reduce_lr_on_plateau")
 
@@ -208,12 +104,11 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
 
     Raises:
         TypeError: for a name in `args.lr_scheduler_kwargs` that the schedule does not have.
-        ValueError: for a value there that the schedule cannot have.
     """
     options = args.lr_scheduler_kwargs or {}
     if args.lr_scheduler_type.startswith("constant"):
         options = {}  # ignored, as in the original
     if args.lr_scheduler_type == "reduce_lr_on_plateau":
         return ReduceLROnPlateau(optimizer, **options)
-    run = Run(args.get_warmup_steps(num_training_steps), num_training_steps, optimizer.defaults["lr"])
+    run = Run(args.get_warmup_steps(num_training_steps), num_training_steps)
     return LambdaLR(optimizer, partial(_FACTORS[args.lr_scheduler_type], run=run, **options))

@@ -7,7 +7,7 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 import math
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,9 @@ from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.nested import map_nested
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
-from common.trainer.arguments import TrainingArguments
+from common.trainer.arguments import AcceleratorConfig, TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.loading import PassedOver
-from common.trainer.metrics import metrics_table, write_metrics
 from common.trainer.progress import LossLog, Plan, Position, make_plan
 from common.trainer.state import TrainerControl, TrainerState
 
@@ -43,20 +42,16 @@ class Trainer:
 
     Args:
         model: to be trained; it is moved to the device in place.
-        model_init: instead of `model`: makes a new one. `Trainer` and every `train` set the seed and call it.
         args: by default `TrainingArguments()`.
         data_collator: turns a list of samples into a batch; by default it stacks the values of dicts and tuples.
         train_dataset: of either of torch's kinds; an iterable one needs `max_steps`.
         eval_dataset: the same, or a dict of several; metrics are then called `eval_<key>_…`.
-        processing_class: what has made the samples, for example a tokenizer. It is saved beside the weights. If there
-            is no `data_collator`, a tokenizer or feature extractor pads the samples of a batch to one length.
         compute_loss_func: (outputs, labels, num_items_in_batch) -> scalar loss; `labels` are the batch's "labels" or
             None, `num_items_in_batch` counts those other than -100 of the whole step, over all ranks and
             micro-batches: return sum / count.
         compute_metrics: (EvalPrediction) -> dict of metrics.
         callbacks: instances or classes, called after the one that says when to log, evaluate and save.
         optimizers: an optimizer and a scheduler, of which either may be None.
-        preprocess_logits_for_metrics: (logits, labels) -> what to keep of a batch's logits.
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
@@ -64,16 +59,10 @@ class Trainer:
             `num_items_in_batch`.
 
     Raises:
-        RuntimeError: for neither a model nor a `model_init`, and for a `model_init` beside `optimizers`.
-        ValueError: for arguments that cannot work together.
+        ValueError: for an `eval_strategy` without an `eval_dataset`.
     """
 
     loss_is_scaled_for_ga: bool | None = None
-
-    # Overrides that are copies of methods of `transformers` ask for these.
-    is_deepspeed_enabled = False
-    is_fsdp_enabled = False
-    label_smoother = None
 
     # What is trained, and by what. `train` replaces model_wrapped and optimizer by the prepared ones.
     accelerator: Accelerator
@@ -90,41 +79,29 @@ class Trainer:
     plan: Plan
     position: Position
     loss_log: LossLog
-    # True within `train`, as overrides of `evaluate` want to know.
-    is_in_train: bool
     # Micro-batches of the step under way: the name that overrides of `training_step` know from `transformers`.
     current_gradient_accumulation_steps: int
 
     def __init__(
         self,
-        model: nn.Module | None = None,
+        model: nn.Module,
         args: TrainingArguments | None = None,
         data_collator: Callable[[list], Any] | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        processing_class: Any = None,
-        model_init: Callable[..., nn.Module] | None = None,
+        *,
         compute_loss_func: Callable | None = None,
         compute_metrics: Callable[[evaluation.EvalPrediction], dict[str, Any]] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None] = (None, None),
-        *,
-        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.args = TrainingArguments() if args is None else args
-        if model is None and model_init is None:
-            raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
-        if model is not None and model_init is not None:
-            raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both")
-        if model_init is not None and optimizers != (None, None):
-            raise RuntimeError("model_init makes a new model for each training, which optimizers cannot know: drop one")
         if self.args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
         utils.set_seed(self.args.seed)
         self.accelerator = make_accelerator(self.args)
 
-        self.model_init = model_init
-        self.model = self.call_model_init() if model is None else model
+        self.model = model
         self.model.to(self.accelerator.device)
         self.model_wrapped = self.model
         label_names = self.args.label_names
@@ -132,15 +109,13 @@ class Trainer:
         self.model_accepts_loss_kwargs = batches.takes_loss_keywords(self.model)
         self._loss_shifts_labels = batches.shifts_labels(self.model)
 
-        self.processing_class = processing_class
-        self.data_collator = data_collator or batches.collator_for(processing_class)
+        self.data_collator = data_collator or batches.default_data_collator
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.train_dataloader = None
 
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
-        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
         names = batches.parameters(self.compute_loss)
         self._loss_takes_count = "num_items_in_batch" in names or batches.takes_any_keyword(self.compute_loss)
@@ -153,7 +128,6 @@ class Trainer:
         self.plan = Plan()
         self.position = Position()
         self.loss_log = LossLog()
-        self.is_in_train = False
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.state = self._new_state()
         self.control = TrainerControl()
@@ -163,7 +137,6 @@ class Trainer:
         self.callback_handler = CallbackHandler(
             [DefaultFlowCallback, *trackers, *(callbacks or []), reporter],
             self.model,
-            processing_class,
             self.optimizer,
             self.lr_scheduler,
         )
@@ -173,29 +146,20 @@ class Trainer:
 
     # Training, from the whole to the parts.
 
-    def train(
-        self,
-        resume_from_checkpoint: str | bool | None = None,
-        trial: Any = None,
-        ignore_keys_for_eval: list[str] | None = None,
-    ) -> evaluation.TrainOutput:
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> evaluation.TrainOutput:
         """Train, and return the number of steps, the mean loss over all steps, and the metrics of the run.
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
                 damaged. Weights, log history and everything else end up as without the interruption.
-            trial: what a `model_init` that takes an argument is given.
-            ignore_keys_for_eval: keys of the model's output that hold no predictions, for the evaluations of this
-                training.
 
         Raises:
             ValueError: if there is nothing to train on.
             CheckpointError: a ValueError too, naming what is damaged, if there is no whole checkpoint to resume from;
                 on the other processes a RuntimeError that quotes it.
         """
-        self.is_in_train = True
         resume_from = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
-        self._prepare_training(trial)
+        self._prepare_training()
         passed_over = None if resume_from is None else self._load_checkpoint(resume_from)
         start_time = time.time()
         first_step = self.state.global_step
@@ -207,7 +171,7 @@ class Trainer:
             # It is over, and makes no further step. What follows the end of its last epoch may be left to do.
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
-                self._end_epoch(self.position.batches == self.plan.batches_per_epoch, trial, ignore_keys_for_eval)
+                self._end_epoch()
             return self._finish(start_time, first_step)
 
         for epoch in range(self.position.epoch, self.plan.num_epochs):
@@ -216,15 +180,15 @@ class Trainer:
             sizes = self.plan.window_sizes(self.position.batches)
             windows = loading.read_windows(self.train_dataloader, epoch, sizes, passed_over, self.accelerator.device)
             with closing(windows):
-                is_whole = self._train_epoch(windows, trial, ignore_keys_for_eval)
-                self._end_epoch(is_whole, trial, ignore_keys_for_eval)
+                self._train_epoch(windows)
+                self._end_epoch()
             passed_over = None
             if self.control.should_training_stop:
                 break
         return self._finish(start_time, first_step)
 
-    def _train_epoch(self, windows: Iterator[list[Any]], trial: Any, ignore_keys: list[str] | None) -> bool:
-        """A step for each window of micro-batches; returns False if a callback stopped the epoch before its end."""
+    def _train_epoch(self, windows: Iterator[list[Any]]) -> None:
+        """A step for each window of micro-batches, until the epoch ends or a callback stops it."""
         accelerator = self.accelerator
         plan = self.plan
         position = self.position
@@ -236,23 +200,23 @@ class Trainer:
             self.call_event("on_step_begin")
             for number, inputs in enumerate(window, start=1):
                 position.batches += 1
-                # A stream may end within a step. As in the original, no optimizer step follows its last micro-batch
-                # then. The ranks average its gradients all the same, and the next epoch's first step takes them in.
+                # A stream may end within a window. As in the original, no optimizer step follows its last micro-batch
+                # then, and the next epoch's first step takes the gradients in.
                 ends_step = plan.ends_step(position.batches)
-                is_last = number == len(window)
                 accelerator.sync_gradients = ends_step
-                averages = is_last or accelerator.gradient_state.sync_each_batch
-                with nullcontext() if averages else accelerator.no_sync(self.model_wrapped):
+                # The ranks average their gradients once in a window, in its last micro-batch.
+                is_last = number == len(window)
+                with nullcontext() if is_last else accelerator.no_sync(self.model_wrapped):
                     loss = self.training_step(self.model_wrapped, inputs, num_items)
                 self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
                 if ends_step:
                     self._optimizer_step()
                     self.call_event("on_step_end")
-                    self._log_evaluate_save(trial, ignore_keys)
+                    self._log_evaluate_save()
                 else:
                     self.call_event("on_substep_end")
                 if self.control.should_epoch_stop or self.control.should_training_stop:
-                    return position.batches == plan.batches_per_epoch
+                    return
         if position.batches == 0:
             logger.warning(
                 "epoch %s has no batch to train on: training stops after %s of %s steps",
@@ -261,7 +225,8 @@ class Trainer:
                 self.state.max_steps,
             )
             self.control.should_training_stop = True
-        return True
+        # The end of a stream is not planned: its epoch is whole where it ends.
+        position.batches = plan.batches_per_epoch
 
     def _check_window(self, window: list[Any]) -> None:
         accumulation = self.plan.accumulation
@@ -342,28 +307,29 @@ class Trainer:
         self.state.global_step += 1
         self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
 
-    def _end_epoch(self, is_whole: bool, trial: Any, ignore_keys: list[str] | None) -> None:
-        """What follows an epoch, of which all batches are done (`is_whole`) or not."""
+    def _end_epoch(self) -> None:
+        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
+        is_whole = self.position.batches == self.plan.batches_per_epoch
         self.call_event("on_epoch_end")
         self.position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
         if is_whole or self.control.should_epoch_stop or not self.control.should_training_stop:
             self.position.move_to(self.position.epoch + 1, batches=0)
-        self._log_evaluate_save(trial, ignore_keys)
+        self._log_evaluate_save()
 
-    def _log_evaluate_save(self, trial: Any, ignore_keys: list[str] | None) -> None:
+    def _log_evaluate_save(self) -> None:
         """Do what the callbacks asked for after a step or an epoch."""
         if self.control.should_log and self.state.global_step > self.loss_log.logged_step:
             self._log_training()
         if self.control.should_evaluate:
-            metrics = self.evaluate(ignore_keys=ignore_keys)
+            metrics = self.evaluate()
             if self._follows_metric():
                 self.lr_scheduler.step(self._watched_metric(metrics))
             is_best = self._compare_with_best(metrics)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
-            self._save_checkpoint(self.model_wrapped, trial)
+            self._save_checkpoint(self.model_wrapped, trial=None)
             self.call_event("on_save")
 
     def _log_training(self) -> None:
@@ -400,36 +366,13 @@ class Trainer:
         if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
             checkpoint.load_best_model(self.model, state.best_model_checkpoint)
         self.call_event("on_train_end")
-        self.is_in_train = False
         return evaluation.TrainOutput(state.global_step, train_loss, metrics)
 
     # What a training needs before it begins.
 
-    def call_model_init(self, trial: Any = None) -> nn.Module:
-        """A new model from `model_init`, which is given `trial` if it takes an argument.
-
-        Raises:
-            RuntimeError: if `model_init` takes more than one argument, or returns nothing.
-        """
-        assert self.model_init is not None
-        number = number_of_arguments(self.model_init)
-        if number > 1:
-            raise RuntimeError(f"model_init should have 0 or 1 argument, and has {number}")
-        model = self.model_init() if number == 0 else self.model_init(trial)
-        if model is None:
-            raise RuntimeError("model_init should return a model, and returned None")
-        return model
-
-    def _prepare_training(self, trial: Any) -> None:
+    def _prepare_training(self) -> None:
         """Prepare loader, model, optimizer and scheduler, and begin a new state."""
         accelerator = self.accelerator
-        if self.model_init is not None:
-            utils.set_seed(self.args.seed)
-            self.model = self.call_model_init(trial)
-            self.model.to(accelerator.device)
-            self.model_wrapped = self.model
-            self.optimizer = None
-            self.lr_scheduler = None
         accelerator.free_memory()
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
@@ -498,30 +441,15 @@ class Trainer:
             return True
         return self.model_accepts_loss_kwargs and num_items is not None
 
-    def compute_loss_context_manager(self) -> AbstractContextManager:
-        """Nothing to enter, for overrides of `training_step` as they are written for `transformers`.
-
-        The model's own forward runs in mixed precision.
-        """
-        return nullcontext()
-
-    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager:
-        """The same as `compute_loss_context_manager`."""
-        return nullcontext()
-
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._loss_takes_count:
             options["num_items_in_batch"] = num_items
         return self.compute_loss(model, inputs, **options)
 
-    def _count_items(self, window: list[Any], gathers: bool = True) -> Tensor | None:
+    def _count_items(self, window: list[Any]) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
         It is a float, as in the original, so that a loss in half precision becomes float32 when it is divided by it.
-
-        Args:
-            gathers: False where some ranks may have no batch, and would be waited for. Each then counts its own labels
-                as often as there are ranks.
         """
         if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
             return None
@@ -531,8 +459,7 @@ class Trainer:
             if count is None:
                 return None
             total += count.to(total.device)
-        total = self.accelerator.gather(total).sum() if gathers else total * self.accelerator.num_processes
-        return total.to(torch.get_default_dtype())
+        return self.accelerator.gather(total).sum().to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
         """True if the learning rate depends on the evaluations, and not on the step."""
@@ -567,8 +494,7 @@ class Trainer:
         """Save everything that the run needs to go on. All ranks must call this.
 
         Args:
-            model: the prepared one, for overrides.
-            trial: what `train` was given, for overrides.
+            model, trial: for overrides as they are written for `transformers`: the prepared model, and None.
         """
         state = self.state
         self.position.saved_steps.append(state.global_step)
@@ -589,9 +515,7 @@ class Trainer:
         state.stateful_callbacks = self.callback_handler.states()
         for name, args in (("TrainerControl", asdict(self.control)), ("Progress", progress)):
             state.stateful_callbacks[name] = {"args": args, "attributes": {}}
-        parts = checkpoint.parts_for_from_pretrained(self.model, self.processing_class)
-        limit = self.args.save_total_limit
-        checkpoint.save_checkpoint(self.accelerator, state, parts, self.args.output_dir, limit)
+        checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
 
     def _counted_in(self) -> dict[str, Any]:
         """What a number of batches stands for: where these are the same, it means the same samples."""
@@ -611,19 +535,12 @@ class Trainer:
         """
         accelerator = self.accelerator
         own_random_states = get_random_states(accelerator.device)
-        loader_goes_on = False
-
-        def load_trainer_state(models: list[nn.Module], input_dir: str) -> None:
-            # The accelerator has verified the folder, and loads next what is prepared.
-            nonlocal loader_goes_on
-            loader_goes_on = self._load_trainer_state(input_dir)
-            if not loader_goes_on:
-                accelerator.forget_loader(self.train_dataloader)
-
-        with accelerator.register_load_state_pre_hook(load_trainer_state):
-            accelerator.load_state(folder)
+        loader_goes_on = self._take_over(checkpoint.read_trainer_state(accelerator, folder))
         if loader_goes_on:
+            accelerator.load_state(folder)
             return None
+        accelerator.forget_loader(self.train_dataloader)  # the position in the checkpoint is not for it
+        accelerator.load_state(folder)
         if loading.is_prepared(self.train_dataloader):
             self.train_dataloader = accelerator.prepare(self.train_dataloader)  # checkpoints hold it again
         if not 0 < self.position.batches < self.plan.batches_per_epoch:
@@ -632,9 +549,8 @@ class Trainer:
         set_random_states(accelerator.device, own_random_states)
         return PassedOver(self.position.batches, random_states)
 
-    def _load_trainer_state(self, folder: str) -> bool:
-        """Take over the state in a checkpoint, also that of the callbacks; True if the loader's is valid here too."""
-        saved = TrainerState.load_from_json(f"{folder}/{checkpoint.TRAINER_STATE_NAME}")
+    def _take_over(self, saved: TrainerState) -> bool:
+        """Go on where the saved state says, and the callbacks too; True if the loader's own position is valid here."""
         # The other fields of the state are settings, which may have changed.
         for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
             setattr(self.state, name, getattr(saved, name))
@@ -643,15 +559,15 @@ class Trainer:
         self.position = position = Position(**progress["position"])
         self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
         plan = self.plan
-        counts_alike = progress["counted_in"] == self._counted_in()
-        if not counts_alike:
+        if progress["counted_in"] != self._counted_in():
             # All epochs are taken for whole ones, as in `transformers`, also where a callback had cut one short.
             steps = self.state.global_step % plan.steps_per_epoch
             position.move_to(self.state.global_step // plan.steps_per_epoch, steps * plan.accumulation)
-        elif not plan.ends_step(position.batches):
+            return False
+        if not plan.ends_step(position.batches):
             position.batches -= position.batches % plan.accumulation
             return False
-        return counts_alike and loading.keeps_position(self.train_dataloader)
+        return loading.keeps_position(self.train_dataloader)
 
     # Evaluation.
 
@@ -681,7 +597,7 @@ class Trainer:
                 metrics |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
 
-        loader = self._dealt_out(self.get_eval_dataloader(eval_dataset))
+        loader = self.get_eval_dataloader(eval_dataset)
         # It is None and not False, because overrides of `evaluation_loop` get what transformers passes.
         without_predictions = True if self.compute_metrics is None else None
         output = self._run_evaluation(loader, "Evaluation", without_predictions, ignore_keys, metric_key_prefix)
@@ -693,10 +609,30 @@ class Trainer:
         self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
-        loader = self._dealt_out(self.get_test_dataloader(test_dataset))
+        loader = self.get_test_dataloader(test_dataset)
         output = self._run_evaluation(loader, "Prediction", None, ignore_keys, metric_key_prefix)
         self.call_event("on_predict", metrics=output.metrics)
         return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+    def _run_evaluation(
+        self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
+    ) -> evaluation.EvalLoopOutput:
+        """One pass over a loader that `get_eval_dataloader` or `get_test_dataloader` has returned, and its speed."""
+        start_time = time.time()
+        if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
+            # An override has returned a loader of the whole set: this is the rank's part of it.
+            loader = self.accelerator.prepare_data_loader(loader)
+        output = self.evaluation_loop(
+            loader,
+            description=description,
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=prefix,
+        )
+        samples_per_step = self.args.per_device_eval_batch_size * self.accelerator.num_processes
+        num_steps = math.ceil(output.num_samples / samples_per_step)
+        output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
+        return output
 
     def evaluation_loop(
         self,
@@ -715,37 +651,38 @@ class Trainer:
         """
         accelerator = self.accelerator
         batch_size = self.args.per_device_eval_batch_size
-        is_prepared = loading.is_prepared(dataloader)
+        if dataloader is not self.train_dataloader:
+            accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        model = self._model_for_evaluation()
-        model.eval()
+        # The bare model, as in the original: the forward of DDP may be a collective, and an override's loader uneven.
+        if not accelerator.has_prepared(self.model):
+            accelerator.undo_preparation(self.model)
+            accelerator.prepare_model(self.model, evaluation_mode=True)
+        self.model.eval()
         self._set_optimizer_mode("eval")
+
         results = evaluation.Results(accelerator.device)
-        num_observed = 0
-        rows_of_last_step = None
         for inputs in loading.read_batches(dataloader, accelerator.device):
-            found = batches.count_samples(inputs) or 0
-            num_observed += found
-            rows = found or batch_size
-            loss_only = bool(prediction_loss_only)
-            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            if logits is not None and self.preprocess_logits_for_metrics is not None:
-                labels = self._pad_to_longest(labels)
-                logits = self.preprocess_logits_for_metrics(self._pad_to_longest(logits), labels)
-            results.add(evaluation.BatchResult(rows, loss, logits, labels))
-            # A loader that is not prepared repeats nothing, and the accelerator does not know where it ends.
-            if is_prepared and accelerator.gradient_state.end_of_dataloader:
-                rows_of_last_step = self._count_rows_of_last_step(rows)
+            rows = batches.count_samples(inputs) or batch_size
+            num_real = loading.num_real(dataloader, rows)
+            loss, logits, labels = self.prediction_step(
+                self.model, inputs, bool(prediction_loss_only), ignore_keys=ignore_keys
+            )
+            results.add(evaluation.BatchResult(rows, num_real, loss, logits, labels))
             self.call_event("on_prediction_step")
 
-        steps = evaluation.gather_steps(results.on_host())
+        # The batches of all ranks, in the order of the data set, and without the repetitions at its end.
+        own = results.on_host()
+        steps = evaluation.gather_steps(own)
+        rows_of_last_step = evaluation.rows_of_last_step(steps)
         predictions = evaluation.join_rows(steps, "logits", rows_of_last_step)
         label_ids = evaluation.join_rows(steps, "labels", rows_of_last_step)
+
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
-        rows_per_batch = batch_size if is_prepared and self.args.loading.even_batches else None
+        rows_per_batch = batch_size if loading.is_prepared(dataloader) else None
         losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)
         if losses is not None:
             filters = self.args.logging_nan_inf_filter
@@ -754,72 +691,8 @@ class Trainer:
             # A "loss" among the script's metrics replaces the Trainer's.
             if not name.startswith(f"{metric_key_prefix}_"):
                 metrics[f"{metric_key_prefix}_{name}"] = metrics.pop(name)
-        num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or num_observed
+        num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or sum(batch.rows for batch in own)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
-
-    def _pad_to_longest(self, data: Any) -> Any:
-        """A batch's logits or labels, along dimension 1 as long as the longest of all ranks; what is new is -100.
-
-        Where ranks may have different numbers of batches (`even_batches` off) they stay as they are: a rank without a
-        batch could not say how long its own are.
-        """
-        if data is None or not self.args.loading.even_batches:
-            return data
-        return self.accelerator.pad_across_processes(data, dim=1, pad_index=evaluation.PADDING)
-
-    def _count_rows_of_last_step(self, own_rows: int) -> int | None:
-        """The number of samples in the last step of all ranks, without repetitions; None if the step is a whole one.
-
-        Where ranks may have different numbers of batches (`even_batches` off) nothing is repeated, and gathering now
-        would wait for a rank that has no batch.
-
-        Args:
-            own_rows: in this rank's last batch.
-        """
-        accelerator = self.accelerator
-        if accelerator.num_processes > 1 and not self.args.loading.even_batches:
-            return None
-        if accelerator.gradient_state.active_dataloader.partial_step is None:
-            return None
-        own = torch.zeros(own_rows, device=accelerator.device)
-        return len(accelerator.gather_for_metrics(own))
-
-    def _run_evaluation(
-        self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
-    ) -> evaluation.EvalLoopOutput:
-        start_time = time.time()
-        output = self.evaluation_loop(
-            loader,
-            description=description,
-            prediction_loss_only=loss_only,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=prefix,
-        )
-        samples_per_step = self.args.per_device_eval_batch_size * self.accelerator.num_processes
-        num_steps = math.ceil(output.num_samples / samples_per_step)
-        output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
-        return output
-
-    def _model_for_evaluation(self) -> nn.Module:
-        """The model without DDP: the forward of DDP may be a collective, and ranks may have unequally many batches."""
-        if not self.accelerator.has_prepared(self.model):
-            self.accelerator.undo_preparation(self.model)
-            self.accelerator.prepare_model(self.model, evaluation_mode=True)
-        return self.model
-
-    def _prepare_eval_loader(self, loader: DataLoader) -> DataLoader:
-        """This rank's part of a loader. Checkpoints hold the position of the training loader alone."""
-        prepared = self.accelerator.prepare_data_loader(loader)
-        self.accelerator.forget_loader(prepared)
-        return prepared
-
-    def _dealt_out(self, loader: Any) -> Any:
-        """The loader that an override returned or, where all ranks would read the whole of it, this rank's part."""
-        if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
-            return self._prepare_eval_loader(loader)
-        if loader is not self.train_dataloader:
-            self.accelerator.forget_loader(loader)  # the override may have prepared it
-        return loader
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -831,7 +704,7 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items([inputs], gathers=self.args.loading.even_batches)
+                num_items = self._count_items([inputs])
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
@@ -890,7 +763,7 @@ class Trainer:
     def _make_eval_loader(self, dataset: Any) -> DataLoader:
         sampler = self._get_eval_sampler(dataset) if has_samplers(dataset) else None
         loader = self._make_loader(dataset, self.args.per_device_eval_batch_size, sampler=sampler)
-        return self._prepare_eval_loader(loader)
+        return self.accelerator.prepare_data_loader(loader)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         """The sampler of an evaluation; None for the order of the data set."""
@@ -957,44 +830,14 @@ class Trainer:
 
     def remove_callback(self, callback: Any) -> None:
         """Remove a callback, or the first of a class."""
-        self.callback_handler.remove_callback(callback)
+        self.pop_callback(callback)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(self, output_dir: str | None = None) -> None:
         """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`, on the main process.
 
-        A model of `transformers`, and the `processing_class`, are written for `from_pretrained`.
-
-        Args:
-            _internal_call: not used; overrides as they are written for `transformers` pass it on.
+        As in the original, a script may call this on the main process alone.
         """
-        folder = output_dir or self.args.output_dir
-        if not hasattr(self.model, "save_pretrained"):
-            self.accelerator.save_model(self.model, folder)
-        # Without a collective: as in the original, a script may call this on the main process alone.
-        if self.is_world_process_zero():
-            parts: list[Any] = [self.model, self.processing_class]
-            for part in parts:
-                if hasattr(part, "save_pretrained"):
-                    part.save_pretrained(folder)
-
-    def save_state(self) -> None:
-        """Write `trainer_state.json` to `args.output_dir`."""
-        if self.is_world_process_zero():
-            self.state.save_to_json(f"{self.args.output_dir}/{checkpoint.TRAINER_STATE_NAME}")
-
-    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Print metrics under the title `split`, for example "train", on the main process."""
-        if self.is_world_process_zero():
-            print(metrics_table(split, metrics))
-
-    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
-        """Write metrics to `<split>_results.json` in `args.output_dir` on the main process.
-
-        Args:
-            combined: add them to `all_results.json` too.
-        """
-        if self.is_world_process_zero():
-            write_metrics(self.args.output_dir, split, metrics, combined)
+        self.accelerator.save_model(self.model, output_dir or self.args.output_dir)
 
     def is_world_process_zero(self) -> bool:
         """True in the main process of all machines."""
@@ -1019,14 +862,6 @@ def has_samplers(dataset: Dataset | None) -> bool:
     return dataset is not None and not isinstance(dataset, IterableDataset)
 
 
-def number_of_arguments(function: Callable) -> int:
-    """The number of arguments that a call of `function` could give, without those that a `partial` has filled in."""
-    if isinstance(function, partial):
-        filled_in = len(function.args) + len(function.keywords)
-        return len(batches.parameters(function.func)) - filled_in
-    return len(batches.parameters(function))
-
-
 def make_accelerator(args: TrainingArguments) -> Accelerator:
     """The accelerator of a run with `args`."""
     # A notebook may make several Trainers: each of them chooses its own precision.
@@ -1036,24 +871,22 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
         mixed_precision = "fp16"
     elif args.bf16:
         mixed_precision = "bf16"
-    config = args.loading
+    config = args.accelerator_config
+    assert isinstance(config, AcceleratorConfig)  # which the arguments have made of a dict
     dataloader_config = utils.DataLoaderConfiguration(
         split_batches=config.split_batches,
         dispatch_batches=config.dispatch_batches,
-        even_batches=config.even_batches,
         use_seedable_sampler=config.use_seedable_sampler,
         data_seed=args.data_seed,
         non_blocking=config.non_blocking,
         use_stateful_dataloader=True,  # a checkpoint within an epoch holds the position
     )
-    accumulation = dict(config.gradient_accumulation_kwargs or {})
-    # The Trainer counts the micro-batches of a step itself.
-    accumulation["num_steps"] = 1
     finds_unused = args.ddp_find_unused_parameters is not False
     return Accelerator(
         cpu=args.use_cpu,
         mixed_precision=mixed_precision,
-        gradient_accumulation_plugin=utils.GradientAccumulationPlugin(**accumulation),
+        # The Trainer counts the micro-batches of a step itself.
+        gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),
         dataloader_config=dataloader_config,
         kwargs_handlers=[
             utils.DistributedDataParallelKwargs(find_unused_parameters=finds_unused),

@@ -21,14 +21,8 @@ TIMINGS = ("_runtime", "_per_second", "_preparation_time")
 SCHEDULES = {
     "linear": [None],
     "cosine": [None, {"num_cycles": 1.5}],
-    "cosine_with_restarts": [None, {"num_cycles": 3}],
-    "polynomial": [None, {"power": 2.0, "lr_end": 1e-3}],
     "constant": [None],
     "constant_with_warmup": [None],
-    "inverse_sqrt": [None, {"timescale": 5}],
-    "cosine_with_min_lr": [{"min_lr": 1e-3}, {"min_lr_rate": 0.2}],
-    "cosine_warmup_with_min_lr": [{"min_lr_rate": 0.1}, {"min_lr": 1e-3, "warmup_lr_rate": 0.3}],
-    "warmup_stable_decay": [{"num_decay_steps": 2}, {"num_decay_steps": 1, "decay_type": "1-sqrt"}],
     "reduce_lr_on_plateau": [{"patience": 0, "factor": 0.5}],
 }
 LOSSES = ("model", "function", "keywords", "override", "sometimes_nan")
@@ -283,14 +277,8 @@ def losses_of_whole_last_steps(config: dict[str, Any], ours: Any, theirs: Any) -
     return r"(histories\.\d+\.\d+|evaluation)\.eval_loss"
 
 
-def end_of_a_polynomial_schedule(config: dict[str, Any], ours: Any, theirs: Any) -> str | None:
-    divides_by_zero = str(theirs["error"]).startswith("ZeroDivisionError")
-    return ".*" if divides_by_zero and config["arguments"]["lr_scheduler_type"] == "polynomial" else None
-
-
 ROWS = {
     "`dataloader_drop_last` also drops the last batch of an evaluation": last_batch_of_an_evaluation,
     "`split_batches` with `dispatch_batches` loses the last losses of an evaluation": losses_of_whole_last_steps,
-    "a warm-up as long as the training": end_of_a_polynomial_schedule,
 }
 TRAINERS = Kind(("common.trainer", "transformers"), draw_configuration, run, ROWS, hangs)

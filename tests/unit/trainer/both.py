@@ -31,11 +31,10 @@ def make(library, folder, trainer_class=None, extra=None, **arguments):
     """A Trainer of `library` that logs every step."""
     settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
     settings |= {"learning_rate": 0.05, "num_train_epochs": 2, "logging_steps": 1} | arguments
-    extra = {"train_dataset": Points(22), "eval_dataset": Points(16)} | (extra or {})
-    if "model_init" not in extra:
-        extra.setdefault("model", seeded_net(dropout=0.3))
+    data = {"train_dataset": Points(22), "eval_dataset": Points(16)}
+    model = {"model": seeded_net(dropout=0.3)}
     args = library.TrainingArguments(folder, **settings)
-    return (trainer_class or library.Trainer)(args=args, **extra)
+    return (trainer_class or library.Trainer)(args=args, **(model | data | (extra or {})))
 
 
 def end(trainer) -> dict:

@@ -7,7 +7,7 @@ otherwise than without the argument. The others have a check of their own.
 import importlib
 import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,30 +35,22 @@ CHANGES = [
     ("adam_beta2", 0.5, {}),
     ("adam_epsilon", 1e-2, {}),
     ("max_grad_norm", 0.01, {}),
-    ("max_grad_norm", 0, {"optim": "sgd"}),
     ("optim", "sgd", {}),
-    ("optim", "adagrad", {}),
-    ("optim", "rmsprop", {}),
-    ("lr_scheduler_type", "cosine", {}),
     ("lr_scheduler_type", "constant", {"warmup_steps": 2}),
     ("lr_scheduler_type", "constant_with_warmup", {"warmup_steps": 2}),
-    ("lr_scheduler_type", "inverse_sqrt", {"warmup_steps": 2}),
     ("lr_scheduler_type", "reduce_lr_on_plateau", STEPWISE),
-    ("lr_scheduler_kwargs", {"power": 2.0, "lr_end": 0.01}, {"lr_scheduler_type": "polynomial"}),
+    ("lr_scheduler_kwargs", {"num_cycles": 1.5}, {"lr_scheduler_type": "cosine"}),
     ("warmup_steps", 2, {}),
     ("warmup_steps", 0.3, {}),
-    ("eval_strategy", "epoch", {}),
     ("eval_strategy", "steps", {"eval_steps": 4}),
     ("eval_steps", 4, STEPWISE),
     ("eval_steps", 0.5, STEPWISE),
     ("eval_delay", 3, STEPWISE),
     ("eval_delay", 2, BY_EPOCH),
     ("logging_strategy", "epoch", {}),
-    ("logging_strategy", "no", {}),
     ("logging_steps", 2, {}),
     ("logging_steps", 0.5, {}),
     ("logging_first_step", True, {"logging_steps": 3}),
-    ("save_strategy", "epoch", {}),
     ("save_strategy", "steps", {"save_steps": 4}),
     ("save_strategy", "best", {"eval_strategy": "epoch", "metric_for_best_model": "accuracy"}),
     ("save_steps", 2, {"save_strategy": "steps"}),
@@ -71,9 +63,7 @@ CHANGES = [
     ("data_seed", 5, {}),
     ("bf16", True, {}),
     ("accelerator_config", {"split_batches": True, "use_seedable_sampler": False}, {}),
-    ("accelerator_config", {"gradient_accumulation_kwargs": {"num_steps": 2}}, {}),
     ("dataloader_drop_last", True, {}),
-    ("dataloader_drop_last", True, {"gradient_accumulation_steps": 2}),
 ]
 STATE = ("epoch", "global_step", "max_steps", "num_train_epochs", "train_batch_size", "best_metric", "best_global_step")
 
@@ -108,13 +98,9 @@ def logged(trainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-def checkpoints(folder) -> list[str]:
-    return sorted(path.name for path in Path(folder).glob("checkpoint-*"))
-
-
 def check_output_dir(tmp_path):
     make_trainer(tmp_path / "elsewhere", save_strategy="epoch").train()
-    assert checkpoints(tmp_path / "elsewhere") == ["checkpoint-5"]
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["checkpoint-5"]
 
 
 def check_fp16(tmp_path):
@@ -160,19 +146,11 @@ def check_logging_nan_inf_filter(tmp_path):
 
 
 def check_accelerator_config(tmp_path):
-    given = {"split_batches": True, "dispatch_batches": False, "even_batches": False, "non_blocking": True}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(given))
-    for config in (given, str(path), AcceleratorConfig(**given)):
+    given = {"split_batches": True, "dispatch_batches": False, "non_blocking": True}
+    for config in (given, AcceleratorConfig(**given)):
         accelerator = make_trainer(tmp_path, accelerator_config=config).accelerator
-        assert accelerator.split_batches is True and accelerator.even_batches is False
+        assert accelerator.split_batches is True and accelerator.even_batches is True
         assert accelerator.dispatch_batches is False and accelerator.non_blocking is True
-    accumulated = {"gradient_accumulation_kwargs": {"num_steps": 2, "sync_each_batch": True}}
-    assert make_trainer(tmp_path, accelerator_config=accumulated).train().global_step == 3
-    with pytest.raises(ValueError, match="num_steps"):
-        make_trainer(tmp_path, accelerator_config=accumulated, gradient_accumulation_steps=2)
-    with pytest.raises(TypeError, match="spilt_batches"):
-        TrainingArguments(accelerator_config={"spilt_batches": True})
 
 
 def check_dataloader_pin_memory(tmp_path):
@@ -190,25 +168,18 @@ class Junk(Points):
 
 
 def check_remove_unused_columns(tmp_path):
-    make_trainer(tmp_path, extra={"train_dataset": Junk(40), "data_collator": stack_all}).train()
-    with pytest.raises(ValueError, match="junk"):
-        kept = {"train_dataset": Junk(40), "data_collator": stack_all}
-        make_trainer(tmp_path, remove_unused_columns=False, extra=kept).train()
-
-
-def stack_all(samples):
-    if "junk" in samples[0]:
-        raise ValueError("junk")
-    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    for removes, columns in ((True, {"x", "labels"}), (False, {"x", "labels", "junk"})):
+        trainer = make_trainer(tmp_path, remove_unused_columns=removes, extra={"data_collator": list})
+        [first, *_] = next(iter(trainer._make_loader(Junk(4), 4)))
+        assert first.keys() == columns
 
 
 def check_report_to(tmp_path):
+    make_trainer(tmp_path, report_to="none", logging_steps=1).train()
+    assert list(tmp_path.rglob("*.jsonl")) == []
     make_trainer(tmp_path, report_to="jsonl", logging_steps=1).train()
-    found = list(tmp_path.rglob("*.jsonl"))
-    assert len(found) == 1
-    records = [json.loads(line) for line in found[0].read_text().splitlines()]
-    assert any("train/loss" in str(record) for record in records)
-    assert make_trainer(tmp_path, report_to="none").args.report_to == []
+    (log,) = tmp_path.rglob("*.jsonl")
+    assert "train/loss" in log.read_text()
 
 
 def check_run_name(tmp_path):
@@ -275,23 +246,14 @@ def test_changing_one_argument_changes_what_it_says(name, tmp_path, monkeypatch)
     check(tmp_path, monkeypatch) if check.__code__.co_argcount == 2 else check(tmp_path)
 
 
-# The Trainer does not look at these.
-FOR_SCRIPTS = {"resume_from_checkpoint": "nowhere", "do_train": True, "do_eval": True, "do_predict": True}
-
-
-def test_what_is_for_scripts_changes_no_training(tmp_path):
-    assert torch.equal(trained(tmp_path, **FOR_SCRIPTS), trained(tmp_path))
-    assert TrainingArguments(eval_strategy="epoch").do_eval and not TrainingArguments().do_eval
-
-
 def test_no_argument_is_left_out():
-    shown = {name for name, *_ in CHANGES} | CHECKS.keys() | FOR_SCRIPTS.keys()
+    shown = {name for name, *_ in CHANGES} | CHECKS.keys()
     assert shown == {field.name for field in fields(TrainingArguments)}
 
 
 def test_a_schedule_and_a_metric_are_refused_by_name_where_they_are_used(tmp_path):
-    with pytest.raises(TypeError, match="powder"):
-        make_trainer(tmp_path, lr_scheduler_type="polynomial", lr_scheduler_kwargs={"powder": 2.0}).train()
+    with pytest.raises(TypeError, match="num_circles"):
+        make_trainer(tmp_path, lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_circles": 2.0}).train()
     with pytest.raises(KeyError, match="eval_absent"):
         make_trainer(tmp_path, evaluate=8, eval_strategy="epoch", metric_for_best_model="absent").train()
 
@@ -301,7 +263,7 @@ IMPOSSIBLE = {
     "max_steps": [0, -2, "1e-3"],
     "learning_rate": [-1, "1e-3"],
     "optim": ["adam"],
-    "lr_scheduler_type": ["cosin"],
+    "lr_scheduler_type": ["cosin", "polynomial"],
     "warmup_steps": [-1, 2.5],
     "save_strategy": ["sometimes"],
     "logging_steps": [0, -1, 2.5],
@@ -337,21 +299,21 @@ def test_values_that_exclude_each_other_are_refused(arguments, message):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(TypeError, match="learning_rat"):
-        TrainingArguments(learning_rat=1)
-    with pytest.raises(TypeError, match="processing"):
-        Trainer(Net(), processing=1)
+    """Those that `transformers` has too, and which would change the training."""
+    for name in ("learning_rat", "do_train", "include_for_metrics"):
+        with pytest.raises(TypeError, match=name):
+            TrainingArguments(**{name: 1})
+    for name in ("even_batches", "gradient_accumulation_kwargs"):
+        with pytest.raises(TypeError, match=name):
+            TrainingArguments(accelerator_config={name: False})
+    for name in ("processing", "processing_class", "model_init", "preprocess_logits_for_metrics"):
+        with pytest.raises(TypeError, match=name):
+            Trainer(Net(), **{name: 1})
+    with pytest.raises(TypeError, match="positional"):
+        Trainer(Net(), None, None, None, None, "a tokenizer")
 
 
 def test_a_trainer_refuses_what_cannot_work(tmp_path):
-    optimizers = (torch.optim.SGD(Net().parameters()), None)
-    for extra, error, message in (
-        ({"model": Net(), "model_init": Net}, ValueError, "either a `model` or `model_init` argument, but not both"),
-        ({"model_init": Net, "optimizers": optimizers}, RuntimeError, "optimizers"),
-        ({}, RuntimeError, r"requires either a `model` or `model_init` argument$"),
-    ):
-        with pytest.raises(error, match=message):
-            Trainer(args=TrainingArguments(str(tmp_path), use_cpu=True), **extra)
     with pytest.raises(AttributeError, match="'int' object has no attribute 'on_init_end'"):
         Trainer(Net(), TrainingArguments(str(tmp_path), use_cpu=True), callbacks=[3])
     with pytest.raises(ValueError, match="eval_dataset"):
@@ -365,24 +327,14 @@ def test_a_trainer_refuses_what_cannot_work(tmp_path):
         make_trainer(tmp_path, train=3, dataloader_drop_last=True).train()
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"accelerator_config": {"split_batches": True}, "lr_scheduler_type": "cosine"}]
-)
-def test_arguments_are_written_as_in_transformers(settings, tmp_path, transformers):
-    settings |= {"report_to": "none", "use_cpu": True, "label_names": ["labels"], "disable_tqdm": True}
-    settings |= {"logging_steps": 5, "eval_steps": 5, "run_name": "a run", "per_device_eval_batch_size": 4}
-    ours = TrainingArguments(str(tmp_path), **settings)
-    theirs = transformers.TrainingArguments(str(tmp_path), **settings)
-    for one, other in (
-        (ours.to_dict(), theirs.to_dict()),
-        (json.loads(ours.to_json_string()), json.loads(theirs.to_json_string())),
-    ):
-        common = one.keys() & other.keys()
-        assert set(one) == common
-        for name in common - {"dataloader_pin_memory"}:  # which it switches off on a CPU, where it has no effect
-            assert one[name] == other[name], name
-    for name in ("n_gpu", "train_batch_size", "eval_batch_size", "world_size"):
-        assert getattr(ours, name) == getattr(theirs, name), name
+def test_the_defaults_are_those_of_transformers(tmp_path, transformers):
+    settings = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "run_name": "a run"}
+    ours = asdict(TrainingArguments(str(tmp_path), **settings))
+    theirs = transformers.TrainingArguments(str(tmp_path), **settings).to_dict()
+    for name in ours.pop("accelerator_config").items():
+        assert name in theirs["accelerator_config"].items()
+    del ours["dataloader_pin_memory"]  # which it switches off on a CPU, where it has no effect
+    assert ours == {name: theirs[name] for name in ours}
 
 
 def test_the_number_of_processes_is_known_before_the_group_is_made(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from common.processes import ranks
-from common.trainer import TrainerState, default_data_collator
+from common.trainer import TrainerState
 from tests.states import forget_states, on_a_rank, reset_states
 from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.toy import accuracy, make_trainer
@@ -58,10 +58,12 @@ def test_the_loss_does_not_depend_on_the_batch_size(batch, tmp_path):
 
 def test_predictions_do_not_depend_on_the_number_of_processes(tmp_path):
     settings = [{"batch": batch, "kind": kind} for batch in (1, 64) for kind in ("map", "plain")]
-    expected = outcome(tmp_path, N)[1]
+    # Fewer samples than processes, and than the batches of all of them.
+    settings += [{"batch": 2, "n": n} for n in (1, 2, 4, 7)]
+    expected = [outcome(tmp_path, each.get("n", N), n=each.get("n", N))[1] for each in settings]
     for outcomes in ranks(3).run(outcomes_on_rank, tmp_path, *settings):
-        for _, accurate, same, error, _ in outcomes:
-            assert accurate == expected
+        assert [accurate for _, accurate, *_ in outcomes] == expected
+        for _, _, same, error, _ in outcomes:
             assert same and error < 1e-12
 
 
@@ -70,13 +72,6 @@ def test_the_last_losses_of_all_ranks_count_where_the_main_process_deals_out_par
         [(loss, _, same, error, reference)] = outcomes
         assert loss == pytest.approx(reference, rel=1e-14)
         assert same and error < 1e-12
-
-
-def test_fewer_samples_than_processes_lose_nothing(tmp_path):
-    settings = [{"batch": 2, "n": n} for n in (1, 2, 3, 4, 7)]
-    for outcomes in ranks(3).run(outcomes_on_rank, tmp_path, *settings):
-        for _, _, same, error, _ in outcomes:
-            assert same and error < 1e-12
 
 
 def test_a_mean_of_means_would_have_been_noticed(tmp_path):
@@ -204,26 +199,6 @@ def test_one_of_several_sets_is_evaluated_by_its_key(tmp_path):
     assert asked_for == ["small", "large"]
 
 
-def test_batches_may_begin_with_something_else_than_a_tensor(tmp_path):
-    class Named(Points):
-        def __getitem__(self, index):
-            return {"name": f"point {index}", **super().__getitem__(index)}
-
-    class TakesNames(Net):
-        def forward(self, name, x, labels=None):
-            assert isinstance(name, list)
-            return super().forward(x, labels)
-
-    def collate(samples):
-        return {"name": [sample["name"] for sample in samples], **default_data_collator(samples)}
-
-    extra = {"train_dataset": Named(20), "eval_dataset": Named(11), "data_collator": collate}
-    torch.manual_seed(3)
-    trainer = make_trainer(tmp_path, model=TakesNames(), extra=extra)
-    trainer.train()
-    assert trainer.predict(Named(11)).predictions.shape == (11, 10)
-
-
 def test_a_plain_loader_is_evaluated_whole_after_a_training_with_a_short_last_batch(tmp_path):
     """The original cuts each batch of such a loader to the 3 samples that the last training batch has."""
     counts = []
@@ -263,30 +238,3 @@ def test_rows_of_different_lengths_are_filled_up(tmp_path):
     output = make_trainer(tmp_path, model=Certain(), per_device_eval_batch_size=1).predict(Sentences(3))
     assert output.predictions.shape == (3, 3, 4)
     assert output.label_ids.tolist() == [[3, -100, -100], [3, 3, -100], [3, 3, 3]]
-
-
-@on_a_rank
-def predict_the_winner(folder, even_batches: bool) -> tuple[list, list]:
-    """The predictions, and the lengths that the function which reduces the logits is given."""
-    lengths = []
-
-    def keep_the_winner(logits, labels):
-        lengths.append((logits.shape[1], labels.shape[1]))
-        return logits.argmax(-1)
-
-    extra = {"preprocess_logits_for_metrics": keep_the_winner}
-    settings = {"per_device_eval_batch_size": 1, "accelerator_config": {"even_batches": even_batches}}
-    trainer = make_trainer(folder, model=Certain(), extra=extra, **settings)
-    return trainer.predict(Sentences(4 if even_batches else 3)).predictions.tolist(), lengths
-
-
-def test_logits_to_reduce_are_as_long_on_all_processes_as_in_transformers(tmp_path):
-    """Padding along the second dimension is -100 in each logit, of which the first is the largest."""
-    for predictions, lengths in ranks(2).run(predict_the_winner, tmp_path, True):
-        assert predictions == [[3, 0, -100, -100], [3, 3, -100, -100], [3, 3, 3, 0], [3, 3, 3, 3]]
-        assert lengths == [(2, 2), (4, 4)]
-
-
-def test_logits_to_reduce_wait_for_no_rank_that_may_have_no_batch(tmp_path):
-    for predictions, _ in ranks(2).run(predict_the_winner, tmp_path, False, timeout=60):
-        assert predictions == [[3, -100, -100], [3, 3, -100], [3, 3, 3]]

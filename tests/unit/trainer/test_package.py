@@ -1,18 +1,11 @@
-"""The page of differences names tests that exist, and no class of the package is cut into mixins."""
+"""The page of differences names tests that exist."""
 
-import ast
 import re
 from pathlib import Path
 
 from common import ladder
 
 PACKAGE = ladder.ROOT / "common" / "trainer"
-
-
-def test_no_class_has_two_parents():
-    for path in PACKAGE.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            assert not isinstance(node, ast.ClassDef) or len(node.bases) <= 1, node.name
 
 
 def test_every_deliberate_difference_names_its_kind_and_a_test_that_exists():

@@ -4,9 +4,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
 
-import common.trainer
 from common.trainer import PrinterCallback, ProgressCallback
 from common.trainer.reporting import NotebookProgressCallback, default_reporter
 from tests.unit.trainer.toy import accuracy, make_trainer
@@ -90,35 +88,3 @@ def test_a_second_training_writes_every_line_once(tmp_path):
     (log,) = tmp_path.rglob("*.jsonl")
     losses = [line for line in log.read_text().splitlines() if "train/loss" in line]
     assert len(losses) == 2
-
-
-METRICS = {
-    "train_runtime": 3725.456,
-    "train_loss": 0.123456,
-    "total_flos": 3.0 * 2**30,
-    "epoch": 2.0,
-    "note": "a",
-    "n": 12,
-}
-
-
-def test_metrics_are_printed_and_written_as_by_transformers(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    transformers = pytest.importorskip("transformers")
-    printed, written = [], []
-    for library in (common.trainer, transformers):
-        folder = tmp_path / library.__name__
-        args = library.TrainingArguments(str(folder), report_to="none", use_cpu=True, disable_tqdm=True)
-        folder.mkdir(exist_ok=True)  # the original wants it there
-        trainer = library.Trainer(torch.nn.Linear(2, 3), args)
-        capsys.readouterr()
-        trainer.log_metrics("train", METRICS)
-        printed.append(capsys.readouterr().out)
-        trainer.save_metrics("train", METRICS)
-        trainer.save_metrics("eval", {"eval_loss": 1.5})
-        trainer.save_metrics("test", {"test_loss": 2.5}, combined=False)
-        trainer.save_state()
-        written.append({path.name: path.read_text() for path in folder.glob("*_results.json")})
-        assert (folder / "trainer_state.json").exists()
-    assert printed[0] == printed[1] and "1:02:05.45" in printed[0]
-    assert written[0] == written[1] and len(written[0]) == 4

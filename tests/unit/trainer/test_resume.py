@@ -48,6 +48,13 @@ def busy_trainer(folder, callbacks=(), **arguments):
     return make_trainer(folder, model=model, train=23, evaluate=11, extra=extra, **(busy | arguments))
 
 
+def trained_busily(folder, callbacks=(), resume=None, **arguments):
+    """The same, after its training."""
+    trainer = busy_trainer(folder, callbacks, **arguments)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
 def interrupted_and_resumed(folder, event: str, count: int, **arguments):
     """Kill a run, resume it until it ends; returns the Trainer that ended it and the number of runs."""
     runs = 0
@@ -83,8 +90,7 @@ SETTINGS = {
 def test_killed_at_any_event_and_resumed_it_ends_the_same(tmp_path, examples, least_kills):
     straight, killed = {}, []
     for name, arguments in SETTINGS.items():
-        straight[name] = busy_trainer(tmp_path / "straight", **arguments)
-        straight[name].train()
+        straight[name] = trained_busily(tmp_path / "straight", **arguments)
         shutil.rmtree(tmp_path / "straight")
 
     @given(
@@ -108,22 +114,17 @@ def test_killed_after_any_step_with_loader_workers(step, tmp_path):
     arguments = SETTINGS["steps"] | {"dataloader_num_workers": 1}
     trainer, runs = interrupted_and_resumed(tmp_path / "killed", "on_step_end", step, **arguments)
     assert runs == 2
-    straight = busy_trainer(tmp_path / "straight", **SETTINGS["steps"])
-    straight.train()
+    straight = trained_busily(tmp_path / "straight", **SETTINGS["steps"])
     assert_same_end(trainer, straight)
 
 
 def test_the_comparison_would_notice_another_dropout(tmp_path):
-    ends = []
-    for seed in (5, 6):
-        trainer = busy_trainer(tmp_path, seed=seed, data_seed=5)
-        trainer.train()
-        ends.append(weights(trainer))
+    ends = [weights(trained_busily(tmp_path, seed=seed, data_seed=5)) for seed in (5, 6)]
     assert not torch.equal(*ends)
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    busy_trainer(tmp_path, save_strategy="epoch").train()
+    trained_busily(tmp_path, save_strategy="epoch")
     names = {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
     assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "trainer_state.json"} <= names
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
@@ -142,10 +143,8 @@ def test_an_incomplete_save_is_never_taken_for_a_checkpoint(tmp_path):
     with pytest.raises(Killed):
         trainer.train()
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-3")  # not deleted before its successor
-    resumed = busy_trainer(tmp_path, **SETTINGS["steps"], save_total_limit=1)
-    resumed.train(resume_from_checkpoint=True)
-    straight = busy_trainer(tmp_path / "straight", **SETTINGS["steps"])
-    straight.train()
+    resumed = trained_busily(tmp_path, resume=True, **SETTINGS["steps"], save_total_limit=1)
+    straight = trained_busily(tmp_path / "straight", **SETTINGS["steps"])
     assert_same_end(resumed, straight)
 
 
@@ -195,21 +194,16 @@ def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
 # Not "epochs": the end of the epoch in which it was stopped is evaluated and saved, and an evaluation draws a number.
 @pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"epochs"}))
 def test_a_run_that_a_callback_saved_and_stopped_goes_on(name, tmp_path):
-    busy_trainer(tmp_path, [StopAt("on_step_end", 2, saves=True)], **SETTINGS[name]).train()
-    trainer = busy_trainer(tmp_path, **SETTINGS[name])
-    trainer.train(resume_from_checkpoint=True)
-    straight = busy_trainer(tmp_path / "straight", **SETTINGS[name])
-    straight.train()
-    assert torch.equal(weights(trainer), weights(straight))
+    trained_busily(tmp_path, [StopAt("on_step_end", 2, saves=True)], **SETTINGS[name])
+    resumed = trained_busily(tmp_path, resume=True, **SETTINGS[name])
+    assert torch.equal(weights(resumed), weights(trained_busily(tmp_path / "straight", **SETTINGS[name])))
 
 
 def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path):
     settings = SETTINGS["steps"] | {"lr_scheduler_type": "constant"}
-    busy_trainer(tmp_path, **settings, num_train_epochs=1).train()
-    longer = busy_trainer(tmp_path, **settings, num_train_epochs=2)
-    longer.train(resume_from_checkpoint=True)
-    straight = busy_trainer(tmp_path / "straight", **settings, num_train_epochs=2)
-    straight.train()
+    trained_busily(tmp_path, **settings, num_train_epochs=1)
+    longer = trained_busily(tmp_path, resume=True, **settings, num_train_epochs=2)
+    straight = trained_busily(tmp_path / "straight", **settings, num_train_epochs=2)
     assert torch.equal(weights(longer), weights(straight))
 
 
@@ -220,27 +214,15 @@ class ThreeSteps(TrainerCallback):
         control.should_epoch_stop = state.global_step % 3 == 0
 
 
-def assert_short_epochs_survive(tmp_path, name, killed_by):
-    """Three epochs of three steps end the same whether or not the run is killed and resumed."""
-
-    def run(folder, resume, *callbacks):
-        trainer = busy_trainer(folder, [ThreeSteps, *callbacks], **SETTINGS[name] | {"num_train_epochs": 3})
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
-
-    straight = run(tmp_path / "straight", False)
+@pytest.mark.parametrize(("name", "event", "count"), [("steps", "on_save", 1), ("epochs", "on_epoch_begin", 2)])
+def test_an_epoch_that_a_callback_cut_short_survives_a_restart(name, event, count, tmp_path):
+    """It is neither gone on with nor taken for the next one."""
+    arguments = SETTINGS[name] | {"num_train_epochs": 3}
+    straight = trained_busily(tmp_path / "straight", [ThreeSteps], **arguments)
     assert straight.state.global_step == 9
     with pytest.raises(Killed):
-        run(tmp_path / "killed", False, killed_by)
-    assert_same_end(run(tmp_path / "killed", True), straight)
-
-
-def test_a_callback_that_cuts_epochs_short_survives_a_restart(tmp_path):
-    assert_short_epochs_survive(tmp_path, "steps", killer("on_save", 1))
-
-
-def test_an_epoch_that_was_cut_short_and_saved_is_not_taken_for_the_next_one(tmp_path):
-    assert_short_epochs_survive(tmp_path, "epochs", killer("on_epoch_begin", 2))
+        trained_busily(tmp_path / "killed", [ThreeSteps, killer(event, count)], **arguments)
+    assert_same_end(trained_busily(tmp_path / "killed", [ThreeSteps], True, **arguments), straight)
 
 
 class ShuffledStream(IterableDataset):
@@ -298,7 +280,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
     for name in ("checkpoint-3", "nowhere"):
         with pytest.raises(CheckpointError, match=f"{name} (holds no manifest|but folder does not exist)"):
-            busy_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / name))
+            trained_busily(tmp_path, resume=str(tmp_path / name))
 
 
 def damage(path: Path) -> None:
@@ -314,7 +296,7 @@ def cut_short(path: Path) -> None:
 
 def killed_after_two_checkpoints(folder) -> None:
     with pytest.raises(Killed):
-        busy_trainer(folder, [killer("on_step_end", 7)], **SETTINGS["steps"]).train()
+        trained_busily(folder, [killer("on_step_end", 7)], **SETTINGS["steps"])
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-3", "checkpoint-6"]
 
 
@@ -331,12 +313,10 @@ def test_a_damaged_newest_checkpoint_is_named_and_put_aside_and_the_one_before_t
         def on_save(self, args, state, control, **kwargs):
             saved.append(sorted(path.name.partition(".")[::2] for path in (tmp_path / "killed").iterdir()))
 
-    resumed = busy_trainer(tmp_path / "killed", [Look], **SETTINGS["steps"], save_total_limit=1)
-    resumed.train(resume_from_checkpoint=True)
+    resumed = trained_busily(tmp_path / "killed", [Look], True, **SETTINGS["steps"], save_total_limit=1)
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "skipping a checkpoint: " in said and f"checkpoint-6/{name}" in said.replace(" holds no ", "/")
-    straight = busy_trainer(tmp_path / "straight", **SETTINGS["steps"])
-    straight.train()
+    straight = trained_busily(tmp_path / "straight", **SETTINGS["steps"])
     assert_same_end(resumed, straight)
     # The run has come to step 6 again; what was there is still to be had, and is not counted as a checkpoint.
     (name, suffix), aside = saved[0]
@@ -351,7 +331,7 @@ def test_a_damaged_best_model_is_refused_by_name(tmp_path):
 
     best = {"load_best_model_at_end": True, "num_train_epochs": 1}
     with pytest.raises(CheckpointError, match=r"checkpoint-4/model\.safetensors is not what was saved"):
-        busy_trainer(tmp_path, [Vandal], **SETTINGS["epochs"] | best).train()
+        trained_busily(tmp_path, [Vandal], **SETTINGS["epochs"] | best)
 
 
 @pytest.mark.parametrize("step", [3, 6])

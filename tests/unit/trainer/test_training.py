@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from common.trainer import Trainer, TrainingArguments, default_data_collator
+from common.trainer import Trainer, default_data_collator
 from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.toy import make_trainer, trained, weights
 
@@ -43,19 +43,13 @@ def test_the_steps_are_those_of_a_raw_loop(batch, accumulation, tmp_path):
     torch.testing.assert_close(got, by_hand(steps, lr=0.5), atol=1e-13, rtol=0)
 
 
-def test_training_twice_goes_on_and_a_model_init_begins_anew(tmp_path):
+def test_training_twice_goes_on(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.train()
     first = weights(trainer)
     trainer.train()
     assert not torch.equal(weights(trainer), first)
     assert trainer.state.global_step == 5
-
-    trainer = make_trainer(tmp_path, extra={"model_init": lambda: Net()})
-    trainer.train()
-    first, model = weights(trainer), trainer.model
-    trainer.train()
-    assert torch.equal(weights(trainer), first) and trainer.model is not model
 
 
 class PlainDescent(Trainer):
@@ -67,8 +61,7 @@ class PlainDescent(Trainer):
 
 
 def test_an_override_makes_optimizer_and_schedule_for_each_training(tmp_path):
-    args = TrainingArguments(str(tmp_path), use_cpu=True, logging_steps=1, report_to="none", max_steps=4)
-    trainer = PlainDescent(model_init=lambda: Net(), args=args, train_dataset=Points(40))
+    trainer = make_trainer(tmp_path, trainer_class=PlainDescent, logging_steps=1, max_steps=4)
     for _ in range(2):
         trainer.train()
         rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
@@ -92,6 +85,12 @@ class NewTutorialTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class KeywordTrainer(TutorialTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        assert kwargs == {"num_items_in_batch": None}
+        return super().compute_loss(model, inputs, return_outputs)
+
+
 def summed_loss(outputs, labels, num_items_in_batch=None):
     return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
@@ -100,7 +99,7 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
     # No window with batches of different sizes: a function that divides by the labels weighs samples, a mean batches.
     settings = {"gradient_accumulation_steps": 2, "train": 32}
     expected = trained(tmp_path, **settings)
-    for trainer_class in (TutorialTrainer, NewTutorialTrainer):
+    for trainer_class in (TutorialTrainer, NewTutorialTrainer, KeywordTrainer):
         torch.testing.assert_close(trained(tmp_path, trainer_class=trainer_class, **settings), expected)
     by_function = trained(tmp_path, extra={"compute_loss_func": summed_loss}, **settings)
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
@@ -257,11 +256,3 @@ def test_a_loss_function_gets_labels_of_other_names_from_the_model(tmp_path):
     assert trainer.evaluate()["eval_loss"] > 0
     start, end = trainer.predict(TwoLabels(8)).label_ids
     assert start.shape == end.shape == (8,)
-
-
-def test_a_polynomial_schedule_may_warm_up_to_the_end(tmp_path):
-    schedule = {"lr_scheduler_type": "polynomial", "warmup_steps": 5, "logging_steps": 1}
-    trainer = make_trainer(tmp_path, **schedule)
-    assert trainer.train().global_step == 5
-    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
-    assert rates == pytest.approx([0, 0.01, 0.02, 0.03, 0.04])

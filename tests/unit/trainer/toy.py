@@ -16,9 +16,8 @@ def make_trainer(output_dir, model=None, train=40, evaluate=None, trainer_class=
     extra = {"train_dataset": Points(train)} | (extra or {})
     if evaluate is not None:
         extra["eval_dataset"] = Points(evaluate)
-    if "model_init" not in extra:
-        extra["model"] = seeded_net() if model is None else model
-    return trainer_class(args=TrainingArguments(str(output_dir), disable_tqdm=True, **settings), **extra)
+    model = seeded_net() if model is None else model
+    return trainer_class(model, TrainingArguments(str(output_dir), disable_tqdm=True, **settings), **extra)
 
 
 def weights(trainer) -> torch.Tensor:
