@@ -25,6 +25,8 @@ def cut_linear_layers(model) -> None:
     Every rank begins with the same weights, trains on the same batches and has an optimizer of its own. Dropout between
     the two layers concerns a rank's own outputs only; any other dropout has to be the same on all ranks.
     """
+    if isinstance(model.fc1, ColumnParallelLinear):
+        raise ValueError("the layers of this model are cut already")
     model.fc1 = ColumnParallelLinear(model.fc1)
     model.fc2 = RowParallelLinear(model.fc2)
 
@@ -57,7 +59,7 @@ class RowParallelLinear(nn.Module):
 def part_of(parameter: Tensor, dim: int) -> nn.Parameter:
     """This rank's part of a parameter; the parts are as equal as possible. A copy, so that the whole can be freed."""
     parts = parameter.detach().tensor_split(dist.get_world_size(), dim)
-    return nn.Parameter(parts[dist.get_rank()].clone())
+    return nn.Parameter(parts[dist.get_rank()].clone(), parameter.requires_grad)
 
 
 class _SumGradients(torch.autograd.Function):
