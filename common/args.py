@@ -128,7 +128,12 @@ def _seconds(text: str) -> timedelta:
 
 
 def _folder(text: str) -> str:
-    """One absolute path, whoever looks for the folder, and from where."""
+    """One absolute path, whoever looks for the folder, and from where; it is there, or can be made."""
     if not text:
         raise argparse.ArgumentTypeError("must name a folder")
-    return os.path.abspath(os.path.expanduser(text))
+    path = Path(os.path.abspath(os.path.expanduser(text)))
+    nearest = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    is_writer = os.environ.get("RANK", "0") == "0"  # the others' machines need not have it
+    if is_writer and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"nothing can be written to {text!r}")
+    return str(path)

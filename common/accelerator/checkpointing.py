@@ -308,7 +308,9 @@ def load_state(
     run_on_all_ranks(restore)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if config.automatic_checkpoint_naming and number is not None:
-        config.iteration = int(number[1]) + 1
+        following = int(number[1]) + 1
+        # The script may name an older checkpoint. Those that this run saved later stay, and numbers go on after them.
+        config.iteration = following if input_dir is None else max(following, config.iteration)
 
 
 def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Path:

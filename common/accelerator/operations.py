@@ -151,11 +151,9 @@ def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of `tensor`, in its memory. gloo and nccl each lack some dtypes; bytes are moved by both."""
-    rows = tensor.detach()
-    if rows.ndim == 0:
-        rows = rows[None]
-    return rows.view(torch.uint8)
+    """The bytes of a contiguous tensor, in its memory. gloo and nccl each lack some dtypes; bytes are moved by both."""
+    # Not `view(-1)`, which would keep the stride of a column of a single row: it counts as contiguous too.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 @_named_in_errors
@@ -187,7 +185,8 @@ def _gather_one(tensor: torch.Tensor) -> torch.Tensor:
     content = _as_bytes(tensor)
     everyone = [torch.empty_like(content) for _ in range(state.num_processes)]
     dist.all_gather(everyone, content)
-    return torch.cat(everyone).view(tensor.dtype)
+    rows = tensor.shape[0] * state.num_processes
+    return torch.cat(everyone).view(tensor.dtype).view(rows, *tensor.shape[1:])
 
 
 def _fit_in_one_message(leaves: list[Any]) -> bool:
@@ -208,7 +207,7 @@ def _gather_together(tensors: list[torch.Tensor], num_processes: int) -> list[to
     """
     tensors = [each if each.ndim else each[None] for each in tensors]
     device = tensors[0].device
-    pieces = [each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors]
+    pieces = [_as_bytes(each.detach().contiguous()) for each in tensors]
     has_checksum = device.type == "cpu"
     description = ", ".join(f"{list(each.shape)} {each.dtype}" for each in tensors)
     if has_checksum:
@@ -376,7 +375,10 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
 
     def broadcast_one(tensor: torch.Tensor) -> torch.Tensor:
-        dist.broadcast(_as_bytes(tensor), from_process)
+        content = tensor.detach().contiguous()
+        dist.broadcast(_as_bytes(content), from_process)
+        if not tensor.is_contiguous():  # `content` is a copy
+            tensor.detach().copy_(content)
         return tensor
 
     return recursively_apply(broadcast_one, tensor, error_on_other_type=True)

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from common.cores import threads_per_worker
 from common.nested import map_nested
@@ -57,6 +57,9 @@ class DataLoaderShard:
     """
 
     def __init__(self, loader: Any, accelerator: "Accelerator") -> None:
+        is_shuffled = isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement
+        if loader.batch_size is None or not (is_shuffled or isinstance(loader.sampler, SequentialSampler)):
+            raise NotImplementedError("only the whole Accelerator takes samplers: give shuffle and batch_size")
         self.loader = loader
         self.accelerator = accelerator
         self.epoch = 0

@@ -46,6 +46,8 @@ class Stage:
     def __init__(self, layers: list[nn.Sequential], sample: Tensor) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
+        if len(layers) < self.world_size:
+            raise ValueError(f"{len(layers)} layers cannot be shared out among {self.world_size} ranks")
         self.is_first = self.rank == 0
         self.is_last = self.rank == self.world_size - 1
         start = len(layers) * self.rank // self.world_size
@@ -93,7 +95,8 @@ class Stage:
         else:
             gradient = torch.empty_like(outputs)
             dist.recv(gradient, self.rank + 1)
-            outputs.backward(gradient)
+            if outputs.requires_grad:  # not if all layers up to here are frozen
+                outputs.backward(gradient)
         if not self.is_first:
             self._send(inputs.grad, self.rank - 1)
 

@@ -26,6 +26,8 @@ def cut_linear_layers(model) -> None:
     Every rank builds the network from the same seed, trains on the same batches, and makes its optimizer after the cut.
     Dropout before `fc1` has to drop the same units on all ranks. Between the two layers it drops a rank's own outputs.
     """
+    if isinstance(model.fc1, ColumnParallelLinear):
+        raise ValueError("the layers of this model are cut already")
     model.fc1 = ColumnParallelLinear(model.fc1)
     model.fc2 = RowParallelLinear(model.fc2)
 
@@ -58,7 +60,7 @@ class RowParallelLinear(nn.Module):
 def part_of(parameter: Tensor, dim: int) -> nn.Parameter:
     """This rank's part of a parameter; the parts are as equal as possible. A copy, so that the whole can be freed."""
     parts = parameter.detach().tensor_split(dist.get_world_size(), dim)
-    return nn.Parameter(parts[dist.get_rank()].clone())
+    return nn.Parameter(parts[dist.get_rank()].clone(), parameter.requires_grad)
 
 
 class _SumGradients(torch.autograd.Function):

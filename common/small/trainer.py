@@ -105,6 +105,8 @@ class Trainer:
     ) -> None:
         if args.remove_unused_columns:
             raise NotImplementedError("only the whole Trainer removes columns: set remove_unused_columns=False")
+        if args.max_steps < 1 or args.eval_strategy not in ("no", "steps"):
+            raise NotImplementedError("only the whole Trainer counts in epochs: set max_steps and eval_steps")
         config = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=args.seed)
         timeout = InitProcessGroupKwargs(timedelta(minutes=30))
         self.accelerator = Accelerator(cpu=False, dataloader_config=config, kwargs_handlers=[timeout])

@@ -128,3 +128,11 @@ def test_a_callback_stops_the_training_and_columns_stay(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(NotImplementedError, match="only the whole Trainer removes columns"):
         small_trainer.Trainer(None, small_trainer.TrainingArguments("", 1, remove_unused_columns=True), None, [])
+
+
+@pytest.mark.parametrize("settings", [{"max_steps": -1}, {"max_steps": 1, "eval_strategy": "epoch"}])
+def test_what_would_be_counted_in_epochs_is_refused(settings):
+    with pytest.raises(NotImplementedError, match="only the whole Trainer counts in epochs"):
+        small_trainer.Trainer(
+            None, small_trainer.TrainingArguments("", remove_unused_columns=False, **settings), None, []
+        )

@@ -86,6 +86,7 @@ def test_defaults_are_the_contract(level, monkeypatch, rank_of_two):
         ("03_accelerate", ["--mixed-precision=bf16"], "belongs to 03_accelerate/train_full and 04_trainer/train_full"),
         ("03_accelerate", ["--timeout", "0.5"], "argument --timeout: must be a whole number from 1 to 1000000"),
         (FULL, ["--checkpoint-dir", ""], "argument --checkpoint-dir: must name a folder"),
+        (FULL, ["--checkpoint-dir", f"{__file__}/a/b"], "argument --checkpoint-dir: nothing can be written to"),
         ("00_single_gpu", ["--device", "mps"], "CUDA_VISIBLE_DEVICES says which GPUs"),
         ("00_single_gpu", ["--device="], "CUDA_VISIBLE_DEVICES says which GPUs"),
         (FULL, ["--checkpoint-every", "1m"], "argument --checkpoint-every: must be a whole number"),
@@ -97,10 +98,14 @@ def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
 
 def test_intervals_and_folders_of_checkpoints(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
     assert parse(FULL, "--checkpoint-every", "50").checkpoint_every == CheckpointInterval(steps=50)
     assert parse(FULL, "--checkpoint-every", "60s").checkpoint_every == CheckpointInterval(seconds=60)
-    for given, meant in (("a/../b", f"{tmp_path}/b"), ("~/c", "/home/somebody/c"), ("/d", "/d")):
+    for given, meant in (
+        ("a/../b", f"{tmp_path}/b"),
+        ("~/c", f"{tmp_path}/home/c"),
+        (f"{tmp_path}/d", f"{tmp_path}/d"),
+    ):
         assert parse(FULL, f"--checkpoint-dir={given}").checkpoint_dir == meant
 
 

@@ -31,7 +31,8 @@ class NaiveDDP(nn.Module):
     def average_gradients(self) -> None:
         """Replace every gradient by its mean over the ranks. A collective.
 
-        The ranks call one all-reduce after the other, in the same order. Nothing is computed meanwhile.
+        The ranks call one all-reduce after the other, in the same order. Nothing is computed meanwhile. All ranks must
+        have gradients of the same parameters: otherwise those of different parameters are added up.
         """
         for parameter in self.module.parameters():
             if parameter.grad is not None:

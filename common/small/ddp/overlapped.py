@@ -17,7 +17,7 @@ class OverlappedDDP(nn.Module):
     which starts an all-reduce and returns. Backward goes on, and ends when the last all-reduce has ended.
 
     Every rank must produce its gradients in the same order, because the ranks' all-reduces are matched by their order:
-    a parameter that one rank does not use leaves the others waiting.
+    a parameter that one rank does not use leaves the others waiting, or is added to another one of theirs.
 
     Args:
         module: the network, the same on every rank of the default process group; its weights become rank 0's.

@@ -23,7 +23,7 @@ class ZeRO1:
         self.optimizer = optimizer_class([shard.part for shard in self.shards], **settings)
 
     def step(self) -> None:
-        """One step of all ranks with the mean of their gradients. A collective."""
+        """One step of all ranks with the mean of their gradients, of the same parameters on each. A collective."""
         for shard in self.shards:
             if shard.parameter.grad is not None:  # as for an optimizer, a parameter without one stays as it is
                 shard.reduce_gradient()

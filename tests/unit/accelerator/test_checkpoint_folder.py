@@ -166,7 +166,10 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     assert accelerator.save_iteration == 12
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_11", "checkpoint_12"}
-    accelerator.save_iteration = 12
+    accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_11")  # back by one, as after a loss that is no number
+    accelerator.save_state()
+    assert kept(tmp_path) == {"checkpoint_12", "checkpoint_13"}
+    accelerator.save_iteration = 13
     with pytest.raises(ValueError, match="already exists"):
         accelerator.save_state()
 

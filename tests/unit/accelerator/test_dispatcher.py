@@ -207,6 +207,21 @@ def test_texts_are_sharded_like_rows():
     assert two == [(batch, *both) for batch, both in zip((["c", "d"], ["a"]), gathered, strict=True)]
 
 
+def as_channels_last(images):
+    return torch.stack(images).to(memory_format=torch.channels_last)
+
+
+def dispatched_images(accelerator):
+    loader = DataLoader(torch.arange(96).view(4, 3, 2, 4), batch_size=2, collate_fn=as_channels_last)
+    return [batch.tolist() for batch in accelerator.prepare(loader)]
+
+
+def test_batches_keep_their_numbers_whatever_their_strides():
+    of_ranks = ranks(2).run(run, dispatched_images, dispatch_batches=True)
+    images = torch.arange(96).view(4, 3, 2, 4).tolist()
+    assert of_ranks == [[images[:2]], [images[2:]]]
+
+
 def dispatched_with_numbers(accelerator):
     """What comes of batches that hold a number, a text and nothing beside their rows."""
     loader = accelerator.prepare(DataLoader(range(8), batch_size=4, collate_fn=with_numbers))

@@ -218,9 +218,13 @@ def collectives(library):
         "gather": operations.gather({"x": rows, "y": (torch.tensor(rank), [torch.tensor([True])])}),
         "gather transposed": operations.gather(torch.ones(2, 3, dtype=torch.bfloat16).T),
         "gather empty": operations.gather(torch.ones(0, 2)),
+        "gather no columns": operations.gather(torch.ones(2, 0)),
+        "gather a column of one row": operations.gather(rows[:1, 1]),
+        "gather columns of one row": operations.gather([rows[:1, 1], rows[:1, 0]]),
         "gather with gradient": operations.gather(rows.clone().requires_grad_()),
         "gather_object": operations.gather_object([rank, {"rank": rank}]),
         "broadcast": operations.broadcast([rows.clone(), Point(torch.tensor(rank), torch.ones(1))], from_process=1),
+        "broadcast transposed": operations.broadcast(rows.clone().T, from_process=1),
         "broadcast_object_list": operations.broadcast_object_list([rank, "x"], from_process=1),
         "pad": operations.pad_across_processes({"x": ragged}, dim=1, pad_index=9),
         "pad first": operations.pad_across_processes(ragged.float(), dim=-1, pad_index=0.5, pad_first=True),
@@ -249,11 +253,14 @@ def where_accelerate_fails(dtypes):
     rank = accelerator.process_index
     results = {"mean of integers": accelerator.reduce(torch.tensor([1, rank]), "mean").tolist()}
     results["none"] = accelerator.reduce(torch.tensor([rank]), "none").tolist()
+    rows = torch.tensor([[1, 2], [3, 4]]) + 10 * rank
+    broadcast = importlib.import_module("common.accelerator.utils").broadcast
+    results["column"] = broadcast(rows[:, 1], from_process=1).tolist(), rows.tolist()
     for dtype in dtypes:
         rows = torch.tensor([[1.0, 2.0], [3.0, rank]]).to(dtype)
         gathered = gather({"rows": rows, "scalar": rows[1, 1]})
         sent = accelerator.gather(rows).dtype
-        everywhere = importlib.import_module("common.accelerator.utils").broadcast(rows[1, 1].clone(), from_process=1)
+        everywhere = broadcast(rows[1, 1].clone(), from_process=1)
         values = gathered["rows"].float().tolist(), gathered["scalar"].float().tolist(), everywhere.float().item()
         results[str(dtype)] = sent == dtype, values
     accelerator.end_training()
@@ -261,8 +268,9 @@ def where_accelerate_fails(dtypes):
 
 
 def test_dtypes_that_gloo_does_not_know_are_moved_as_bytes():
-    """On accelerate that ends in "Invalid scalar type", a mean of integers in another error."""
+    """On accelerate that ends in "Invalid scalar type", a mean of integers in another, a column in wrong numbers."""
     one, two = ranks(2).run(where_accelerate_fails, UNKNOWN_TO_GLOO)
+    assert one["column"] == ([12, 14], [[1, 12], [3, 14]]) and two["column"][0] == [12, 14]
     for rank, results in enumerate((one, two)):
         assert results["mean of integers"] == [1.0, 0.5] and results["none"] == [rank]
         for dtype in UNKNOWN_TO_GLOO:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from common.small.accelerator import Accelerator, DataLoaderConfiguration, DataLoaderShard, InitProcessGroupKwargs
 
@@ -59,6 +59,13 @@ def test_each_epoch_has_its_order_and_both_ranks_share_it(accelerator):
 def test_what_it_cannot_do_is_refused(accelerator):
     with pytest.raises(NotImplementedError, match="only the whole Accelerator"):
         make(split_batches=False)
+    for loader in (
+        DataLoader(DATA, 4, sampler=WeightedRandomSampler(range(10), 10)),
+        DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True)),
+        DataLoader(DATA, batch_sampler=BatchSampler(range(10), 4, drop_last=False)),
+    ):
+        with pytest.raises(NotImplementedError, match="only the whole Accelerator takes samplers"):
+            accelerator.prepare(loader)
     [loader] = accelerator.prepare(DataLoader(DATA, 3))
     with pytest.raises(ValueError, match="2 processes cannot share a batch of 3"):
         next(iter(loader))

@@ -88,6 +88,40 @@ def test_stages_train_the_weights_of_level_00(world_size, micro_batches, schedul
     assert farthest({name: weight for weights in of_ranks for name, weight in weights.items()}, expected) <= 1e-9
 
 
+def gradients_of_frozen_layers(cut) -> list[torch.Tensor | None]:
+    """Of this rank's parts of BasicNet, whose first three layers are frozen."""
+    torch.manual_seed(0)
+    model = BasicNet(dropout=False)
+    for layer in (model.conv1, model.conv2, model.fc1):
+        layer.requires_grad_(False)
+    with process_group():
+        module, backward = cut(model)
+        backward(torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(1)), torch.arange(4))
+        return [parameter.grad for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("cut", [cut_in_tensors, partial(cut_in_stages, one_forward_one_backward, 2)])
+def test_frozen_layers_stay_frozen_and_the_last_one_is_trained(cut):
+    [[*_, weight, bias]] = ranks(1).run(gradients_of_frozen_layers, cut)
+    first, (*_, part, own_bias) = ranks(2).run(gradients_of_frozen_layers, cut)
+    assert all(gradient is None for gradient in first[:5])
+    assert torch.allclose(part, weight[:, -part.shape[1] :], atol=1e-6) and torch.allclose(own_bias, bias, atol=1e-6)
+
+
+def what_cannot_be_cut() -> None:
+    with process_group():
+        with pytest.raises(ValueError, match="1 layers cannot be shared out among 2 ranks"):
+            Stage([torch.nn.Sequential()], torch.zeros(1))
+        model = BasicNet()
+        cut_linear_layers(model)
+        with pytest.raises(ValueError, match="are cut already"):
+            cut_linear_layers(model)
+
+
+def test_too_few_layers_and_layers_that_are_cut_already_are_refused_on_all_ranks():
+    ranks(2).run(what_cannot_be_cut)
+
+
 @contextmanager
 def counted_messages():
     """The sizes of what this rank sends, by the function that it calls."""
