@@ -18,6 +18,7 @@ from tqdm import tqdm
 from benchmarks.harness import proof, records
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
+from benchmarks.harness.rows import FIRST
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.table import summary, wrapped
 from benchmarks.report.verdicts import exit_code
@@ -153,12 +154,12 @@ class Comparison:
         failed = self.failed()
         configurations = []
         for level in self.levels:
-            workers = 1 if level == throughput.FIRST else self.options.world_size
+            workers = 1 if level == FIRST else self.options.world_size
             if level not in failed:
                 configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
-        if throughput.FIRST not in failed:
+        if FIRST not in failed:
             configurations += throughput.apart(size, self.options.world_size)
-        timed = throughput.Throughput(configurations, 1.0, tuple(self.data_flags()))
+        timed = throughput.Throughput(configurations, tuple(self.data_flags()))
         samples = measure(timed.contestants, self.options.rounds)
         group = throughput.record(f"global batch {size}", samples, timed.facts)
         self.report.setdefault("throughput", []).append(group)

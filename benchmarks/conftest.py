@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.report import pictures
+from benchmarks.report.group_table import table
 from common.allocator import keep_large_blocks
 from common.data import mnist_on_disk
 
@@ -32,6 +34,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout, where it is installed")
     # Before the first tensor, so that what a group measures in this process does not depend on the groups before it.
     keep_large_blocks()
+    torch.set_num_threads(1)  # it has little to do here, and several threads would wait for each other
     rounds = config.getoption("--rounds", None)
     if rounds is not None and rounds < 1:
         raise pytest.UsageError("--rounds must be at least 1")
@@ -54,7 +57,7 @@ def pytest_terminal_summary(terminalreporter, config):
     write_line = terminalreporter.write_line
     for groups in config.stash[MEASURED].values():
         for group in groups:
-            write_line(f"\n{records.table(group)}")
+            write_line(f"\n{table(group)}")
             for note in group.get("skipped", []):
                 write_line(f"not measured: {note}")
     folder = config.getoption("--record", None)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness.threads import single_thread
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
@@ -100,5 +99,7 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture
 def one_thread():
     """Torch computes on one thread: several wait for each other where there is little to do, or another job runs."""
-    with single_thread():
-        yield
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

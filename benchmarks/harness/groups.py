@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+SECONDS = {"ms": 1e-3, "µs": 1e-6}
 
 
 class Extent(NamedTuple):

@@ -1,4 +1,4 @@
-"""Records of benchmarks: one dict per group of rows, to write as JSON, to print and to plot.
+"""Records of benchmarks: one dict per group of rows, to write as JSON, to print and to draw.
 
     {
       "group": "strong scaling, global batch 64",
@@ -16,14 +16,11 @@
          "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02,
          "interval": [0.889, 0.914], "confidence": 0.95}, …     of the median; less than 0.95 with few rounds
       ],
-      "notes": ["…", …],
-      "text": ["…", …],                       of some groups: more lines of the table
       "skipped": ["…", …]                     where something could not be measured here: what and why
     }
 
 `low` and `high` are quartiles (error bars); spread and noisy are defined in `benchmarks.harness.paired`. A pair
-compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference". `rows`
-and `pairs` may be empty.
+compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference".
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
 `began` and `ended` are the `circumstances` before and after its groups were measured. A group that `pytest benchmarks`
@@ -38,7 +35,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,7 +48,6 @@ from common.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = 5  # significant ones: more would be noise
-WIDTH = 80  # columns of a terminal
 
 
 def group(
@@ -62,16 +57,13 @@ def group(
     facts: dict[str, dict] | None = None,
     ratios: Iterable[tuple[str, str]] = (),
     differences: Iterable[tuple[str, str]] = (),
-    notes: Iterable[str] = (),
 ) -> dict:
     """The record of one group.
 
     Args:
         samples: of `benchmarks.harness.paired.measure`.
         facts: of each row, what else to keep.
-        ratios, differences: the pairs (of, to) of rows to compare. A pair is left out where a row was not measured,
-            because a user may have selected only some rows of a group.
-        notes: sentences for the reader.
+        ratios, differences: the pairs (of, to) of rows to compare. A pair is left out where a row was not measured.
     """
     rows = {}
     for row, own in samples.items():
@@ -92,7 +84,6 @@ def group(
         "rounds": max(map(len, samples.values()), default=0),
         "rows": rows,
         "pairs": pairs,
-        "notes": list(notes),
     }
 
 
@@ -115,40 +106,6 @@ def _numbers(summary: Summary) -> dict:
 
 def rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
-
-
-def table(record: dict) -> str:
-    """The group in at most 80 columns: rows with median, quartiles and spread, then pairs, then notes, folded."""
-    lines = [record["group"]]
-    if record["rows"]:
-        unit = f"{record['unit']}, medians of {record['rounds']} rounds"
-        lines.append(f"  {unit:<40}{'median':>10}{'quartiles':>17}{'spread':>8}")
-    for name, row in record["rows"].items():
-        quartiles = f"{number(row['low'])} – {number(row['high'])}"
-        noisy = " *" if row["noisy"] else ""
-        lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}{noisy}")
-    for pair in record["pairs"]:
-        sign = "/" if pair["kind"] == "ratio" else "−"
-        shown = "{:.3f}".format if sign == "/" else number
-        median = shown(pair["median"])
-        low, high = map(shown, pair["interval"])
-        left = f"  {pair['of']} {sign} {pair['to']}"
-        right = f"{median} ({low} to {high})"
-        lines.append(f"{left} {right:>{max(0, WIDTH - 1 - len(left))}}")
-    if any(row["noisy"] for row in record["rows"].values()):
-        lines.append("  * noisy: a spread over 15 %")
-    lines += record.get("text", [])
-    for note in record["notes"]:
-        lines += textwrap.wrap(note, WIDTH, break_on_hyphens=False)
-    return "\n".join(lines)
-
-
-def number(value: float) -> str:
-    """Four digits, three below 1, without an exponent for anything that a table holds."""
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:.0f}"
-    return f"{value:.4g}" if size >= 1 else f"{value:.3g}"
 
 
 def write(folder: Path, suite: str, groups: list[dict], began: dict, ended: dict | None = None) -> dict:
@@ -217,14 +174,13 @@ def commit(root: Path) -> str | None:
 
 def _command() -> str:
     """The command that a user typed, without the folders of this machine."""
-    program = [Path(sys.argv[0]).name]
-    started_as = sys.modules["__main__"].__spec__
-    if started_as:
-        program = ["python", "-m", started_as.name.removesuffix(".__main__")]
-    for argument in sys.argv[1:]:
-        path = Path(argument)
-        program.append(path.name if path.is_absolute() else argument)
-    return shlex.join(program)
+    words = []
+    for word in sys.orig_argv:
+        path = Path(word)
+        words.append(path.name if path.is_absolute() else word)
+    if "-m" not in words[:2]:
+        words.pop(0)  # the interpreter, which a script such as pytest names for itself
+    return shlex.join(words)
 
 
 def _output(*command: str) -> str | None:

@@ -64,7 +64,9 @@ class Nodes:
             if bits_per_second is None:
                 subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root"], capture_output=True)
             else:
-                rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst_bytes(bits_per_second))]
+                burst = round(bits_per_second / 8 * BURST_SECONDS)
+                burst = max(SMALLEST_BURST, min(burst, LARGEST_BURST))
+                rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst)]
                 queue = ["limit", str(QUEUE_BYTES)]
                 _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate, *queue)
 
@@ -94,12 +96,6 @@ class Nodes:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.05)
-
-
-def burst_bytes(bits_per_second: float) -> int:
-    """The bytes that a cable throttled to this rate lets through at its own speed after a pause."""
-    burst = round(bits_per_second / 8 * BURST_SECONDS)
-    return max(SMALLEST_BURST, min(burst, LARGEST_BURST))
 
 
 @contextmanager

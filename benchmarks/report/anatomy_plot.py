@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.harness.parts import AVERAGING, BACKWARD, COPIES, FORWARD, GRADIENT_NORM, LOADING, OPTIMIZER, PYTHON
+from benchmarks.harness import parts
 from benchmarks.report.plots import (
     BLUE,
     GREEN,
@@ -18,18 +18,17 @@ from benchmarks.report.plots import (
     save,
     subplots,
 )
-from benchmarks.suites.anatomy import DEVICES, PARTS, WAITING
 
 COLOURS = {
-    LOADING: INK,
-    COPIES: VERMILION,
-    FORWARD: SKY,
-    BACKWARD: BLUE,
-    AVERAGING: ORANGE,
-    WAITING: YELLOW,
-    GRADIENT_NORM: PURPLE,
-    OPTIMIZER: GREEN,
-    PYTHON: GREY,
+    parts.LOADING: INK,
+    parts.COPIES: VERMILION,
+    parts.FORWARD: SKY,
+    parts.BACKWARD: BLUE,
+    parts.AVERAGING: ORANGE,
+    parts.WAITING: YELLOW,
+    parts.GRADIENT_NORM: PURPLE,
+    parts.OPTIMIZER: GREEN,
+    parts.PYTHON: GREY,
 }
 HEIGHT_OF_A_ROW = 0.52  # inches
 FREE = 0.55  # of the width, right of the longest bar, for what is written beside the bars
@@ -47,9 +46,9 @@ def picture(record: dict, path: Path) -> None:
         level, _, runs_on = name.partition(", ")
         labels.append(f"{level}\n{runs_on} [{row['short']}]")
         end = 0.0
-        for part in PARTS:
+        for part, colour in COLOURS.items():
             milliseconds = row["parts"][part]["median"]
-            panel.barh(y, milliseconds, 0.7, end, color=COLOURS[part])
+            panel.barh(y, milliseconds, 0.7, end, color=colour)
             end += milliseconds
         whiskers = [[row["median"] - row["low"]], [row["high"] - row["median"]]]
         panel.errorbar(row["median"], y, xerr=whiskers, fmt="D", color=INK, markersize=4, capsize=4, linewidth=1.4)
@@ -62,14 +61,15 @@ def picture(record: dict, path: Path) -> None:
     panel.grid(axis="x")
     panel.set_title("The parts of a step, level by level")
     shown = {}
-    for part in PARTS:
+    for part, colour in COLOURS.items():
         if any(row["parts"][part]["median"] for row in rows.values()):
-            shown[part] = COLOURS[part]
+            shown[part] = colour
     legend(figure, shown, 2, 1.4, fontsize=SMALL)
     cores = next(iter(rows.values()))["cores_per_device"]
+    devices = max(row["devices"] for row in rows.values())
     device = f"A device is {cores} of the cores" if cores > 1 else "A device is one core"
     told = (
-        f"Measured: medians of {group['rounds']} rounds in turn. {device}; {DEVICES} devices share the batch. "
+        f"Measured: medians of {group['rounds']} rounds in turn. {device}; {devices} devices share the batch. "
         "Diamond: the whole step, timed apart, with quartiles. × its time, as a multiple of another bar's"
     )
     save(figure, path, told, record["machine"], top=0.25 * ((len(shown) + 1) // 2) + 0.08)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from benchmarks.harness.rows import DATA_PARALLEL, DDP, totals
 from benchmarks.report.plots import (
     BLUE,
     CLEAR,
@@ -17,7 +18,6 @@ from benchmarks.report.plots import (
     subplots,
 )
 from benchmarks.report.verdicts import spread
-from benchmarks.suites.memory import DATA_PARALLEL, DDP, WRAPPERS, totals
 from common.memory import CATEGORIES
 
 COLOURS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, VERMILION, GREY), strict=True))
@@ -43,7 +43,7 @@ FOUR_DEVICES = {
 def all_devices(report: dict, path: Path) -> None:
     """Peak memory of every device under DataParallel and under DDP, for each network and number of devices."""
     recorded = report.get("memory", [])
-    rows = [row for row in recorded if row["devices"] > 1 and row["wrapper"] in WRAPPERS]
+    rows = [row for row in recorded if row["devices"] > 1 and row["wrapper"] in (DATA_PARALLEL, DDP)]
     if not rows:
         return
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}

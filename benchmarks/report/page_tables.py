@@ -2,11 +2,9 @@
 
 import json
 
+from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FIRST, FOREACH, FSDP, accounted_totals, totals
 from benchmarks.report import table
 from benchmarks.report.verdicts import peaks
-from benchmarks.suites.memory import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP, accounted_totals, totals
-from benchmarks.suites.network import BANDWIDTHS, BATCHES, one_node, row_name
-from benchmarks.suites.throughput import FIRST
 from common import ladder
 from common.instruments.result import quantity, result_line
 
@@ -100,24 +98,22 @@ def smaller() -> str:
 
 def memory_row(network: str, wrapper: str, devices: int) -> dict:
     """The record of a network's memory under a wrapper on so many devices."""
-    for row in recorded("results")["memory"]:
-        if (row["network"], row["wrapper"], row["devices"]) == (network, wrapper, devices):
-            return row
-    raise LookupError(f"no memory of {network} under {wrapper} on {devices} devices is recorded")
+    wanted = (network, wrapper, devices)
+    rows = recorded("results")["memory"]
+    (row,) = [row for row in rows if (row["network"], row["wrapper"], row["devices"]) == wanted]
+    return row
 
 
 def break_even() -> str:
-    """Two nodes against one in the same rounds: how many times as fast they are, by link and by batch of each process.
-
-    A dash stands where one node was not measured.
-    """
+    """How many times as fast two nodes are as one, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
-    known = {}
+    by_link: dict[str, list[str]] = {}
+    batches = []
     for pair in group["pairs"]:
+        link, _, _ = pair["of"].partition(",")
         low, high = pair["interval"]
-        known[pair["of"], pair["to"]] = f"{pair['median']:.2f} ({low:.2f}–{high:.2f})"
-    rows = []
-    for link in BANDWIDTHS:
-        pairs = [(row_name(link, batch), one_node(batch)) for batch in BATCHES]
-        rows.append([link, *(known.get(pair, "–") for pair in pairs)])
-    return markdown(["link", *(f"batch {batch} each" for batch in BATCHES)], rows)
+        by_link.setdefault(link, []).append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
+        batches.append(group["rows"][pair["of"]]["batch_per_process"])
+    heads = [f"batch {batch} each" for batch in dict.fromkeys(batches)]
+    rows = [[link, *ratios] for link, ratios in by_link.items()]
+    return markdown(["link", *heads], rows)

@@ -2,8 +2,8 @@
 
 import textwrap
 
+from benchmarks.harness.rows import FIRST, RAW_DDP, is_share
 from benchmarks.report.verdicts import are_measured, peaks, verdicts
-from benchmarks.suites.throughput import FIRST, is_share, where_time_goes
 from common import ladder
 from common.instruments.result import quantity
 
@@ -18,7 +18,7 @@ def summary(report: dict) -> str:
     lines = [f"{failure['part']}:\n{failure['message']}\n" for failure in report["failures"]]
     lines.append(f"{tables(report)}\n")
     for group in report.get("throughput", []):
-        lines += map(wrapped, where_time_goes(group))
+        lines += map(wrapped, where_time_goes(group["rows"]))
     lines += [wrapped(f"FAILED: {failure['part']}") for failure in report["failures"]]
     if report["interrupted"]:
         lines.append("INTERRUPTED: what is missing was not run.")
@@ -81,6 +81,29 @@ def per_device(sizes: list[int]) -> str:
     if len(others) > 1 and len(set(others)) == 1:
         return f"{mib[0]} {len(others)}×{others[0]}"
     return " ".join(mib)
+
+
+def where_time_goes(rows: dict[str, dict]) -> list[str]:
+    """A line on a step of level 02 on several devices: what a device computes, and what the others add.
+
+    All of it is measured in the same rounds: the step of one device, that of level 02 on several, and what one of the
+    several has to compute, alone on its device. There is no line where one of the three is missing. What is called
+    averaging contains the wait for the slowest device, and what devices of one machine take from each other.
+    """
+    one = [row for row in rows.values() if row["level"] == FIRST and not row["apart"]]
+    shares = [row for row in rows.values() if is_share(row)]
+    several = [row for row in rows.values() if row["level"] == RAW_DDP and row["workers"] > 1]
+    if not (one and shares and several):
+        return []
+    whole, share, ddp = (_step_milliseconds(found[0]) for found in (one, shares, several))
+    return [
+        f"A step of {several[0]['global_batch_size']}: {whole:.1f} ms on 1 device; {ddp:.1f} on "
+        f"{several[0]['workers']}: {share:.1f} computing, {ddp - share:.1f} averaging"
+    ]
+
+
+def _step_milliseconds(row: dict) -> float:
+    return 1000 * row["global_batch_size"] / row["median"]
 
 
 def wrapped(text: str) -> str:

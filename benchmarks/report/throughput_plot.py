@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from benchmarks.harness.rows import ALL_CORES, FIRST, is_share
 from benchmarks.report.plots import BLUE, GREY, INK, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
-from benchmarks.suites.throughput import ALL_CORES, FIRST, is_share
 from common.instruments.result import quantity
 
 COLUMNS = 2  # of the picture of scaling

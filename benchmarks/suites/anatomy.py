@@ -2,8 +2,8 @@
 
 Each row is a level's own, unmodified train.py. A device is an equal part of the cores (`common.cores`), so that level
 00 has as much to compute with as each rank or replica of the others. The parts are timed from outside, in every second
-step; the steps between are the whole, see `benchmarks.harness.parts`. What the parts leave of the whole, or exceed it
-by, is recorded as what is left over.
+step; the steps between are the whole, see `benchmarks.harness.parts`. How much of the whole the parts add up to is
+recorded too.
 
 Two ranks end their averaging together. So the rank that comes late waits least, and what it spends is the cost of the
 averaging itself; what the others spend beyond that is waiting for the slower rank.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from benchmarks.harness import proof, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
-from benchmarks.harness.paired import differences, measure, ratios
+from benchmarks.harness.paired import measure, ratios
 from benchmarks.harness.parts import (
     AVERAGING,
     BACKWARD,
@@ -26,6 +26,7 @@ from benchmarks.harness.parts import (
     LOADING,
     OPTIMIZER,
     PYTHON,
+    WAITING,
     StepTimes,
     watching,
 )
@@ -35,7 +36,6 @@ from common.processes import ranks
 
 BATCH_SIZE = 64
 DEVICES = 2
-WAITING = "waiting for the slower rank"
 PARTS = (LOADING, COPIES, FORWARD, BACKWARD, AVERAGING, WAITING, GRADIENT_NORM, OPTIMIZER, PYTHON)
 WARM_UP_STEPS = 3  # DDP has its final buckets from the second step on
 QUICK_STEPS = 4
@@ -144,12 +144,11 @@ def record(runs: dict[str, list[Times]], steps: int) -> dict:
     samples = {name: [run.whole for run in own] for name, own in runs.items()}
     facts = {name: _facts(ROWS[name], steps, own) for name, own in runs.items()}
     compared = [(of.name, to.name) for of, to in COMPARED]
-    found = records.group(TITLE, "ms", samples, facts, compared)
-    return found | {"text": table(found)}
+    return records.group(TITLE, "ms", samples, facts, compared)
 
 
 def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
-    """A row's facts beside the whole: the median and the samples of each part, and what they add up to."""
+    """A row's facts beside the whole: the median and the samples of each part, and their sum as a share of it."""
     parts = {}
     for part in PARTS:
         samples = [records.rounded(run.parts[part]) for run in runs]
@@ -164,20 +163,5 @@ def _facts(row: Row, steps: int, runs: list[Times]) -> dict:
         "steps": steps,
         "cores_per_device": cores_of_a_device(),
         "parts": parts,
-        "left_over": records.rounded(statistics.median(differences(wholes, sums))),
         "sum_of_whole": records.rounded(statistics.median(ratios(sums, wholes))),
     }
-
-
-def table(record: dict) -> list[str]:
-    """The milliseconds of each part, a column for each row of the record, in 80 columns."""
-    rows = record["rows"].values()
-    lines = {part: [row["parts"][part]["median"] for row in rows] for part in PARTS}
-    lines["left over"] = [row["left_over"] for row in rows]
-    lines["the whole, timed apart"] = [row["median"] for row in rows]
-    heads = [f"  {'ms of a step':<29}", *(f"{row['short']:>7}" for row in rows)]
-    text = ["".join(heads)]
-    for head, milliseconds in lines.items():
-        cells = [f"{value:>7.2f}" for value in milliseconds]
-        text.append(f"  {head:<29}{''.join(cells)}")
-    return text

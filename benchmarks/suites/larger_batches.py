@@ -25,7 +25,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group
-from benchmarks.harness.threads import single_thread
 from common.args import parse_args
 from common.data import load_data
 from common.ladder import script
@@ -152,7 +151,7 @@ def groups() -> list[Group]:
 
 
 def title(start: Start) -> str:
-    return f"{start.optimizer}, rate {start.rate:g} for one rank: test loss after one epoch"
+    return f"{start.optimizer}, rate {start.rate:g} for one rank: test loss after one epoch; a round is a seed"
 
 
 def measured(start: Start, extent: Extent) -> dict:
@@ -161,11 +160,10 @@ def measured(start: Start, extent: Extent) -> dict:
     train, test = digits([*extent.data_flags, *few])
     samples: dict[str, list[float]] = {}
     facts: dict[str, dict] = {}
-    with single_thread():
-        for ranks in RANKS:
-            for rule in RULES[start.optimizer] if ranks > 1 else (KEPT,):
-                row = f"batch {BATCH * ranks}, rate {rule.name}" if ranks > 1 else f"batch {BATCH}"
-                samples[row] = [trained_loss(start, ranks, rule, seed, train, test) for seed in range(SEEDS)]
-                facts[row] = {"ranks": ranks, "rule": rule.name, "learning_rate": start.rate * rule.factor(ranks)}
-    group = records.group(title(start), "loss", samples, facts, notes=["A round is a seed."])
+    for ranks in RANKS:
+        for rule in RULES[start.optimizer] if ranks > 1 else (KEPT,):
+            row = f"batch {BATCH * ranks}, rate {rule.name}" if ranks > 1 else f"batch {BATCH}"
+            samples[row] = [trained_loss(start, ranks, rule, seed, train, test) for seed in range(SEEDS)]
+            facts[row] = {"ranks": ranks, "rule": rule.name, "learning_rate": start.rate * rule.factor(ranks)}
+    group = records.group(title(start), "loss", samples, facts)
     return group | {"optimizer": start.optimizer, "rate": start.rate, "training_samples": len(train.images)}

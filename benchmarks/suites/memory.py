@@ -1,4 +1,4 @@
-"""Peak memory per device of DataParallel, DDP and FSDP2 on 1, 2, 4 and 8 devices, and where it goes.
+"""Peak memory per device of DataParallel, DDP and FSDP2 on several devices, and where it goes.
 
 Three steps of AdamW at the same global batch, with the wrappers that levels 01 and 02 use. Every tensor is charged to
 its device by `common.memory`; DDP's ranks are real processes, each accounted for by itself. Where the machine has
@@ -9,37 +9,29 @@ import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.harness import records
-from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.networks import NETWORKS, Network
-from benchmarks.report.verdicts import spread
-from common.instruments.result import quantity
+from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP
 from common.memory import accounting, follow_size, name_category
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-DEVICES = (1, 2, 4, 8)
 STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets in the second
 TIMEOUT = 300  # seconds, for the ranks of one world size
-DATA_PARALLEL = "DataParallel"
-DDP = "DDP"
-BUCKET_VIEWS = "DDP, bucket views"  # gradient_as_bucket_view: the gradients lie in DDP's buckets, not beside them
-FOREACH = "DDP, foreach AdamW"  # how AdamW computes on a GPU unless it is told otherwise: all parameters at once
-FSDP = "FSDP2"
 WRAPPERS = (DATA_PARALLEL, DDP)
-ALL_WRAPPERS = (*WRAPPERS, FOREACH, BUCKET_VIEWS, FSDP)
-SHORT_CATEGORIES = ("weights", "grads", "state", "act.", "comm.", "temp.")  # heads of narrow columns
+ALL_WRAPPERS = (
+    *WRAPPERS,
+    FOREACH,  # how AdamW computes on a GPU unless it is told otherwise: all parameters at once
+    BUCKET_VIEWS,  # gradient_as_bucket_view: the gradients lie in DDP's buckets, not beside them
+    FSDP,
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +69,10 @@ class Share:
 
 def fully_sharded(model: nn.Module) -> nn.Module:
     """`model`, of which each rank keeps its part of every parameter; a layer is gathered when it computes."""
+    # Importing it takes a second, which `benchmarks.compare` does not need.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     kind = next(model.parameters()).device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
     for module in reversed(list(model.modules())):  # the innermost first
@@ -163,34 +159,11 @@ def allocated(names: list[str], share: Share) -> list[list[Allocated]]:
     return result
 
 
-def groups() -> list[Group]:
-    """One for each number of devices. Their rows cannot be timed, and so are none of the group's."""
-    found = []
-    for devices in DEVICES:
-        found.append(Group(f"memory-{devices}", title(devices), (), partial(measured, devices)))
-    return found
-
-
-def title(devices: int) -> str:
-    return f"memory on {quantity(devices, 'device')}"
-
-
-def measured(devices: int, extent: Extent) -> dict:
-    """The record of all networks on so many devices, with `rows_on` as its "memory"."""
-    networks = list(NETWORKS)
-    if extent.quick and devices > 1:
-        # The ranks of many devices take turns on a few cores: a quick look is at one network there.
-        networks = ["basic_net"]
-    accounts = rows_on(devices, networks, ALL_WRAPPERS)
-    return records.group(title(devices), "bytes", {}) | {"memory": accounts, "text": table(accounts)}
-
-
 def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS) -> list[dict]:
     """A row for each network and wrapper.
 
     `peaks` has the bytes of each category on each device, simulated. Of each GPU `allocated` is what CUDA's allocator
-    gave out, and `workspaces` what cuBLAS had beside; both are None where there are not so many GPUs. `source` says
-    which is to be believed.
+    gave out, and `workspaces` what cuBLAS had beside; both are None where there are not so many GPUs.
     """
     rows = []
     for wrapper in wrappers:
@@ -207,7 +180,6 @@ def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS
                 "wrapper": wrapper,
                 "devices": devices,
                 "peaks": peaks,
-                "source": "measured" if on_gpus else "simulated",
             }
             for fact in Allocated._fields:
                 row[fact] = [getattr(peak, fact) for peak in on_gpus] if on_gpus else None
@@ -237,30 +209,3 @@ def _in_process(function: Callable, names: list[str], wrapper: str, devices: int
         torch.cuda.set_device(int(os.environ["RANK"]))
     with process_group(backend):
         return function(names, Share(wrapper, devices))
-
-
-def accounted_totals(row: dict) -> list[int]:
-    """The accounted peak bytes of each device, whatever else was measured."""
-    return [sum(split.values()) for split in row["peaks"]]
-
-
-def totals(row: dict) -> list[int]:
-    """The peak bytes of each device, measured where they were."""
-    return row["allocated"] or accounted_totals(row)
-
-
-def table(rows: list[dict]) -> list[str]:
-    """Lines of 80 columns."""
-    form = "  {:<23}{:>8}" + "{:>6}" * 5 + "{:>6}{:>6}{:>5}"
-    lines = ["MiB at the peak of a step, simulated: device 0 by category and in sum, the sum"]
-    lines.append("of the emptiest device (least), and the fullest as a multiple of it (×)")
-    lines.append(form.format("", *SHORT_CATEGORIES, "sum", "least", "×"))
-    for network in dict.fromkeys(row["title"] for row in rows):
-        lines.append(network)
-        for row in rows:
-            if row["title"] == network:
-                sizes = totals(row)
-                shown = [*row["peaks"][0].values(), sizes[0], min(sizes)]
-                cells = [f"{size / 2**20:.1f}" for size in shown]
-                lines.append(form.format(f"{row['wrapper']} on {row['devices']}", *cells, f"{spread(sizes):.2f}"))
-    return lines

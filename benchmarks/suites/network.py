@@ -39,7 +39,7 @@ class Network:
         self._ports = itertools.count(20_000)
 
     def ask(self, job: str, **arguments) -> list:
-        """Both ranks' answers to a job of `benchmarks.harness.network_rank`.
+        """Both ranks' answers to a job of `benchmarks.suites.network_rank`.
 
         RuntimeError, with what the ranks said on stderr, is raised if one of them ends or is silent for too long.
         """
@@ -80,7 +80,7 @@ def network() -> Iterator[Network]:
         for node, path in enumerate(errors):
             with path.open("w") as stderr:
                 environment = {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "CUDA_VISIBLE_DEVICES": ""}
-                arguments = ["-m", "benchmarks.harness.network_rank"]
+                arguments = ["-m", "benchmarks.suites.network_rank"]
                 agents.append(nodes.torchrun(node, arguments, environment=environment, stderr=stderr, **pipes))
         try:
             yield Network(nodes, agents, errors)
@@ -91,7 +91,7 @@ def network() -> Iterator[Network]:
 
 
 def row_name(bandwidth: str, batch: int) -> str:
-    """Of two nodes at one of BANDWIDTHS."""
+    """The name of the row of two nodes at one of BANDWIDTHS."""
     return f"{bandwidth}, batch {batch} per process"
 
 

@@ -30,7 +30,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.harness import records
 from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.paired import measure
-from benchmarks.harness.threads import single_thread
 
 STEPS = 400
 WARM_UP = 100
@@ -201,8 +200,7 @@ def measured(extent: Extent) -> dict:
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
-    with single_thread():
-        seconds = measure(contestants(), extent.rounds)
+    seconds = measure(contestants(), extent.rounds)
     samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = []
     for row in samples:

@@ -7,8 +7,7 @@ that pytest-benchmark's options to sort, group, save and compare work on rows.
 import pytest
 
 from benchmarks.harness.groups import ReplayClock, seconds_per_step
-from benchmarks.report.verdicts import MOST_SPREAD, spread
-from benchmarks.suites import anatomy, larger_batches, memory, network, overhead, throughput, timeline
+from benchmarks.suites import anatomy, larger_batches, network, overhead, throughput, timeline
 
 TIMED = {
     "throughput": throughput.groups(),
@@ -42,7 +41,7 @@ def test_step(suite, group, row, record_of, benchmark, extent):
 
     benchmark.group = record["group"]
     pairs = [pair for pair in record["pairs"] if pair["of"] == row]
-    benchmark.extra_info.update(facts | {"unit": record["unit"], "pairs": pairs, "notes": record["notes"]})
+    benchmark.extra_info.update(facts | {"unit": record["unit"], "pairs": pairs})
     benchmark.pedantic(CLOCK.advance, setup=next_duration, rounds=len(facts["samples"]))
     if suite == "anatomy" and not extent.quick and not facts["noisy"]:
         assert abs(facts["sum_of_whole"] - 1) <= anatomy.MOST_LEFT_OVER
@@ -51,14 +50,3 @@ def test_step(suite, group, row, record_of, benchmark, extent):
 @pytest.mark.parametrize("group", [pytest.param(group, id=group.key) for group in larger_batches.groups()])
 def test_training(group, record_of):
     assert record_of("larger_batches", group)["rows"]
-
-
-@pytest.mark.parametrize("group", [pytest.param(group, id=group.key) for group in memory.groups()])
-def test_account(group, record_of):
-    for row in record_of("memory", group)["memory"]:
-        # On GPUs cuBLAS and cuDNN take tens of MiB on every device, and make devices alike that hold different tensors.
-        uneven = spread(memory.accounted_totals(row))
-        if row["wrapper"] == memory.DATA_PARALLEL and row["devices"] > 1:
-            assert uneven > 1.5, row["title"]
-        else:
-            assert uneven <= MOST_SPREAD, row["title"]

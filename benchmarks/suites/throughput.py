@@ -18,6 +18,7 @@ import torch
 from benchmarks.harness import proof, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.rows import A_SHARE, ALL_CORES, FIRST, RAW_DDP, is_share
 from common import ladder
 from common.cores import available_cores
 from common.processes import ranks
@@ -33,11 +34,7 @@ QUICK_STEPS = 2
 TIMEOUT = 900  # seconds, for any one call
 BATCH_SIZES = (64, 256)
 QUICK_BATCH = 64  # the one that --quick measures
-FIRST = "00_single_gpu"
 REPLICATED = "01_data_parallel"
-RAW_DDP = "02_ddp_raw"
-ALL_CORES = "all cores"
-A_SHARE = "a share"
 
 
 @dataclass(frozen=True)
@@ -102,20 +99,14 @@ class Throughput:
     """Configurations to be measured in turns: `contestants` for `benchmarks.harness.paired`, and what is known of each.
 
     Making one starts the processes and runs every configuration once, uncounted, which also tells how many steps take
-    about `seconds` here: the same number for all, so that each does the same work per image. With `quick` there is no
+    about SECONDS here: the same number for all, so that each does the same work per image. With `quick` there is no
     such run: a sample is QUICK_STEPS steps after a single one of warm-up, which shows that everything runs.
 
     Attributes:
         facts: of each configuration that has run, what its row says beside the images per second.
     """
 
-    def __init__(
-        self,
-        configurations: list[Configuration],
-        seconds: float,
-        flags: tuple[str, ...] = (),
-        quick: bool = False,
-    ) -> None:
+    def __init__(self, configurations: list[Configuration], flags: tuple[str, ...] = (), quick: bool = False) -> None:
         self.flags = flags
         self.warm_up = 1 if quick else WARM_UP_STEPS
         self.steps = QUICK_STEPS
@@ -131,7 +122,7 @@ class Throughput:
             # By now its clocks have settled: only now the time of a step is the one that is measured.
             speeds = self._all_speeds()
             self.warm_up = self._steps_in(WARM_UP_SECONDS, speeds)
-        self.steps = self._steps_in(seconds, speeds)
+        self.steps = self._steps_in(SECONDS, speeds)
 
     def _all_speeds(self) -> dict[str, float]:
         return {name: contestant() for name, contestant in self.contestants.items()}
@@ -230,7 +221,7 @@ def groups() -> list[Group]:
 def _measured(title: str, rows: list[Configuration], size: int, extent: Extent) -> dict:
     if extent.quick and size != QUICK_BATCH:
         raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
-    timed = Throughput(rows, SECONDS, extent.data_flags, extent.quick)
+    timed = Throughput(rows, extent.data_flags, extent.quick)
     return record(title, measure(timed.contestants, extent.rounds), timed.facts)
 
 
@@ -240,34 +231,4 @@ def record(title: str, samples: Samples, facts: dict[str, dict]) -> dict:
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row["workers"] for row in facts.values()}):
             ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
-    found = records.group(title, "images/s", samples, facts, ratios)
-    return found | {"notes": where_time_goes(found)}
-
-
-def is_share(row: dict) -> bool:
-    """Has the row only a share of the batch? It serves an explanation: see `where_time_goes`."""
-    return row["apart"].startswith(A_SHARE)
-
-
-def where_time_goes(record: dict) -> list[str]:
-    """A line on a step of level 02 on several devices: what a device computes, and what the others add.
-
-    All of it is measured in the same rounds: the step of one device, that of level 02 on several, and what one of the
-    several has to compute, alone on its device. There is no line where one of the three is missing. What is called
-    averaging contains the wait for the slowest device, and what devices of one machine take from each other.
-    """
-    rows = record["rows"].values()
-    one = [row for row in rows if row["level"] == FIRST and not row["apart"]]
-    shares = [row for row in rows if is_share(row)]
-    several = [row for row in rows if row["level"] == RAW_DDP and row["workers"] > 1]
-    if not (one and shares and several):
-        return []
-    whole, share, ddp = (_step_milliseconds(found[0]) for found in (one, shares, several))
-    return [
-        f"A step of {several[0]['global_batch_size']}: {whole:.1f} ms on 1 device; {ddp:.1f} on "
-        f"{several[0]['workers']}: {share:.1f} computing, {ddp - share:.1f} averaging"
-    ]
-
-
-def _step_milliseconds(row: dict) -> float:
-    return 1000 * row["global_batch_size"] / row["median"]
+    return records.group(title, "images/s", samples, facts, ratios)

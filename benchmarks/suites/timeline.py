@@ -14,7 +14,7 @@ from benchmarks.harness.gradient_averaging import BATCH, WAYS
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.lanes import RecordedStep, record_rank
 from benchmarks.harness.paired import measure
-from benchmarks.harness.spans import ALL_REDUCE, Span, hidden_share, to_spans
+from benchmarks.harness.spans import Span, to_spans
 from benchmarks.harness.two_nodes import why_not
 from benchmarks.suites.network import Network, network
 from common.processes import ranks
@@ -77,19 +77,7 @@ def record(link: str, run: Callable[[str, int], Recording], extent: Extent) -> d
 
     samples = measure({way: partial(sample, way) for way in WAYS}, extent.rounds)
     lanes = {way: typical_step(recording) for way, recording in recordings.items()}
-    group = records.group(title(link), "ms", samples)
-    return group | {"link": link, "lanes": lanes, "text": messages(lanes)}
-
-
-def messages(lanes: dict[str, list[list[Span]]]) -> list[str]:
-    """Of each way with all-reduces: how many a step has, and what backward hides of their time, rank by rank."""
-    lines = ["  of the step that is shown, rank by rank      all-reduces  hidden by backward"]
-    for way, of_ranks in lanes.items():
-        for rank, spans in enumerate(of_ranks):
-            sent = sum(span.name == ALL_REDUCE for span in spans)
-            if sent:
-                lines.append(f"  {way + f', rank {rank}':<42}{sent:>14}{hidden_share(spans):>20.0%}")
-    return lines
+    return records.group(title(link), "ms", samples) | {"link": link, "lanes": lanes}
 
 
 def _step_seconds(recording: Recording) -> list[float]:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.harness import proof
 from benchmarks.suites import memory, timeline
-from benchmarks.suites.throughput import Configuration, Throughput
+from benchmarks.suites.throughput import SECONDS, Configuration, Throughput
 
 
 class Pools:
@@ -58,6 +58,6 @@ def test_a_sample_on_a_gpu_is_long_and_follows_half_a_second(device, least_secon
         return known | {"global_batch_size": 64, "images_per_sec": 64 / step_seconds}
 
     monkeypatch.setattr(Configuration, "run", run)
-    timed = Throughput([Configuration("00_single_gpu")], seconds=1.0)
+    timed = Throughput([Configuration("00_single_gpu")])
     assert timed.warm_up * step_seconds >= least_seconds
-    assert timed.steps * step_seconds == (1.0 if device == "cuda" else 400 * step_seconds)
+    assert timed.steps * step_seconds == (SECONDS if device == "cuda" else 400 * step_seconds)

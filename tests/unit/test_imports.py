@@ -1,5 +1,7 @@
 """Imports run one way: levels, benchmarks and tests → common.trainer → common.accelerator → torch.
 
+In benchmarks/ what measures stands below what is measured, and beside that what draws and prints: see ROOMS.
+
 What is imported inside of a function counts too: it runs later, but the reader of one module still has to know the
 other. What stands under `if TYPE_CHECKING` does not run at all.
 """
@@ -29,7 +31,8 @@ BASE = {
     "common.process_group",
     "common.rendezvous",
 }
-# What each room of common/ may import besides. A module that is not in one of them is a room of its own.
+# What each room of common/ may import besides, and each of benchmarks/ of the other ones there. A module that is not in
+# one of them is a room of its own.
 ROOMS = {
     "common.accelerator": set(),
     "common.allocator": set(),
@@ -48,6 +51,13 @@ ROOMS = {
     "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
     # The doctor names the pitfalls that it finds.
     "common.doctor": {"common.pitfalls", "common.processes"},
+    "benchmarks.harness": set(),
+    "benchmarks.suites": {"benchmarks.harness"},
+    "benchmarks.report": {"benchmarks.harness"},
+    "benchmarks.your_network": {"benchmarks.harness", "benchmarks.predict"},
+    "benchmarks.predict": {"benchmarks.harness", "benchmarks.your_network"},
+    "benchmarks.compare": {"benchmarks.harness", "benchmarks.suites", "benchmarks.report"},
+    "benchmarks.conftest": {"benchmarks.harness", "benchmarks.report"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.
 AT_FIRST_USE = {"numpy", "safetensors", "tensorboardX", "tqdm", "yaml"}
@@ -136,9 +146,13 @@ def imports() -> list[Import]:
 
 
 def room(module: str) -> str:
-    """The room of common/ in which a module is, and of other modules the top of their names."""
+    """The room of common/ or benchmarks/ in which a module is, and of other modules the top of their names."""
     parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == "common" else parts[0]
+    return ".".join(parts[:2]) if parts[0] in ("common", "benchmarks") else parts[0]
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def edges_between(imports: list[Import]) -> dict[str, set[str]]:
@@ -163,7 +177,7 @@ def test_rooms_import_what_stands_below_them_and_nothing_else():
     wrong = []
     for found in imports():
         ours, theirs = room(found.importer), room(found.imported)
-        if theirs.startswith("common.") and ours.startswith("common.") and ours != theirs:
+        if top(ours) == top(theirs) and top(ours) in ("common", "benchmarks") and ours != theirs:
             assert ours in BASE or ours in ROOMS, f"{ours} is a new room: say in ROOMS what it may import"
             allowed = BASE if ours in BASE else BASE | ROOMS[ours]
             if theirs not in allowed:
@@ -172,13 +186,14 @@ def test_rooms_import_what_stands_below_them_and_nothing_else():
 
 
 def test_nothing_in_common_imports_benchmarks_tests_or_levels():
-    tops = {"benchmarks", "tests"} | {level.partition(".")[0] for level in LEVELS}
-    assert [str(found) for found in imports() if found.importer in COMMON and room(found.imported) in tops] == []
+    tops = {"benchmarks", "tests"} | {top(level) for level in LEVELS}
+    assert [str(found) for found in imports() if found.importer in COMMON and top(found.imported) in tops] == []
 
 
 def test_levels_and_benchmarks_do_not_import_tests_and_levels_no_tools():
-    tools = {"benchmarks", "tests", "common.doctor", "common.ladder", "common.pitfalls", "common.processes"}
+    tools = {"tests", "common.doctor", "common.ladder", "common.pitfalls", "common.processes"}
     assert [str(found) for found in imports() if found.importer in LEVELS and room(found.imported) in tools] == []
+    assert [str(found) for found in imports() if found.importer in LEVELS and top(found.imported) == "benchmarks"] == []
     assert [str(found) for found in imports() if found.importer in BENCHMARKS and room(found.imported) == "tests"] == []
 
 

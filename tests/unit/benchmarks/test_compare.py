@@ -103,18 +103,10 @@ def test_a_level_that_fails_is_named_and_the_others_are_compared(tmp_path):
     assert all((out / name).exists() for name in ("throughput.png", "memory.png"))
 
 
-def test_every_part_knows_its_level_and_the_levels_come_in_order():
-    parts = Comparison(parse_options([])).parts()
-    assert [part.level for part in parts if part.title.startswith("training")] == ladder.levels()
-    assert {part.level for part in parts if "3 ranks" in part.title} == set(ladder.DISTRIBUTED)
-    assert all(part.level in part.title for part in parts if part.level)
-
-
 def test_the_batch_is_the_largest_that_all_processes_can_share():
     assert parse_options([]).batch_sizes == [64]
     assert parse_options(["--world-size", "3", "--full"]).batch_sizes == [63, 255]
     assert parse_options([]).steps < parse_options(["--full"]).steps == 937
-    assert parse_options(["--world-size", "3", "--full"]).steps == 952
     for flag in ("--steps", "--rounds", "--world-size"):
         with pytest.raises(SystemExit):
             parse_options([flag, "0"])

@@ -1,13 +1,11 @@
 """Two nodes, their cable and their end; and the record of DDP on them."""
 
-import os
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks.harness.two_nodes import ADDRESSES, burst_bytes, two_nodes, why_not
+from benchmarks.harness.two_nodes import ADDRESSES, two_nodes, why_not
 from benchmarks.suites import network
 
 TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
@@ -17,12 +15,6 @@ def test_two_nodes_are_held_against_one_in_the_record():
     samples = {network.row_name(name, 64): [1000.0, 1100.0, 1200.0] for name in network.BANDWIDTHS}
     samples[network.one_node(64)] = [500.0, 1100.0, 400.0]
     assert [pair["median"] for pair in network.record(samples)["pairs"]] == [2.0] * len(network.BANDWIDTHS)
-
-
-def test_a_burst_is_a_millisecond_of_the_link_but_enough_to_keep_its_rate():
-    assert burst_bytes(1e9) == 125_000
-    assert burst_bytes(1e8) == 16 * 1024  # a fifth of BasicNet's small bucket
-    assert burst_bytes(1e10) == 256 * 1024
 
 
 @pytest.mark.slow
@@ -37,18 +29,6 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
         raise ZeroDivisionError
     assert sleeper.wait(10) == -9
     assert not set(nodes.names) & _namespaces()
-
-
-@pytest.mark.slow
-@TWO_NODES
-def test_a_process_that_has_not_reached_its_node_yet_is_killed_with_it(tmp_path, monkeypatch):
-    slow = tmp_path / "ip"
-    slow.write_text(f'#!/bin/sh\n[ "$2" = exec ] && sleep 3\nexec {shutil.which("ip")} "$@"\n')
-    slow.chmod(0o755)
-    with two_nodes() as nodes:
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        sleeper = nodes.start(1, ["sleep", "1000"])
-    assert sleeper.wait(1) == -9
 
 
 def _namespaces() -> set[str]:

@@ -3,8 +3,6 @@
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.harness.paired import (
     CONFIDENCE,
@@ -18,8 +16,6 @@ from benchmarks.harness.paired import (
     ratios,
     summarise,
 )
-
-positive = st.floats(1e-3, 1e6)
 
 
 def test_every_round_has_all_contestants_in_an_order_of_its_own():
@@ -43,9 +39,7 @@ def test_the_interval_of_a_median_is_a_bootstraps():
     assert bootstrap([5.0] * 10) == Interval(5.0, 5.0)
 
 
-@pytest.mark.parametrize(
-    "rounds", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(15, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("rounds", [4, pytest.param(15, marks=pytest.mark.slow)])
 def test_an_interval_holds_the_true_median_about_as_often_as_it_says(rounds):
     dice = random.Random(5)
     intervals = [bootstrap([dice.gauss(10, 1) for _ in range(rounds)]) for _ in range(300)]
@@ -75,15 +69,6 @@ def test_median_quartiles_and_noise_of_known_samples(samples, low, median, high,
     assert summary.noisy is noisy  # above 15 %
 
 
-@settings(deadline=None, derandomize=True)
-@given(st.lists(positive, min_size=1, max_size=20))
-def test_quartiles_enclose_the_median_and_never_leave_the_samples(samples):
-    summary = summarise(samples)
-    slack = 1e-9 * max(samples)
-    assert min(samples) - slack <= summary.low <= summary.median + slack
-    assert summary.median <= summary.high + slack <= max(samples) + 2 * slack
-
-
 def test_a_drift_that_contestants_share_cancels_in_pairs():
     drift = [1.0, 3.0, 0.5, 2.0, 8.0]
     ours, theirs = [90 * d for d in drift], [100 * d for d in drift]
@@ -92,8 +77,3 @@ def test_a_drift_that_contestants_share_cancels_in_pairs():
     assert summarise(ours).noisy and not ratio.noisy
     shifted = summarise(differences([t + 7 for t in theirs], theirs))
     assert (shifted.low, shifted.median, shifted.high) == pytest.approx((7, 7, 7))
-
-
-def test_samples_of_different_rounds_are_no_pairs():
-    with pytest.raises(ValueError):
-        ratios([1, 2], [1])

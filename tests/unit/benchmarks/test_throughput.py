@@ -1,25 +1,11 @@
 """The throughput of the levels: what is measured is the level's own step, with its fair share of the cores."""
 
-import time
-from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
-
 import pytest
 import torch
 
-from benchmarks.harness import proof
-from benchmarks.harness.groups import Extent
-from benchmarks.harness.paired import measure
 from benchmarks.suites import throughput
-from benchmarks.suites.throughput import Configuration, Throughput, train
+from benchmarks.suites.throughput import Configuration
 from common import ladder
-from common.instruments import clock as instruments_clock
-
-SYNTHETIC = ("--dataset", "synthetic", "--train-samples", "400")
-# What a row tells besides its images per second.
-KNOWN = {"device": "cpu", "backend": "gloo", "dataset": "synthetic"}
 
 
 @pytest.fixture
@@ -27,6 +13,13 @@ def no_gpu(monkeypatch):
     """A machine of 16 cores without GPUs, so that a test of rows on a CPU holds everywhere."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(throughput, "available_cores", lambda: 16)
+
+
+def test_on_gpus_no_row_has_a_share_of_the_cores(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    configurations = throughput.strong_scaling(64)
+    assert {row.batch_size for row in configurations} == {64}
+    assert not any(row.apart or row.cores_per_device for row in configurations)
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu):
@@ -46,22 +39,13 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu
         assert {(row.level, row.workers) for row in rows} == on_two | {first}
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_on_a_gpu_no_row_has_a_share_of_the_cores(monkeypatch, gpus):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    configurations = throughput.strong_scaling(64)
-    assert {row.batch_size for row in configurations} == {64}
-    assert not any(row.apart or row.cores_per_device for row in configurations)
-
-
 def test_a_row_on_a_device_asks_its_level_for_that_devices_cores(monkeypatch):
     asked = []
 
     class Pool:
         def run(self, job, level, argv, threads, *args, **kwargs):
             asked.append((level, argv, threads))
-            return [KNOWN | {"images_per_sec": 1.0}]
+            return [{"images_per_sec": 1.0}]
 
     monkeypatch.setattr(throughput, "ranks", lambda processes: Pool())
     monkeypatch.setattr(throughput, "available_cores", lambda: 16)
@@ -70,78 +54,3 @@ def test_a_row_on_a_device_asks_its_level_for_that_devices_cores(monkeypatch):
     (_, confined, threads), (_, free, all_threads) = asked
     assert confined[-2:] == ["--cores-per-device", "3"] and threads == 3
     assert "--cores-per-device" not in free and all_threads == 16
-
-
-def by_its_sleeps(script: Path, *arguments) -> dict:
-    """`throughput.train` of a version of a level.
-
-    Its clock goes on while the level sleeps, and by a millisecond whenever it is looked at.
-    """
-    now, sleep = [0.0], time.sleep
-
-    def counted(seconds: float) -> None:
-        sleep(seconds)
-        now[0] += seconds
-
-    def look() -> float:
-        now[0] += 0.001
-        return now[0]
-
-    clock = SimpleNamespace(perf_counter=look)
-    with (
-        mock.patch.object(instruments_clock, "time", clock),
-        mock.patch.object(time, "sleep", counted),
-        mock.patch.object(proof, "load", lambda level: ladder.load(level, script)),
-    ):
-        return train(*arguments)
-
-
-@pytest.mark.long
-def test_a_sleep_of_2_ms_shows_in_the_milliseconds_of_a_step(tmp_path, monkeypatch):
-    level = "03_accelerate"
-    source = ladder.script(level).read_text()
-    changed = source.replace("loss = F.nll_loss(", "__import__('time').sleep(0.002); loss = F.nll_loss(")
-    assert changed != source
-    slowed = tmp_path / level / "train.py"
-    slowed.parent.mkdir()
-    slowed.write_text(changed)
-    milliseconds = []
-    for script in (ladder.script(level), slowed):
-        monkeypatch.setattr(throughput, "train", partial(by_its_sleeps, script))
-        milliseconds.append(1000 * 2 / Configuration(level, 1, 2).run(15, SYNTHETIC)["images_per_sec"])
-    assert 0 < milliseconds[0] < 1
-    assert milliseconds[1] - milliseconds[0] == pytest.approx(2, abs=0.01)
-
-
-@pytest.fixture
-def ran(monkeypatch):
-    """The calls of `Configuration.run`, none of which trains: name, steps and steps of warm-up."""
-    calls = []
-
-    def run(configuration, steps, flags, warm_up):
-        calls.append((configuration.name, steps, warm_up))
-        return KNOWN | {"images_per_sec": 5.0}
-
-    monkeypatch.setattr(Configuration, "run", run)
-    return calls
-
-
-def test_where_the_time_of_a_step_goes_is_said_where_it_was_measured(no_gpu, ran):
-    timed = Throughput(throughput.strong_scaling(64), 0.1, quick=True)
-    samples = measure(timed.contestants, 1)
-    # On a device of its own: 64 / 800 s for the whole batch, 32 / 640 s for a half. 64 / 1000 s for two devices.
-    known = {"00_single_gpu": [800.0], "00_single_gpu, a share of 32": [640.0], "02_ddp_raw, 2 processes": [1000.0]}
-    (line,) = throughput.record("title", samples | known, timed.facts)["notes"]
-    assert all(number in line for number in ("80.0 ms", "64.0 on 2", "50.0 computing", "14.0 averaging"))
-    for missing in known:
-        fewer = {name: sample for name, sample in samples.items() if name != missing}
-        assert throughput.record("title", fewer, timed.facts)["notes"] == []
-
-
-def test_the_rows_of_a_group_are_measured_in_turns(ran):
-    group = next(group for group in throughput.groups() if group.key == "strong-64")
-    assert group.rows == tuple(configuration.name for configuration in throughput.strong_scaling(64))
-    record = group.measure(Extent(rounds=2, seconds=0.1, data_flags=SYNTHETIC, quick=True))
-    assert [name for name, _, _ in ran[: len(group.rows)]] != list(group.rows)
-    assert tuple(record["rows"]) == group.rows and record["group"] == group.title
-    assert ("03_accelerate, 2 processes", "02_ddp_raw, 2 processes") in {(p["of"], p["to"]) for p in record["pairs"]}
