@@ -24,7 +24,7 @@ from benchmarks.harness.groups import Extent, Group
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.report.verdicts import spread
 from common.instruments.result import quantity
-from common.memory import accounting, follow_size, name_category
+from common.memory import accounting, name_category
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
@@ -90,7 +90,6 @@ def _name_gathered(layer: nn.Module, inputs: tuple) -> None:
     """Say, for the accounting, which tensors are gathered parameters."""
     for parameter in layer.parameters(recurse=False):
         name_category(parameter, "parameters")
-        follow_size(parameter)
 
 
 def train(network: Network, device: torch.device, share: Share, steps: int = STEPS) -> None:
