@@ -35,17 +35,13 @@ NO_KERNEL = {
 }
 
 
+@hollow()
 def count(network: UserNetwork, batch: int) -> Network:
     """The network as the prediction takes it, for a `batch` on each GPU.
 
     Raises:
         StepFailed: if the network, its batch or its loss does not work, it multiplies nothing, or it is recurrent.
     """
-    with hollow():
-        return _count(network, batch)
-
-
-def _count(network: UserNetwork, batch: int) -> Network:
     model = training.build(network)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # On a GPU an RNN, GRU or LSTM is one operator of torch. How many kernels cuDNN makes of it is not published.

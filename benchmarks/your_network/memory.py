@@ -13,6 +13,7 @@ from textwrap import fill, shorten
 from typing import NamedTuple
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.fused_attention import FusedAttention
 from benchmarks.harness.hollow import hollow
@@ -22,7 +23,7 @@ from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from common.errors import fail
-from common.memory import CATEGORIES, accounting, name_category
+from common.memory import CATEGORIES, Ledger, accounting, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
@@ -128,7 +129,7 @@ def answer(options: argparse.Namespace) -> None:
 class Steps:
     """Steps of one process with any batch."""
 
-    def __init__(self, network: UserNetwork, setting: Setting, mesh, ledger=None) -> None:
+    def __init__(self, network: UserNetwork, setting: Setting, mesh: DeviceMesh, ledger: Ledger) -> None:
         strategy = setting.strategy
         model = training.build(network)
         if setting.checkpointing:

@@ -93,10 +93,6 @@ def _joined(*leaves: Any) -> Any:
     return leaves[0]
 
 
-def _data_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return Replicated(model, mesh.size())
-
-
 def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     wrapped = DistributedDataParallel(model)
     wrapped.register_comm_hook(None, _averaged_already)
@@ -155,12 +151,8 @@ def checkpointed(model: nn.Module) -> nn.Module:
     return model
 
 
-def _unchanged(model: nn.Module, _: DeviceMesh) -> nn.Module:
-    return model
-
-
-ONE_DEVICE = Strategy("one device", _unchanged)
-DATA_PARALLEL = Strategy("DataParallel", _data_parallel, cuts_inputs=True)
+ONE_DEVICE = Strategy("one device", lambda model, _: model)
+DATA_PARALLEL = Strategy("DataParallel", lambda model, mesh: Replicated(model, mesh.size()), cuts_inputs=True)
 DDP = Strategy("DDP", _ddp, is_alone=True, warm_up=2)
 ZERO_1 = Strategy("ZeRO-1", _ddp, warm_up=1)
 ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False))
