@@ -112,7 +112,8 @@ def answer(options: argparse.Namespace) -> None:
                 setting = Setting(strategy, devices, options.precision, options.checkpointing)
                 alike = [count for count in counts if count > 1] if strategy.is_alone else [devices]
                 found, line = find(network, setting, alike, options.batch, sizes, plain)
-                plain = plain or line
+                if line and line.samples > options.batch:  # else activations may not decide yet
+                    plain = plain or line
                 for row in found:
                     rows[row.strategy, row.devices] = row
             row = rows[strategy.name, devices]
@@ -288,7 +289,7 @@ def follow(peak_of: Callable[[int], int], peaks: dict[int, int], limits: Sequenc
         slope = (peaks[large] - peaks[large // 2]) / (large - large // 2)
     least = min(peaks)
     on_the_line = peaks[large] - slope * (large - least)
-    if abs(on_the_line - peaks[least]) > CLOSE * peaks[least]:
+    if slope and abs(on_the_line - peaks[least]) > CLOSE * peaks[least]:
         bend = large - (peaks[large] - peaks[least]) / slope
         middle = math.ceil(bend) if bend > least else large // 2
         peaks[middle] = peak_of(middle)

@@ -256,6 +256,22 @@ def test_rows_have_the_largest_batches_that_fit(texts, monkeypatch):
         assert memory.need(texts, Setting(strategies.ZERO_1, 2), int(batch * 1.03) // 2 + 2).most > size * 2**20
 
 
+def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_there(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "GIB", 2**20)
+    path = written(
+        "def build(): return nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))\n"
+        "def batch(n): return torch.zeros(n, 512), torch.zeros(n).long()\n"
+    )
+    kept = tmp_path / "answer.json"
+    program.main(["memory", path, "--batch", "16", "--devices", "1", "8", "--gib", "16", "--json", str(kept)])
+    largest = {row["strategy"]: row["largest"]["16"] for row in json.loads(kept.read_text())["memory"]}
+    assert largest["one device"] == largest["DDP"] == 0
+    found = largest["ZeRO-3 / FSDP"] // 8
+    limit = 16 * 2**20
+    assert memory.need(spec.load(path), Setting(strategies.ZERO_3, 8), found).most <= limit
+    assert memory.need(spec.load(path), Setting(strategies.ZERO_3, 8), int(1.1 * found)).most > limit
+
+
 def test_one_rank_of_ddp_speaks_for_all_numbers_of_devices(texts):
     rows, _ = memory.find(texts, Setting(strategies.DDP, 2), [2, 4], 16, [1])
     for row, devices in zip(rows, (2, 4), strict=True):
