@@ -12,7 +12,7 @@ Storage is rounded up to 512 bytes as CUDA's caching allocator does, and release
 import math
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 BLOCK = 512
@@ -37,14 +36,6 @@ class _Allocation:
     counts: bool = True
 
 
-@dataclass
-class _Followed:
-    """A storage whose size changes without an operation, and its bytes when it was looked at last."""
-
-    storage: weakref.ref
-    nbytes: int
-
-
 class Ledger:
     """The bytes that are held now, by device and category, and each device's at its peak."""
 
@@ -52,7 +43,6 @@ class Ledger:
         self._lock = threading.RLock()  # storages may be freed, on this thread too, while an entry is being made
         self._alive: dict[int, _Allocation] = {}  # by address of the storage
         self._category: dict[int, str] = {}  # by serial number, kept after death
-        self._resized: dict[int, _Followed] = {}  # by address: storages whose size changes without an operation
         self._held: dict[int, dict[int, int]] = {}  # per device: bytes by serial number
         self._total: dict[int, int] = {}
         self._peak: dict[int, int] = {}
@@ -125,23 +115,12 @@ class Ledger:
                 known = self._category.get(allocation.serial, UNNAMED)
                 self._category[allocation.serial] = min(known, category, key=CATEGORIES.index)
 
-    def follow_size(self, tensor: Tensor) -> None:
-        """Look at the storage's size before every operation: whoever resizes it calls none."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._alive:  # it was made before the accounting, which does not charge it
-            return
-        self._resized[storage._cdata] = _Followed(weakref.ref(storage), nbytes=-1)  # looked at in any case
-
-    def look_at_sizes(self) -> None:
-        """Enter what has become of the storages that `follow_size` was told of."""
+    def look_at_size(self, storage: torch.UntypedStorage) -> None:
+        """Enter the size of a storage that somebody has resized without an operation."""
         with self._lock:
-            for address, followed in list(self._resized.items()):
-                storage = followed.storage()
-                if storage is None:
-                    del self._resized[address]
-                elif storage.nbytes() != followed.nbytes:  # most have not changed, and this runs at every operation
-                    followed.nbytes = storage.nbytes()
-                    self._resize(self._alive[address], _in_blocks(storage))
+            allocation = self._alive.get(storage._cdata)
+            if allocation is not None:
+                self._resize(allocation, _in_blocks(storage))
 
     def _resize(self, allocation: _Allocation, size: int) -> None:
         if allocation.device is not None and size != allocation.size:
@@ -193,7 +172,6 @@ class _Operations(TorchDispatchMode):
             # DTensor and its like do their work by operations on the plain tensors that they hold; those come here.
             return NotImplemented
         ledger = self.ledger
-        ledger.look_at_sizes()
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
         if func is _SPLIT and not ledger.knows(inputs[0]):
@@ -224,16 +202,41 @@ class _Operations(TorchDispatchMode):
         return None
 
 
-class _Moves(TorchFunctionMode):
-    """Turns `.to(device)`, which does nothing where everything is the CPU, into the copy that a GPU would need."""
+@contextmanager
+def _moves_and_sizes(ledger: Ledger) -> Iterator[None]:
+    """Watch two methods that start no operation here.
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        moves = func is Tensor.to and _names_device(args[1:], kwargs) and result.device.type == "cpu"
-        if moves and _active.device_of(result) is None:
+    `.to(device)` does nothing where everything is the CPU: it becomes the copy that a GPU would need. `resize_` of a
+    storage is how FSDP frees gathered parameters and fills them again. A TorchFunctionMode would do for the first, but
+    it runs at every attribute of a tensor too.
+    """
+    to = Tensor.to
+    resize = torch.UntypedStorage.resize_
+
+    def move(tensor: Tensor, *args, **kwargs) -> Tensor:
+        result = to(tensor, *args, **kwargs)
+        if _names_device(args, kwargs) and result.device.type == "cpu" and ledger.device_of(result) is None:
             return copy_to(result, None, 0, UNNAMED)
         return result
+
+    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        resize(storage, size)
+        ledger.look_at_size(storage)
+        return storage
+
+    with replaced(Tensor, "to", move), replaced(torch.UntypedStorage, "resize_", resize_and_tell):
+        yield
+
+
+@contextmanager
+def replaced(owner: type, name: str, method: Callable) -> Iterator[None]:
+    """Another method of a class of torch, for as long as the block runs."""
+    before = getattr(owner, name)
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _names_device(args, kwargs) -> bool:
@@ -295,7 +298,7 @@ def accounting() -> Iterator[Ledger]:
 
     hook = register_optimizer_step_post_hook(label_trained)
     try:
-        with _watched(ledger), _Moves():
+        with _watched(ledger), _moves_and_sizes(ledger):
             yield ledger
     finally:
         hook.remove()
@@ -326,12 +329,6 @@ def name_category(tensor: Tensor, category: str) -> None:
     """Say what `tensor` is, one of CATEGORIES, if somebody accounts."""
     if _active is not None:
         _active.label(tensor, category)
-
-
-def follow_size(tensor: Tensor) -> None:
-    """Say that somebody resizes the storage of `tensor`, as FSDP does to free it and to fill it again."""
-    if _active is not None:
-        _active.follow_size(tensor)
 
 
 def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:

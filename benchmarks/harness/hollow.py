@@ -17,17 +17,18 @@ import functools
 import logging
 import mmap
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
+
+from common.memory import replaced
 
 SMALL = 2**14  # bytes of a storage up to which tensors are computed
 REFUSED = "can't allocate memory"  # is in what torch raises where the system gives no memory
@@ -41,8 +42,6 @@ _UNFILLED = (
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 )
-
-Answer = TypeVar("Answer")
 
 
 class DependsOnNumbers(RuntimeError):
@@ -60,19 +59,10 @@ def hollow() -> Iterator[None]:
     was_disabled = log.disabled
     log.disabled = True
     try:
-        with _Hollow(), _Sizes():
+        with _Hollow(), _no_sizes_read():
             yield
     finally:
         log.disabled = was_disabled
-
-
-def hollow_if_possible(question: Callable[[], Answer]) -> Answer:
-    """The answer of a function that is run without computing, or, where it depends on numbers, with computing."""
-    try:
-        with hollow():
-            return question()
-    except DependsOnNumbers:
-        return question()
 
 
 class Layout(NamedTuple):
@@ -115,7 +105,8 @@ class _Hollow(TorchDispatchMode):
         if func in _READ_ONE_NUMBER or func.namespace == "profiler":
             return func(*args, **kwargs)
         if func.namespace == "c10d":  # a group that is not there still copies what it is given
-            args, kwargs = tree_map_only(Tensor, _unless_large, (args, kwargs))
+            if not all(map(_is_small, tensors)):
+                args, kwargs = tree_map_only(Tensor, _without_elements, (args, kwargs))
             return func(*args, **kwargs)
         if tensors and func not in _UNFILLED and all(map(_can_be_computed, tensors)):
             return _computed(func, args, kwargs, tensors)
@@ -176,17 +167,31 @@ def _computed(func, args, kwargs, tensors: list[Tensor]) -> Any:
     return results
 
 
-class _Sizes(TorchFunctionMode):
-    """A mode that refuses to read a list, or a whole number, that is made up: it may be the size of a part.
+@contextmanager
+def _no_sizes_read() -> Iterator[None]:
+    """Refuse to read a list, or a whole number, that is made up: it may be the size of a part.
 
-    A dispatch mode sees no list being made, and does not know who reads a number: DDP reads some too.
+    The dispatch mode sees no list being made, and does not know who reads a number: DDP reads some too.
     """
+    item = Tensor.item
+    tolist = Tensor.tolist
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        reads = func is Tensor.tolist or (func is Tensor.item and args[0].dtype in _WHOLE)
-        if reads and (_is_made_up(args[0]) or not _is_small(args[0])):
-            raise DependsOnNumbers(f"{func.__name__} reads numbers")
-        return func(*args, **(kwargs or {}))
+    def checked_item(tensor: Tensor) -> Any:
+        if tensor.dtype in _WHOLE:
+            _refuse_made_up(tensor)
+        return item(tensor)
+
+    def checked_tolist(tensor: Tensor) -> Any:
+        _refuse_made_up(tensor)
+        return tolist(tensor)
+
+    with replaced(Tensor, "item", checked_item), replaced(Tensor, "tolist", checked_tolist):
+        yield
+
+
+def _refuse_made_up(tensor: Tensor) -> None:
+    if _is_made_up(tensor) or not _is_small(tensor):
+        raise DependsOnNumbers("a list or a whole number is read that only computing could tell")
 
 
 def flat(nested: Any) -> list:
@@ -222,9 +227,8 @@ def _is_small(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() <= SMALL
 
 
-def _unless_large(tensor: Tensor) -> Tensor:
-    """The tensor, or, of a large one, a part without elements."""
-    return tensor if _is_small(tensor) else tensor[:0]
+def _without_elements(tensor: Tensor) -> Tensor:
+    return tensor[:0]
 
 
 def _can_be_computed(tensor: Tensor) -> bool:

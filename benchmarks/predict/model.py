@@ -85,7 +85,6 @@ class Setup:
         first_bucket: the same for those that are sent first.
         speed_spread: standard deviation of the GPUs' times for the same work, as a share of it.
         contention: by which share backward is slower while an all-reduce runs.
-        latency: a factor of the links' latencies.
     """
 
     network: Network
@@ -101,7 +100,6 @@ class Setup:
     first_bucket: float = 2**20
     speed_spread: float = 0.0
     contention: float = 0.0
-    latency: float = 1.0
 
     @property
     def kernels(self) -> float:
@@ -118,10 +116,6 @@ class Setup:
         """Seconds of a step on one GPU alone."""
         return max(self.kernels, self.launches)
 
-    def scaled(self, **factors: float) -> "Setup":
-        """The setup with some of its numbers multiplied."""
-        return replace(self, **{name: factor * getattr(self, name) for name, factor in factors.items()})
-
 
 class Transfer(NamedTuple):
     """One all-reduce: seconds since backward began."""
@@ -131,15 +125,9 @@ class Transfer(NamedTuple):
 
 
 def all_reduce(setup: Setup, size: float, gpus: int) -> float:
-    """Seconds to sum `size` bytes over `gpus` GPUs, which fill whole nodes or a part of one.
-
-    Raises:
-        ValueError: if they fill neither.
-    """
+    """Seconds to sum `size` bytes over `gpus` GPUs, which fill whole nodes or a part of one."""
     if gpus == 1:
         return 0.0
-    if gpus > setup.gpus_per_node and gpus % setup.gpus_per_node:
-        raise ValueError(f"{gpus} GPUs do not fill nodes of {setup.gpus_per_node}")
     nodes = max(1, gpus // setup.gpus_per_node)
     within = levels(gpus // nodes) * setup.inner.latency
     across = levels(nodes) * setup.between.latency
@@ -150,7 +138,7 @@ def all_reduce(setup: Setup, size: float, gpus: int) -> float:
     else:
         bandwidth = min(setup.inner.bandwidth, setup.between.bandwidth)
     sent = 2 * (gpus - 1) / gpus * size
-    return setup.start + 2 * setup.latency * (within + across) + sent / bandwidth
+    return setup.start + 2 * (within + across) + sent / bandwidth
 
 
 def levels(members: int) -> int:
@@ -179,11 +167,7 @@ def transfers(setup: Setup, backward: float, gpus: int) -> Iterator[Transfer]:
 
 
 def step(setup: Setup, gpus: int) -> float:
-    """Seconds of a step on `gpus` GPUs.
-
-    Raises:
-        ValueError: as `all_reduce` does.
-    """
+    """Seconds of a step on `gpus` GPUs."""
     if gpus == 1:
         return setup.compute
     kernels = setup.kernels * (1 + setup.speed_spread * expected_maximum(gpus))

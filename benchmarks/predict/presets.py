@@ -6,9 +6,8 @@ Sources:
 - NCCL, src/graph/tuning.cc, version 2.8: latencies of a ring's messages in µs (hwLat, baseLat; protocol Simple).
 - TensorFlow, guide "Benchmarks", May 2017: images per second of one P100 on ResNet-50 with batch 64.
 - NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5: images per second of one V100 and of one A100 of 80 GB.
-- NVIDIA, datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM: dense peaks,
-  which are half of those with sparsity that the newer ones print, and size and bandwidth of memory. The size also of
-  "Tesla P100" (2016) and "V100" (2020), each with the largest memory that it was sold with.
+- NVIDIA, datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM: the bandwidth
+  of memory.
 - Sinha et al., "Not All GPUs Are Created Equal", SC 2022: GPUs of one kind in one cluster differ by 8 % on average
   and by 22 % at most in how fast they are.
 - Lee et al., arXiv 2507.03114, 2025: compute is 18.9 % slower on average, and 40 % at most, while the same GPU
@@ -25,8 +24,8 @@ Assumptions, each with the range that it leaves:
   (P100, see `published`) lie between the two. Inception V3 (P100) and EfficientNet-B0 (A100 with TF32, 1078 images/s,
   NVIDIA, DeepLearningExamples, PyTorch EfficientNet) take 17 % longer than both.
 - An H100, H200 or B200 is as much faster than an A100, for which a rate of PyTorch's ResNet-50 is published, as its
-  memory is. The other end is the ratio of the dense peaks. In MLPerf Training 3.0 Dell trained ResNet-50 on 16 H100
-  in 7.8 minutes and on 16 A100 in 14.4: a factor of 1.85, between 1.64 and 3.17.
+  memory is: an H100 by a factor of 1.64. In MLPerf Training 3.0 Dell trained ResNet-50 on 16 H100 in 7.8 minutes and
+  on 16 A100 in 14.4, which is a factor of 1.85.
 - A gradient is there when the multiply-adds of backward up to its own are done.
 - NCCL's messages of protocol LL wait 2.7 µs in place of 9.6, and a long ring's large ones 1.9 times as long.
 """
@@ -47,52 +46,29 @@ NVLINK_LATENCY = 3.4e-6
 PCIE_LATENCY = 5.7e-6
 NETWORK_LATENCY = 9.6e-6
 
-# The two ends of what nobody has published, as factors of a Setup's numbers. With the kind one the least time is lost.
-KIND = {"speed_spread": 0.0, "contention": 0.0, "backward_share": 0.7 / BACKWARD_SHARE, "latency": 2.7 / 9.6}
-HARSH = {
-    "speed_spread": 0.22 / 0.08,
-    "contention": 0.40 / CONTENTION,
-    "backward_share": 0.6 / BACKWARD_SHARE,
-    "latency": 1.9,
-}
-KIND_LAUNCH = 0.5
-HARSH_LAUNCH = 2.0
-LONGER_THAN_BOTH = 1.17  # of Inception V3 on a P100: what it takes over the longer one of two estimates
-
 
 class Gpu(NamedTuple):
     """A kind of GPU.
 
     Attributes:
         resnet50_per_second: what one alone trains of ResNet-50, which is published or derived from another's.
-        gib: of its memory.
-        is_mixed: whether the rate is one in mixed precision.
-        fastest: the other end of a derived rate, as a factor of it.
     """
 
     name: str
     resnet50_per_second: float
-    gib: int
-    is_mixed: bool = False
-    fastest: float = 1.0
 
 
 GPUS = {
-    "p100": Gpu("P100, float32", 219, 16),
-    "v100": Gpu("V100, float32", 367, 32),
-    "a100": Gpu("A100, TF32", 938, 80),
-    "a100-amp": Gpu("A100, mixed precision", 2470, 80, is_mixed=True),
+    "p100": Gpu("P100, float32", 219),
+    "v100": Gpu("V100, float32", 367),
+    "a100": Gpu("A100, TF32", 938),
+    "a100-amp": Gpu("A100, mixed precision", 2470),
 }
-# GiB and GB/s of the memory, and the dense peaks with TF32 and bf16, the latter three as multiples of an A100's.
-NEWER = {
-    "h100": (80, 3350 / 2039, 494.7 / 156, 989.4 / 312),
-    "h200": (141, 4800 / 2039, 494.7 / 156, 989.4 / 312),
-    "b200": (180, 8000 / 2039, 1100 / 156, 2250 / 312),
-}
-for key, (gib, faster, tf32, bf16) in NEWER.items():
-    GPUS[key] = Gpu(f"{key.upper()}, TF32", 938 * faster, gib, fastest=tf32 / faster)
-    mixed = Gpu(f"{key.upper()}, mixed precision", 2470 * faster, gib, is_mixed=True, fastest=bf16 / faster)
-    GPUS[f"{key}-amp"] = mixed
+# GB/s of the memory, as multiples of an A100's.
+NEWER = {"h100": 3350 / 2039, "h200": 4800 / 2039, "b200": 8000 / 2039}
+for key, faster in NEWER.items():
+    GPUS[key] = Gpu(f"{key.upper()}, TF32", 938 * faster)
+    GPUS[f"{key}-amp"] = Gpu(f"{key.upper()}, mixed precision", 2470 * faster)
 # NCCL: links of a GPU times the bandwidth of each; for the A100 the most that tuning.cc expects of an all-reduce.
 INNER = {
     "nvlink-p100": Link(NVLINK_LATENCY, 4 * 18 * GIGABYTE),
@@ -134,31 +110,17 @@ class Hardware(NamedTuple):
     gpus_per_node: int = 8
 
 
-class Estimates(NamedTuple):
-    """How much longer a network computes than ResNet-50 on the same GPU, by each of two of its counts."""
-
-    by_operations: float
-    by_bytes: float
-
-
-def estimates(network: Network) -> Estimates:
+def estimates(network: Network) -> tuple[float, float]:
+    """How much longer a network computes than ResNet-50 on the same GPU, by its operations and by its bytes."""
     reference = networks()["ResNet-50"]
-    return Estimates(
-        by_operations=network.multiply_adds / reference.multiply_adds,
-        by_bytes=network.bytes_of_a_sample / reference.bytes_of_a_sample,
-    )
+    by_operations = network.multiply_adds / reference.multiply_adds
+    by_bytes = network.bytes_of_a_sample / reference.bytes_of_a_sample
+    return by_operations, by_bytes
 
 
 def sample_seconds(network: Network, gpu: Gpu) -> float:
     """Seconds that one GPU computes for one sample of a step, after its published rate for ResNet-50."""
     return max(estimates(network)) / gpu.resnet50_per_second
-
-
-def compute_range(network: Network, gpu: Gpu) -> tuple[float, float]:
-    """The kind and the harsh end of `sample_seconds`, as factors of it."""
-    both = estimates(network)
-    is_resnet50 = network.gradients == networks()["ResNet-50"].gradients
-    return min(both) / max(both) / gpu.fastest, 1.0 if is_resnet50 else LONGER_THAN_BOTH
 
 
 def setup(network: Network, hardware: Hardware, batch: float) -> Setup:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.networks import NETWORKS, Network
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP
-from common.memory import accounting, follow_size, name_category
+from common.memory import accounting, name_category
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
@@ -86,7 +86,6 @@ def _name_gathered(layer: nn.Module, inputs: tuple) -> None:
     """Say, for the accounting, which tensors are gathered parameters."""
     for parameter in layer.parameters(recurse=False):
         name_category(parameter, "parameters")
-        follow_size(parameter)
 
 
 def train(network: Network, device: torch.device, share: Share, steps: int = STEPS) -> None:

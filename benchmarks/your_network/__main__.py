@@ -19,10 +19,11 @@ from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.predict import presets
 from benchmarks.your_network.errors import StepFailed
 from common.errors import fail
+from common.numbers import positive, positive_float
 
 QUESTIONS = {
     "memory": "benchmarks.your_network.memory",
-    "predict": "benchmarks.predict.answer",
+    "predict": "benchmarks.your_network.predict",
     "measure": "benchmarks.your_network.measure",
 }
 OPTIMIZERS = ("adamw", "sgd")
@@ -53,7 +54,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     sizes = {"choices": presets.NODE_SIZES, "default": usual.gpus_per_node}
     flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
     of_a_step = "milliseconds of a step of --batch samples on one GPU, if you measured it"
-    flag("--measured-ms", type=above_zero, metavar="T", help=of_a_step)
+    flag("--measured-ms", type=positive_float, metavar="T", help=of_a_step)
     flag("--page", type=Path, metavar="PATH", help="write a page with sliders too, which starts with these flags")
 
     flag = add_question(questions, "measure", "how long a step takes at each level on this machine")
@@ -75,22 +76,6 @@ def add_question(questions: argparse._SubParsersAction, name: str, about: str):
     flag("--optimizer", choices=OPTIMIZERS, default="adamw", help="unless the file has its own (adamw)")
     flag("--json", type=Path, metavar="PATH", help="also write the answer there")
     return flag
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
-    return int(text)
-
-
-def above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return value
 
 
 def shape(text: str) -> tuple[int, ...]:

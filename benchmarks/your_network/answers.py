@@ -2,18 +2,25 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from common.errors import fail
 from common.files import write_atomically
 
 
-def conclude(options: argparse.Namespace, facts: list[str], record: dict) -> None:
-    """Print three lines of facts, and write the whole answer as JSON if that was asked for."""
-    print()
-    print(*facts, sep="\n")
+def write_json(options: argparse.Namespace, answer: dict) -> None:
+    """Write the whole answer as JSON if that was asked for."""
     if options.json:
-        asked = {"spec": options.spec, "question": options.question}
-        write(options.json, "--json", json.dumps({**asked, **record, "facts": facts}, indent=1) + "\n")
+        asked = {"spec": options.spec, "question": options.question, "batch": options.batch}
+        write(options.json, "--json", json.dumps(asked | answer, indent=1) + "\n")
+
+
+def write(path: Path, flag: str, text: str) -> None:
+    """Write a file that a flag asks for. Raises UserError if that cannot be done."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        fail(f"{flag}: {error}")
 
 
 def milliseconds(seconds: float) -> str:
@@ -22,11 +29,3 @@ def milliseconds(seconds: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def write(path, flag: str, text: str) -> None:
-    """Write a file that a flag asks for. Raises UserError if that cannot be done."""
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        fail(f"{flag}: {error}")

@@ -3,19 +3,13 @@
 A device is a GPU. On a machine without GPUs it is an equal part of the cores (see `common.cores`), so that level 00 has
 as much to compute with as each rank of the others. All rows have the same global batch, which every step takes from the
 host's memory, and take turns (`benchmarks.harness.paired`).
-
-The shares of DDP's step come from the same ranks, which also train some steps without averaging their gradients. A step
-of the slowest rank without it is computing; the part that the average rank computes less is waiting; what averaging
-makes the step longer is the part of the all-reduces that backward does not hide.
 """
 
 import argparse
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
-from textwrap import fill
 from typing import NamedTuple
 
 import torch
@@ -23,9 +17,9 @@ from tqdm import tqdm
 
 from benchmarks.harness.paired import Samples, bootstrap, measure, ratios, summarise
 from benchmarks.your_network import spec, step_rank
-from benchmarks.your_network.answers import conclude, milliseconds
+from benchmarks.your_network.answers import milliseconds, write_json
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.step_rank import DDP, RAW, REPLICATED, Measured, Work
+from benchmarks.your_network.step_rank import RAW, REPLICATED, Work
 from common.cores import available_cores
 from common.errors import fail
 from common.processes import RankFailed, ranks
@@ -37,27 +31,11 @@ MOST_STEPS = 50  # of one sample
 TIMEOUT = 900  # seconds, for any one sample
 
 
-class Shares(NamedTuple):
-    """What the ranks of DDP do in a step, as shares of it that add up to 1."""
-
-    computing: float
-    waiting: float
-    all_reduce: float
-
-
-@dataclass
-class Row:
-    """A level on so many devices.
-
-    Attributes:
-        shares: of a step of DDP on several devices, one for each sample.
-        problem: why it cannot be measured, or "".
-    """
+class Row(NamedTuple):
+    """A level on so many devices."""
 
     level: str
     devices: int
-    shares: list[Shares] = field(default_factory=list)
-    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -73,15 +51,11 @@ class Row:
         pool = ranks(processes, on_cpu=work.cores_per_device is not None)
         job = (step_rank.time_steps, work, self.level, self.devices, WARM_UP_STEPS, steps)
         try:
-            results = pool.run(*job, timeout=TIMEOUT)
+            return max(pool.run(*job, timeout=TIMEOUT))
         except RankFailed as error:
             lines = [line for line in str(error).splitlines() if line.startswith("rank ")]
             raised = [line for line in lines if "no answer" not in line]
-            raise StepFailed((raised or lines)[0]) from error
-        seconds = max(result.seconds for result in results)
-        if self.level == DDP and self.devices > 1:
-            self.shares.append(shares(seconds, results))
-        return seconds
+            raise StepFailed(f"{self.name} cannot (--level leaves it out): {(raised or lines)[0]}") from error
 
 
 def answer(options: argparse.Namespace) -> None:
@@ -96,17 +70,12 @@ def answer(options: argparse.Namespace) -> None:
     print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
     steps = steps_of_a_sample(rows, work, options.rounds, 60 * options.minutes)
-    measured = [row for row in rows if not row.problem]
     with tqdm(range(options.rounds), leave=False, disable=None) as turns:
-        samples = measure({row.name: partial(row.sample, work, steps) for row in measured}, turns)
-    found = [record(row, samples, measured[0]) for row in measured]
+        samples = measure({row.name: partial(row.sample, work, steps) for row in rows}, turns)
+    found = [record(row, samples, rows[0]) for row in rows]
     print()
     print_table(found, options.batch)
-    problems = {row.name: row.problem for row in rows if row.problem}
-    for name, problem in problems.items():
-        print(fill(f"{name} cannot: {problem}", 80))
-    about = {"batch": options.batch, "rounds": options.rounds, "cores_per_device": cores, "steps": steps}
-    conclude(options, facts(found, options.batch), {**about, "cannot": problems, "measure": found})
+    write_json(options, {"rounds": options.rounds, "cores_per_device": cores, "steps": steps, "measure": found})
 
 
 def contestants(levels: Sequence[str], devices: Sequence[int]) -> list[Row]:
@@ -115,9 +84,8 @@ def contestants(levels: Sequence[str], devices: Sequence[int]) -> list[Row]:
     for level in sorted(set(levels)):
         if level == RAW:
             rows.append(Row(RAW, 1))
-            continue
-        counts = [count for count in devices if count > 1 or level != REPLICATED]
-        rows += [Row(level, count) for count in counts]
+        else:
+            rows += [Row(level, count) for count in devices if count > 1 or level != REPLICATED]
     if not rows:
         fail("level 01 needs more than one device: give --devices 2")
     return rows
@@ -142,41 +110,23 @@ def cores_per_device(devices: int, wanted: int | None) -> int | None:
 
 
 def steps_of_a_sample(rows: Sequence[Row], work: Work, rounds: int, limit: float) -> int:
-    """The steps that take about SECONDS. Each row runs one for it, uncounted; one that fails has a problem then.
+    """The steps that take about SECONDS. Each row runs one for it, uncounted.
 
     Raises:
-        UserError: if no row can be measured, or all rounds would take more than `limit` seconds.
+        UserError: if all rounds would take more than `limit` seconds.
+        StepFailed: if a row cannot be measured.
     """
     seconds: list[float] = []
+    steps = 1
     for row in rows:
-        try:
-            seconds.append(row.sample(work, steps=1))
-        except StepFailed as error:
-            row.problem = str(error)
-        row.shares.clear()
+        seconds.append(row.sample(work, steps=1))
+        steps = max(1, min(round(SECONDS / statistics.median(seconds)), MOST_STEPS))
         # Each row says already whether the others would take hours.
-        check_time(sum(seconds), rounds, 1, limit)
-    if not seconds:
-        fail(f"{rows[0].name} cannot: {rows[0].problem}")
-    steps = max(1, min(round(SECONDS / statistics.median(seconds)), MOST_STEPS))
-    check_time(sum(seconds), rounds, steps, limit)
+        needed = rounds * (WARM_UP_STEPS + steps) * sum(seconds)
+        if needed > limit:
+            minutes = math.ceil(needed / 60)
+            fail(f"all would take at least {minutes} minutes here. Give a smaller --batch, or more --minutes")
     return steps
-
-
-def check_time(step_of_all: float, rounds: int, steps: int, limit: float) -> None:
-    """Raises UserError if the rounds take longer than `limit` seconds. `step_of_all`: seconds of a step of each row."""
-    needed = rounds * (WARM_UP_STEPS + steps) * step_of_all
-    if needed > limit:
-        minutes = math.ceil(needed / 60)
-        fail(f"all would take at least {minutes} minutes here. Give a smaller --batch, or more --minutes")
-
-
-def shares(step: float, results: list[Measured]) -> Shares:
-    """The shares of a step of DDP whose ranks have also trained without averaging."""
-    alone = [result.alone for result in results]
-    slowest = min(max(alone), step)  # a lone step that was disturbed may be longer
-    computing = min(statistics.mean(alone), slowest)
-    return Shares(computing / step, (slowest - computing) / step, (step - slowest) / step)
 
 
 def record(row: Row, samples: Samples, first: Row) -> dict:
@@ -184,9 +134,10 @@ def record(row: Row, samples: Samples, first: Row) -> dict:
     times = summarise(samples[row.name])
     speed_ups = ratios(samples[first.name], samples[row.name])
     interval = bootstrap(speed_ups)
-    medians = [statistics.median(column) for column in zip(*row.shares, strict=True)]
-    return asdict(row) | {
+    return {
         "name": row.name,
+        "level": row.level,
+        "devices": row.devices,
         "samples": samples[row.name],
         "seconds": times.median,
         "low": times.low,
@@ -194,7 +145,6 @@ def record(row: Row, samples: Samples, first: Row) -> dict:
         "noisy": times.noisy,
         "speed_up": statistics.median(speed_ups),
         "interval": [interval.low, interval.high],
-        "shares": Shares(*medians)._asdict() if medians else None,
     }
 
 
@@ -209,25 +159,4 @@ def print_table(found: Sequence[dict], batch: int) -> None:
         print(f"{line}{interval:>13}{'!' if row['noisy'] else ''}")
     print()
     print(f"faster: than {found[0]['name']}, round by round, and the interval of the median.")
-    print("!: noisy, the middle half is wide.")
-
-
-def facts(found: Sequence[dict], batch: int) -> list[str]:
-    """The fastest row, what the ranks of DDP do in a step, and how sure that is."""
-    first = found[0]
-    # Only more devices save time. A row that seems faster on as many as the first row has is noise.
-    larger = [row for row in found if row["devices"] > first["devices"]]
-    best = max(larger, key=lambda row: row["speed_up"], default=first)
-    interval = "{:.2f} to {:.2f}".format(*best["interval"])
-    lines = [f"Fastest on more devices: {best['name']}, {best['speed_up']:.2f}× {first['name']} ({interval})."]
-    if best is first or best["speed_up"] < 1:
-        lines = [f"Fastest: {first['name']}, {batch / first['seconds']:,.1f} samples/s."]
-    for row in found:
-        if row["shares"]:
-            lines.append(
-                "Of a step of {name}: {computing:.0%} computing, {waiting:.0%} waiting for the slowest rank, "
-                "{all_reduce:.0%} all-reduce that backward does not hide.".format(name=row["name"], **row["shares"])
-            )
-    noisy = [row["name"] for row in found if row["noisy"]]
-    lines.append(f"Noisy rows, which more --rounds would settle: {'; '.join(noisy) or 'none'}.")
-    return lines
+    print("!: noisy, the middle half is wide; more --rounds would settle it.")

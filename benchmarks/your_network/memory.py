@@ -4,29 +4,30 @@ A step is run on tensors without memory (see `hollow`), and every storage is cha
 """
 
 import argparse
-import gc
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import fill, shorten
+from typing import NamedTuple
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.fused_attention import FusedAttention
-from benchmarks.harness.hollow import DependsOnNumbers, hollow, hollow_if_possible
+from benchmarks.harness.hollow import hollow
 from benchmarks.your_network import spec, strategies, training
-from benchmarks.your_network.answers import conclude
+from benchmarks.your_network.answers import write_json
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from common.errors import fail
-from common.memory import CATEGORIES, accounting, name_category
+from common.memory import CATEGORIES, Ledger, accounting, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
-CLOSE = 1.01  # how far a larger batch that might fit may be from the one that is found
-TRIES = 20  # batches that are run for one size at most
+CLOSE = 0.01  # how far a peak may be from a straight line that counts as one with it
 GROWTH = 256  # times the largest batch that was run: no line is trusted beyond it
 SMALLEST = 2  # samples: a batch normalisation needs more than one
 HEADS = "on devices          weights  grads optim.  acts.  comm.  temp.    peak   least"
@@ -78,19 +79,14 @@ class Row:
 
     Attributes:
         need: of a step with the global batch that was asked for; None where the strategy cannot train this network.
-        largest: the largest global batch by the GiB of each device, 0 where none fits. A size is missing where none was
-            found.
-        slope: bytes by which one more sample on each device raises the peak of a large batch, or None.
-        computed: whether the steps were computed, because the network's shapes depend on numbers.
-        problem: why there is no `need`, or no batch for some size; or "".
+        largest: the largest global batch by the GiB of each device, 0 where none fits.
+        problem: why there is no `need`, or no largest batch; or "".
     """
 
     strategy: str
     devices: int
     need: Need | None = None
     largest: dict[int, int] = field(default_factory=dict)
-    slope: float | None = None
-    computed: bool = False
     problem: str = ""
 
     @property
@@ -109,35 +105,33 @@ def answer(options: argparse.Namespace) -> None:
     print(HEADS)
     sizes = sorted(set(options.gib))
     rows: dict[tuple[str, int], Row] = {}
-    slope = None
+    plain: Line | None = None
     for devices in sorted({1, *counts}):  # one device says whether the network can be trained at all
         for strategy in strategies.on(devices):
             if (strategy.name, devices) not in rows:
                 setting = Setting(strategy, devices, options.precision, options.checkpointing)
                 alike = [count for count in counts if count > 1] if strategy.is_alone else [devices]
-                for row in find(network, setting, alike, options.batch, sizes, slope):
+                found, line = find(network, setting, alike, options.batch, sizes, plain)
+                if line and line.samples > options.batch:  # else activations may not decide yet
+                    plain = plain or line
+                for row in found:
                     rows[row.strategy, row.devices] = row
             row = rows[strategy.name, devices]
-            slope = slope or row.slope
             if devices == 1 and row.need is None:
                 raise StepFailed(row.problem)
             if devices in counts:
-                print(line(row), flush=True)
+                print(line_of(row), flush=True)
     found = [rows[strategy.name, devices] for devices in counts for strategy in strategies.on(devices)]
     print_batches(found, sizes)
     print(NOT_COUNTED)
-    record = {"batch": options.batch, "memory": [asdict(row) for row in found]}
-    conclude(options, facts(found, options.batch, sizes), record)
+    write_json(options, {"memory": [asdict(row) for row in found]})
 
 
 class Steps:
-    """Steps of one process with any batch, in which nothing is computed unless the numbers have to be known."""
+    """Steps of one process with any batch."""
 
-    def __init__(self, network: UserNetwork, setting: Setting, mesh, ledger=None) -> None:
+    def __init__(self, network: UserNetwork, setting: Setting, mesh: DeviceMesh, ledger: Ledger) -> None:
         strategy = setting.strategy
-        if strategy.cuts_inputs and network.shared:
-            reason = "it would cut an input that all samples share; as a buffer of the module it stays whole"
-            raise StepFailed(f"{strategy.name} cannot train {network.title}: {reason}")
         model = training.build(network)
         if setting.checkpointing:
             model = strategies.checkpointed(model)
@@ -151,6 +145,16 @@ class Steps:
         self.model = model
         self.optimizer = strategies.make_optimizer(network, model, strategy)
         self.warm_up = strategy.warm_up
+        self._make_state()
+
+    def _make_state(self) -> None:
+        """Let the optimizer make its state, as its first step does, without a forward and a backward before it."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        with training.explained(f"the optimizer of {self.network.title} failed"):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def step(self, samples: int) -> None:
         """A step of so many samples on each device, after the warm-up if there was none."""
@@ -178,30 +182,23 @@ class Steps:
 
 
 @contextmanager
-def steps(network: UserNetwork, setting: Setting, computes: bool = False) -> Iterator[Steps]:
+def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
     """Steps of one rank whose group has no other members.
 
-    Args:
-        computes: compute them, in real memory.
-
     Raises:
-        DependsOnNumbers: unless they are computed, where the network's shapes depend on numbers.
         StepFailed: if the strategy cannot take the network.
     """
-    mode = nullcontext() if computes else hollow()
-    with strategies.lone_rank(setting.rank, setting.devices) as mesh, mode, accounting() as ledger:
+    with strategies.lone_rank(setting.rank, setting.devices) as mesh, hollow(), accounting() as ledger:
         yield Steps(network, setting, mesh, ledger)
-    if computes:
-        gc.collect()  # a wrapper's cycles keep the network alive
 
 
-def need(network: UserNetwork, setting: Setting, samples: int, computes: bool = False) -> Need:
+def need(network: UserNetwork, setting: Setting, samples: int) -> Need:
     """The bytes that a step of so many samples on each device needs.
 
     Raises:
-        DependsOnNumbers, StepFailed: see `steps`; or if the network, its batch or its loss does not work.
+        StepFailed: see `steps`; or if the network, its batch or its loss does not work.
     """
-    with steps(network, setting, computes) as run:
+    with steps(network, setting) as run:
         return run.need(samples)
 
 
@@ -210,49 +207,38 @@ def find(
     setting: Setting,
     counts: Sequence[int],
     batch: int,
-    sizes: Sequence[int] = (),
-    slope: float | None = None,
-) -> list[Row]:
+    sizes: Sequence[int],
+    plain: "Line | None" = None,
+) -> "tuple[list[Row], Line | None]":
     """The rows of a strategy on several numbers of devices, all of which one process of `setting` can speak for.
 
     Args:
         batch: the global one.
         sizes: GiB of a device for which the largest batch is sought.
-        slope: of another strategy. On large batches they differ in what does not depend on the batch.
+        plain: the line of one device, if that is known; that of these rows is returned.
     """
     strategy = setting.strategy
-    shares = [batch // devices for devices in counts]
     if strategy is strategies.ZERO_1:
         setting = replace(setting, rank=fullest_rank(network, setting.devices))
-    needs: dict[int, Need] = {}
+    needs: dict[int, Need] = {}  # by devices
     largest: dict[int, int] = {}
-    computed = False
+    line = None
     problem = ""
     try:
-        try:
-            with steps(network, setting) as run:
-                for samples in shares:
-                    needs[samples] = run.need(samples)
-                # DataParallel's first device gathers the outputs of all.
-                curve = Curve(run, needs, None if strategy.cuts_inputs else slope)
-                for size in reversed(sizes):
-                    try:
-                        largest[size] = curve.largest(size * GIB)
-                    except StepFailed as error:
-                        problem = f"? for {size} GiB: {error}"
-                slope = curve.last_slope()
-        except DependsOnNumbers:  # a search must not compute
-            computed = True
-            largest.clear()
-            for samples in shares:
-                needs[samples] = need(network, setting, samples, computes=True)
+        with steps(network, setting) as run:
+            for devices in counts:
+                needs[devices] = run.need(batch // devices)
+            peaks = {batch // devices: found.most for devices, found in needs.items()}
+            limits = [size * GIB for size in sizes]
+            line = follow(lambda samples: run.need(samples).most, peaks, limits, plain)
+            largest = {size: largest_batch(peaks, line.slope, size * GIB) for size in sizes}
     except StepFailed as error:
         problem = str(error)
     rows = []
-    for devices, samples in zip(counts, shares, strict=True):
-        batches = {size: each * devices for size, each in largest.items()}
-        rows.append(Row(strategy.name, devices, needs.get(samples), batches, slope, computed, problem))
-    return rows
+    for devices in counts:
+        batches = {size: samples * devices for size, samples in largest.items()}
+        rows.append(Row(strategy.name, devices, needs.get(devices), batches, problem))
+    return rows, line
 
 
 def fullest_rank(network: UserNetwork, devices: int) -> int:
@@ -260,8 +246,8 @@ def fullest_rank(network: UserNetwork, devices: int) -> int:
 
     It shares out whole parameters, the largest first, each to the rank that has least.
     """
-    parameters = hollow_if_possible(lambda: training.trained(training.build(network)))
-    sizes = [parameter.numel() for parameter in parameters]
+    with hollow():
+        sizes = [parameter.numel() for parameter in training.trained(training.build(network))]
     of_ranks = [0] * devices
     for size in sorted(sizes, reverse=True):
         emptiest = of_ranks.index(min(of_ranks))
@@ -269,83 +255,63 @@ def fullest_rank(network: UserNetwork, devices: int) -> int:
     return of_ranks.index(max(of_ranks))
 
 
-class Curve:
-    """The peaks with some numbers of samples, from which those with others follow.
+class Line(NamedTuple):
+    """The peak of a large batch: `samples` on a device, and the bytes by which one more of them raises the peak."""
 
-    What a step holds at one moment grows with the samples by a straight line, or faster. A peak is the largest of all
-    moments, so it is a convex function: between two numbers that were run it lies below the line through them, and
-    above every line through two others that is drawn on. Where the two lines promise the same number, that one is not
-    run. So a network whose activations decide needs two runs, and a third where no slope is known.
+    samples: int
+    slope: float
 
-    Attributes:
-        peaks: bytes by the samples on each device.
-        slope: what is known from another strategy, in bytes for a sample.
+
+def follow(peak_of: Callable[[int], int], peaks: dict[int, int], limits: Sequence[int], plain: Line | None) -> Line:
+    """Run the batches between which `peaks`, the bytes by samples on a device, is made of straight lines.
+
+    What a step holds at one moment grows with the samples by a straight line. A peak is the largest of all moments, so
+    it bends upwards: mostly once, where the activations begin to decide. The strategies differ in what does not depend
+    on the batch, so a line that is `plain` saves the run that tells the slope, and one run that is too large is enough.
+    Where its line does not meet the smallest batch, the peak bends between them, and the bend is run too.
+
+    Args:
+        limits: bytes of a device, in ascending order.
     """
-
-    def __init__(self, run: Steps, needs: dict[int, Need], slope: float | None) -> None:
-        self.run = run
-        self.peaks = {samples: need.most for samples, need in needs.items()}
-        self.slope = slope
-
-    def largest(self, limit: int) -> int:
-        """The most samples with a peak of at most `limit` bytes; 0 where not even SMALLEST fit.
-
-        Raises:
-            StepFailed: if a step that would decide fails.
-        """
-        for _ in range(TRIES):
-            fitting = [samples for samples, peak in self.peaks.items() if peak <= limit]
-            too_large = [samples for samples, peak in self.peaks.items() if peak > limit]
-            if not fitting:
-                if min(too_large) <= SMALLEST:
-                    return 0
-                samples = SMALLEST
-            elif not too_large:
-                samples = self._beyond(max(fitting), limit)
-            else:
-                least, most = self._between(max(fitting), min(too_large), limit)
-                if most <= CLOSE * least or most < least + 1:
-                    return least
-                # The half of a power of two is one that others run too.
-                samples = min(too_large) // 2
-                if samples <= 2 * max(fitting):
-                    samples = max(max(fitting) + 1, int(least + most) // 2)
-            self.peaks[samples] = self.run.need(samples).most
-        return max(fitting, default=0)
-
-    def _beyond(self, fitting: int, limit: int) -> int:
-        """A number that should be too large. A power of two, so that others run it too: what is alike is known then."""
-        slope = self.last_slope() or self.slope or self.peaks[fitting] / fitting
-        samples = fitting + (limit - self.peaks[fitting]) / slope
-        samples = min(samples, GROWTH * fitting)
-        return max(2 * fitting, 2 ** math.ceil(math.log2(samples)))
-
-    def _between(self, fitting: int, too_large: int, limit: int) -> tuple[int, float]:
-        """The least and the most that the largest number can be between two that were run."""
-        least = fitting + int((limit - self.peaks[fitting]) / self._slope(fitting, too_large))
-        before = [samples for samples in self.peaks if samples < fitting]
-        beyond = [samples for samples in self.peaks if samples > too_large]
-        bounds: list[float] = [too_large - 1]
-        slope = self._slope(too_large, min(beyond)) if beyond else self.slope
-        if slope:
-            bounds.append(too_large - (self.peaks[too_large] - limit) / slope)
-        if before and self._slope(max(before), fitting) > 0:
-            bounds.append(fitting + (limit - self.peaks[fitting]) / self._slope(max(before), fitting))
-        # What another strategy has told may not hold for this one: no bound lies below what is known to fit.
-        return least, min(bound for bound in bounds if bound * CLOSE >= least)
-
-    def _slope(self, one: int, other: int) -> float:
-        return (self.peaks[other] - self.peaks[one]) / (other - one)
-
-    def last_slope(self) -> float | None:
-        """Bytes for a sample, by the two largest numbers that were run."""
-        if len(self.peaks) < 2:
-            return None
-        *_, one, other = sorted(self.peaks)
-        return self._slope(one, other)
+    if min(peaks.values()) > limits[0]:
+        peaks.setdefault(SMALLEST, peak_of(SMALLEST))
+    if plain:
+        large = plain.samples
+        slope = plain.slope
+        peaks[large] = peak_of(large)
+    else:
+        large = max(peaks)
+        while peaks[large] <= limits[-1]:
+            wanted = min(large * limits[-1] / peaks[large], GROWTH * large)
+            large = 2 ** math.ceil(math.log2(wanted + 1))
+            peaks[large] = peak_of(large)
+        peaks[large // 2] = peak_of(large // 2)
+        slope = (peaks[large] - peaks[large // 2]) / (large - large // 2)
+    least = min(peaks)
+    on_the_line = peaks[large] - slope * (large - least)
+    if slope and abs(on_the_line - peaks[least]) > CLOSE * peaks[least]:
+        bend = large - (peaks[large] - peaks[least]) / slope
+        middle = math.ceil(bend) if bend > least else large // 2
+        peaks[middle] = peak_of(middle)
+    return Line(large, slope)
 
 
-def line(row: Row) -> str:
+def largest_batch(peaks: dict[int, int], slope: float, limit: int) -> int:
+    """The most samples that fit by the straight lines between those that were run; 0 where not even SMALLEST do.
+
+    Where the peak bends between two of them it lies below the line, so what is found fits.
+    """
+    points = sorted(peaks.items())
+    if points[0][1] > limit:
+        return 0
+    for (samples, peak), (more, higher) in itertools.pairwise(points):
+        if higher > limit:
+            return int(samples + (limit - peak) / (higher - peak) * (more - samples))
+    samples, peak = points[-1]
+    return int(samples + (limit - peak) / slope)
+
+
+def line_of(row: Row) -> str:
     """The row in 82 columns: MiB of the fullest device by category, and of the emptiest."""
     if row.need is None:
         return f"{row.label:<20}" + shorten(f"cannot: {row.problem}", 60, placeholder=" …")
@@ -358,37 +324,13 @@ def print_batches(rows: Sequence[Row], sizes: Sequence[int]) -> None:
     """Print the largest batches, and what has failed."""
     if any(row.strategy == strategies.ZERO_1.name for row in rows):
         print("ZeRO-1 shares out whole parameters: the state of a large one is on one device.")
-    if any(row.computed for row in rows):
-        print("This network's shapes depend on numbers, so steps were computed, and no batch is sought.")
     with_batches = [row for row in rows if row.largest]
     if with_batches:
         print("\nThe largest global batch if each device has so much memory (–: none):\n")
         print(f"{'on devices':<20}" + "".join(f"{size:>8} GiB" for size in sizes))
     for row in with_batches:
-        batches = [row.largest.get(size, "?") or "–" for size in sizes]
+        batches = [row.largest[size] or "–" for size in sizes]
         print(f"{row.label:<20}" + "".join(f"{batch:>12}" for batch in batches))
     problems = {row.strategy: row.problem for row in rows if row.problem}
     for strategy, problem in problems.items():
         print(fill(f"{strategy}: {problem}", 80))
-
-
-def facts(rows: Sequence[Row], batch: int, sizes: Sequence[int]) -> list[str]:
-    """The smallest device that holds the batch, what sharding saves, and what DDP's buckets cost."""
-    devices = max(row.devices for row in rows)
-    can = {row.strategy: row for row in rows if row.need and row.devices in (1, devices)}
-    holds = []
-    for strategy in (strategies.ONE_DEVICE, strategies.DDP):
-        if strategy.name in can:
-            row = can[strategy.name]
-            size = next((f"{size} GiB" for size in sizes if row.need.most <= size * GIB), f"over {sizes[-1]} GiB")
-            holds.append(f"{size} with {row.label}")
-    lines = [f"Batch {batch} needs a device of: {'; '.join(holds) or 'nothing that can train it'}."]
-    if can:
-        least = min(can.values(), key=lambda row: row.need.most)
-        lines.append(f"Least memory: {least.label}, {least.need.most / 2**20:,.0f} MiB on the fullest device.")
-    if strategies.DDP.name in can and strategies.BUCKET_VIEWS.name in can:
-        ddp = can[strategies.DDP.name].need
-        saved = ddp.most - can[strategies.BUCKET_VIEWS.name].need.most
-        buckets = ddp.devices[0]["communication"] / 2**20
-        lines.append(f"DDP's buckets: {buckets:.0f} MiB; gradient_as_bucket_view=True saves {saved / 2**20:.0f} MiB.")
-    return lines

@@ -5,8 +5,8 @@
 
 Beside `build` the file may have `batch(n)`, which returns inputs and targets, `loss(outputs, targets)`, by default the
 cross-entropy, and `optimizer(parameters)`, by default AdamW. Inputs may be a tensor, a tuple of arguments of the
-module or a dict of named ones; targets may be nested as you like. An input whose shape does not depend on n, such as a
-causal mask, is one that all samples share.
+module or a dict of named ones; targets may be nested as you like. What all samples share, such as a causal mask, is a
+buffer of the module.
 """
 
 import functools
@@ -20,9 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_iter
 
-from benchmarks.harness.hollow import hollow_if_possible
+from benchmarks.harness.hollow import hollow
 from common.errors import fail
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -41,7 +40,6 @@ class UserNetwork:
         batch: `batch(n)` makes the inputs and targets of n samples.
         loss: of outputs and targets, a scalar.
         optimizer: of the parameters.
-        shared: the positions, among all tensors of the inputs, of those that all samples share.
     """
 
     title: str
@@ -49,7 +47,6 @@ class UserNetwork:
     batch: Callable[[int], tuple[Any, Any]]
     loss: Callable[[Any, Any], Tensor]
     optimizer: Callable[..., torch.optim.Optimizer]
-    shared: frozenset[int] = frozenset()
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -94,7 +91,6 @@ def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adam
         batch=batch or _batch_of_shape(shape or IMAGE, build),
         loss=getattr(module, "loss", classification_loss),
         optimizer=getattr(module, "optimizer", OPTIMIZERS[optimizer]),
-        shared=_shared_inputs(path, batch) if batch else frozenset(),
     )
 
 
@@ -130,28 +126,6 @@ def _imported(path: Path) -> Any:
     return module
 
 
-def _shared_inputs(path: Path, batch: Callable[[int], tuple[Any, Any]]) -> frozenset[int]:
-    """The inputs that keep their shape however many samples there are."""
-
-    def shapes() -> list[list[torch.Size]]:
-        found = []
-        for size in (2, 4):  # samples may come in pairs
-            inputs, _ = batch(size)
-            found.append([leaf.shape for leaf in tree_iter(inputs) if isinstance(leaf, Tensor)])
-        return found
-
-    try:
-        of_two, of_four = hollow_if_possible(shapes)
-    except Exception as error:
-        fail(f"batch(2) of {path} failed: {type(error).__name__}: {error}")
-    if not of_two:
-        fail(f"the inputs of batch(2) of {path} must be tensors")
-    shared = [position for position, pair in enumerate(zip(of_two, of_four, strict=False)) if pair[0] == pair[1]]
-    if len(shared) == len(of_two):
-        fail(f"batch(2) of {path} made inputs of the same shapes as batch(4), where the first dimension is the sample")
-    return frozenset(shared)
-
-
 def _batch_of_shape(shape: tuple[int, ...], build: Callable[[], nn.Module]) -> Callable[[int], tuple[Tensor, Tensor]]:
     """Noise of a shape, with classes that fit the output of the network: one for each sample, or for each pixel."""
 
@@ -162,7 +136,8 @@ def _batch_of_shape(shape: tuple[int, ...], build: Callable[[], nn.Module]) -> C
 
     @functools.cache
     def target_shape() -> torch.Size:
-        return hollow_if_possible(logits_of_one).shape[2:]
+        with hollow():
+            return logits_of_one().shape[2:]
 
     def batch(n: int) -> tuple[Tensor, Tensor]:
         return torch.randn(n, *shape), torch.zeros(n, *target_shape(), dtype=torch.long)

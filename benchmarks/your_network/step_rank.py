@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
@@ -51,13 +50,6 @@ class Work:
         return spec.load(self.spec, self.shape, self.optimizer)
 
 
-class Measured(NamedTuple):
-    """Seconds of a step, and of one that averages no gradients: 0 but for DDP on several devices."""
-
-    seconds: float
-    alone: float = 0.0
-
-
 class Clock:
     """Times the steps after a warm-up, between two moments at which the device has done all its work."""
 
@@ -80,27 +72,26 @@ class Clock:
             self.seconds = (time.perf_counter() - self.began) / (self.all_steps - self.warm_up)
 
 
-def time_steps(work: Work, level: str, devices: int, warm_up: int, steps: int) -> Measured:
-    """The time of so many steps after a warm-up, with this rank's share of the batch."""
+def time_steps(work: Work, level: str, devices: int, warm_up: int, steps: int) -> float:
+    """Seconds of a step, after a warm-up, with this rank's share of the batch."""
     device = _take_device(work)
     model = copy.deepcopy(_model(work))
     network = work.network()
     clock = Clock(device, warm_up, steps)
     share = work.batch if level in (RAW, REPLICATED) else work.batch // devices
     batch = training.make_batch(network, share)
-    alone = 0.0
     match level:
         case "00" | "01":
             model = model.to(device) if level == RAW else _replicated(model, device, devices)
             _loop(network, model, device, batch, clock)
         case "02":
             with process_group("gloo" if device.type == "cpu" else "nccl"):
-                alone = _ddp(network, model.to(device), device, batch, clock)
+                _loop(network, DistributedDataParallel(model.to(device)), device, batch, clock)
         case "03":
             _core(network, model, device, batch, clock)
         case "04":
             _trainer(network, model, device, batch, clock)
-    return Measured(clock.seconds, alone)
+    return clock.seconds
 
 
 def _take_device(work: Work) -> torch.device:
@@ -151,20 +142,6 @@ def _loop(
         optimizer.step()
         optimizer.zero_grad()
         clock.count()
-
-
-def _ddp(network: UserNetwork, model: nn.Module, device: torch.device, batch: Any, clock: Clock) -> float:
-    """The steps of DDP. Returns, of several ranks, the seconds of a step that keeps its gradients to itself."""
-    wrapped = DistributedDataParallel(model)
-    _loop(network, wrapped, device, batch, clock)
-    if dist.get_world_size() == 1:
-        return 0.0
-    lone = Clock(device, warm_up=1, steps=clock.all_steps - clock.warm_up)
-    with wrapped.no_sync():
-        dist.barrier()  # the ranks compute side by side here too
-        _loop(network, wrapped, device, batch, lone)
-    dist.barrier()
-    return lone.seconds
 
 
 def _core(network: UserNetwork, model: nn.Module, device: torch.device, batch: Any, clock: Clock) -> None:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unfl
 
 from benchmarks.your_network import training
 from benchmarks.your_network.spec import UserNetwork
-from common.memory import copy_to, follow_size, name_category
+from common.memory import copy_to, name_category
 from common.small.data_parallel import gather, replicate
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -40,15 +40,14 @@ class Strategy:
         cuts_inputs: DataParallel: one process has the inputs of all devices, and cuts them, those too that all samples
             share.
         is_alone: whether a rank needs the same however many others there are.
-        warm_up: the steps before one that is as all later ones: the first makes the optimizer's state, and DDP has its
-            final buckets only in the third.
+        warm_up: the steps before one that is as all later ones. DDP has its final buckets only in the third.
     """
 
     name: str
     wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
     cuts_inputs: bool = False
     is_alone: bool = False
-    warm_up: int = 1
+    warm_up: int = 0
 
 
 class Replicated(nn.Module):
@@ -94,12 +93,8 @@ def _joined(*leaves: Any) -> Any:
     return leaves[0]
 
 
-def _data_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return Replicated(model, mesh.size())
-
-
-def _ddp(model: nn.Module, mesh: DeviceMesh, gradient_as_bucket_view: bool = False) -> nn.Module:
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=gradient_as_bucket_view)
+def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    wrapped = DistributedDataParallel(model)
     wrapped.register_comm_hook(None, _averaged_already)
     return wrapped
 
@@ -122,11 +117,10 @@ def _fully_sharded(model: nn.Module, mesh: DeviceMesh, reshard_after_forward: bo
 
 
 def _name_gathered(unit: nn.Module, _: Any) -> None:
-    """Say for the accounting which tensors are gathered parameters, and that FSDP frees and fills their storages."""
+    """Say for the accounting which tensors are gathered parameters."""
     for parameter in unit.parameters():
         if not hasattr(parameter, "device_mesh"):  # another unit's are still cut
             name_category(parameter, "parameters")
-            follow_size(parameter)
 
 
 def units(model: nn.Module) -> list[nn.Module]:
@@ -157,18 +151,13 @@ def checkpointed(model: nn.Module) -> nn.Module:
     return model
 
 
-def _unchanged(model: nn.Module, _: DeviceMesh) -> nn.Module:
-    return model
-
-
-ONE_DEVICE = Strategy("one device", _unchanged)
-DATA_PARALLEL = Strategy("DataParallel", _data_parallel, cuts_inputs=True)
+ONE_DEVICE = Strategy("one device", lambda model, _: model)
+DATA_PARALLEL = Strategy("DataParallel", lambda model, mesh: Replicated(model, mesh.size()), cuts_inputs=True)
 DDP = Strategy("DDP", _ddp, is_alone=True, warm_up=2)
-BUCKET_VIEWS = Strategy("DDP, bucket views", partial(_ddp, gradient_as_bucket_view=True), is_alone=True, warm_up=2)
-ZERO_1 = Strategy("ZeRO-1", _ddp, warm_up=2)
+ZERO_1 = Strategy("ZeRO-1", _ddp, warm_up=1)
 ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False))
 ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True))
-ON_SEVERAL = (DATA_PARALLEL, DDP, BUCKET_VIEWS, ZERO_1, ZERO_2, ZERO_3)
+ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
 
 
 def on(devices: int) -> tuple[Strategy, ...]:
@@ -197,6 +186,7 @@ class ShardedOptimizer:
         self.parameters = training.trained(model)
         self.shards = [parameter.to_local() for parameter in self.parameters]
         self.optimizer = training.make_optimizer(network, self.shards)
+        self.param_groups = self.optimizer.param_groups
 
     @torch.no_grad()
     def step(self) -> None:

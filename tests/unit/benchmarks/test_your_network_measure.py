@@ -13,9 +13,8 @@ from torch import nn
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure, step_rank
-from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.measure import Row
-from benchmarks.your_network.step_rank import Clock, Measured
+from benchmarks.your_network.step_rank import Clock
 from benchmarks.your_network.strategies import Replicated
 from common.errors import UserError
 
@@ -55,14 +54,6 @@ def test_a_device_without_gpus_is_an_equal_part_of_the_cores(monkeypatch, capsys
     assert "this machine has 1 GPU, not 2" in errors[2]
 
 
-def test_the_shares_of_a_step_add_up_also_where_a_lone_step_was_disturbed():
-    calm = measure.shares(1.0, [Measured(1.0, 0.5), Measured(1.0, 0.7)])
-    assert calm == pytest.approx((0.6, 0.1, 0.3))
-    disturbed = measure.shares(1.0, [Measured(1.0, 0.5), Measured(1.0, 1.3)])
-    assert sum(disturbed) == pytest.approx(1)
-    assert min(disturbed) >= 0
-
-
 def test_a_clock_counts_no_warm_up(monkeypatch):
     times = iter([10.0, 14.0])
     monkeypatch.setattr(step_rank.time, "perf_counter", lambda: next(times))
@@ -85,22 +76,6 @@ def test_replicas_on_threads_have_the_gradients_of_the_bare_module():
         torch.testing.assert_close(parameter.grad, gradient)
     for thread in threads:
         thread.shutdown()
-
-
-def row(name: str, speed_up: float, shares: dict | None = None) -> dict:
-    found = {"name": name, "devices": int(name[-1]), "seconds": 0.1 / speed_up, "speed_up": speed_up, "shares": shares}
-    return found | {"interval": [speed_up, speed_up], "noisy": speed_up > 3}
-
-
-def test_the_facts_name_no_other_level_on_one_device():
-    first, disturbed = row("00 raw loop, 1", 1.0), row("03 core, 1", 3.6)
-    fastest, noisy = measure.facts([first, disturbed], 64)
-    assert fastest == "Fastest: 00 raw loop, 1, 640.0 samples/s."
-    assert "03 core, 1" in noisy
-    shares = {"computing": 0.8, "waiting": 0.05, "all_reduce": 0.15}
-    fastest, of_a_step, _ = measure.facts([first, disturbed, row("02 DDP, 2", 1.6, shares)], 64)
-    assert fastest == "Fastest on more devices: 02 DDP, 2, 1.60× 00 raw loop, 1 (1.60 to 1.60)."
-    assert "80% computing, 5% waiting for the slowest rank, 15% all-reduce" in of_a_step
 
 
 @pytest.mark.parametrize(
@@ -132,21 +107,12 @@ def test_a_network_that_fails_is_one_line(written, capsys):
     assert "the forward of mine:build failed: RuntimeError" in error
 
 
-def test_a_level_that_cannot_train_the_network_is_left_out_and_named(monkeypatch):
+def test_what_would_take_too_long_is_refused(monkeypatch):
     rows = [Row("00", 1), Row("01", 2), Row("02", 2)]
-
-    def sample(row, work, steps):
-        if row.level == "02":
-            raise StepFailed("rank 0: no such operator")
-        return 0.5
-
-    monkeypatch.setattr(Row, "sample", sample)
+    monkeypatch.setattr(Row, "sample", lambda row, work, steps: 0.5)
     assert measure.steps_of_a_sample(rows, None, rounds=3, limit=60) == 2
-    assert [row.problem for row in rows] == ["", "", "rank 0: no such operator"]
     with pytest.raises(UserError):
         measure.steps_of_a_sample(rows[:1], None, rounds=30, limit=20)
-    with pytest.raises(UserError):
-        measure.steps_of_a_sample(rows[2:], None, rounds=3, limit=60)
 
 
 @pytest.mark.slow
@@ -183,7 +149,4 @@ def test_all_levels_are_measured_in_turns(name, request, tmp_path, capsys):
     ]
     for row in rows.values():
         assert row["seconds"] > 0
-    assert sum(rows["02 DDP, 2"]["shares"].values()) == pytest.approx(1)
-    assert rows["02 DDP, 1"]["shares"] is None
-    assert printed.splitlines()[-3:] == answer["facts"]
-    assert max(map(len, printed.splitlines()[2:-3])) <= 80
+    assert max(map(len, printed.splitlines()[2:])) <= 80

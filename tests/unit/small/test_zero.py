@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.memory import Ledger, accounting, follow_size, name_category
+from common.memory import Ledger, accounting, name_category
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
@@ -48,8 +48,6 @@ def held(kind: Callable) -> Held:
         network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to("cpu")
         optimizer = kind(network, torch.optim.AdamW, foreach=False)
         shards = shards_of(optimizer)
-        for shard in shards:
-            follow_size(shard.flat)
         for _ in range(2):
             loss = network(torch.ones(1, WIDTH)).sum()
             after_forward = by_category(ledger, network, shards)
@@ -68,7 +66,6 @@ def by_category(ledger: Ledger, network: nn.Module, shards: list[Shard]) -> dict
         name_category(parameter, "parameters")
         if parameter.grad is not None:
             name_category(parameter.grad, "gradients")
-    ledger.look_at_sizes()
     return ledger.now()
 
 

@@ -1,15 +1,10 @@
 """Counts a network of somebody else's: its multiply-adds, gradients, operators and bytes.
 
-Nothing is computed (see `hollow`). An RNN, GRU or LSTM of torch is counted step by step in time: each time step has
-operators of its own. On a GPU it is one operator of torch, for which cuDNN fuses the operations of a time step and
-batches those of several (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). How
-many kernels that makes is not published.
+Nothing is computed (see `hollow`).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness.fused_attention import FusedAttention
-from benchmarks.harness.hollow import flat, hollow_if_possible
+from benchmarks.harness.hollow import flat, hollow
 from benchmarks.predict.model import Gradient, Network
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
@@ -40,24 +35,17 @@ NO_KERNEL = {
 }
 
 
-class Counted(NamedTuple):
-    """A network, and whether it has an RNN, GRU or LSTM of torch."""
-
-    network: Network
-    recurrent: bool
-
-
-def count(network: UserNetwork, batch: int) -> Counted:
+@hollow()
+def count(network: UserNetwork, batch: int) -> Network:
     """The network as the prediction takes it, for a `batch` on each GPU.
 
     Raises:
-        StepFailed: if the network, its batch or its loss does not work, or it multiplies nothing.
+        StepFailed: if the network, its batch or its loss does not work, it multiplies nothing, or it is recurrent.
     """
-    return hollow_if_possible(partial(_count, network, batch))
-
-
-def _count(network: UserNetwork, batch: int) -> Counted:
     model = training.build(network)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        # On a GPU an RNN, GRU or LSTM is one operator of torch. How many kernels cuDNN makes of it is not published.
+        raise StepFailed(f"{network.title} has recurrent layers, whose time on a GPU no published figure tells")
     optimizer = training.make_optimizer(network, training.trained(model))
 
     def loss_of(samples: int) -> Callable[[], Tensor]:
@@ -74,8 +62,7 @@ def _count(network: UserNetwork, batch: int) -> Counted:
         bytes_of_a_sample = (count_step(optimizer, loss_of(more)).bytes - few.bytes) // (more - FEWEST)
     if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    return Counted(Network(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample), recurrent)
+    return Network(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample)
 
 
 def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[int, tuple[Gradient, ...]]:
@@ -94,27 +81,13 @@ def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -
 
     hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in training.trained(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
-    with sdpa_kernel(SDPBackend.MATH), time_steps_apart(), counter:
+    with sdpa_kernel(SDPBackend.MATH), counter:
         result = loss()
         of_forward = multiply_adds()
         result.backward()
     for hook in hooks:
         hook.remove()
     return of_forward, tuple(gradients)
-
-
-@contextmanager
-def time_steps_apart() -> Iterator[None]:
-    """Run an LSTM step by step in time, as an RNN and a GRU run.
-
-    On a CPU oneDNN may run a layer of an LSTM as one operator, for which FlopCounterMode has no formula.
-    """
-    was_enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 class StepCount(TorchDispatchMode):
@@ -146,7 +119,7 @@ def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> 
     """
     optimizer.zero_grad()
     with StepCount() as counted:
-        with FusedAttention(), time_steps_apart():
+        with FusedAttention():
             loss().backward()
         optimizer.step()
     return counted
