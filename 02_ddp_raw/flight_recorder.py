@@ -19,6 +19,8 @@ import torch.distributed as dist
 
 def write_notes_after(seconds: float, folder: str) -> None:
     """Write this rank's notes from a thread, because the rank itself will be waiting."""
+    # The first dump needs it, and would import it for seconds while the time-out comes near.
+    import torch._dynamo  # noqa: F401
     from torch._C._distributed_c10d import _dump_fr_trace
 
     path = Path(folder, f"rank_{dist.get_rank()}.pickle")

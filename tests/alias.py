@@ -11,9 +11,6 @@ source defines and the core does not, the alias makes a stand-in of the same kin
 
 What is no part of what a script uses comes from the installed wheel: `accelerate.test_utils`, and those of the
 original's commands that are out of scope here.
-
-    python -m tests.alias SCRIPT.py [ARGUMENTS]        run a script with the alias
-    python -m tests.alias -m MODULE [ARGUMENTS]        run a module
 """
 
 import ast
@@ -23,7 +20,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import operator
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,24 +157,10 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 def install() -> None:
     """From now on `import accelerate` finds the core. Must come before the first import of the original."""
+    if any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
+        return
     if ORIGINAL in sys.modules:
         raise RuntimeError(f"{ORIGINAL} has been imported already")
     wheel = importlib.util.find_spec(ORIGINAL)
     finder = AliasFinder(Path(wheel.origin).parent)
     sys.meta_path.insert(0, finder)
-
-
-def main() -> None:
-    """Run the script or the module of the command line with the alias."""
-    install()
-    sys.argv = sys.argv[1:]
-    if sys.argv[0] == "-m":
-        sys.argv = sys.argv[1:]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(sys.argv[0]).parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()

@@ -144,12 +144,18 @@ OWN_FILES = re.compile(r"FOLDER|PATH|DATA|SCRIPT|(solution|my_\w+)\.py|\w+\.json
 
 
 def quick_commands() -> list:
+    """Of the commands that ask a program for one thing one is slow. The others are long."""
+    ways = set()
     cases = []
     for words in all_commands():
         has_own_test = words[2:4] in (["common.ladder", "run"], ["common.ladder", "check"])
         is_quick = words[:2] == ["python", "-m"] and words[2] in QUICK
         if is_quick and not has_own_test and not OWN_FILES.search(" ".join(words)):
-            cases.append(pytest.param(words[1:], id=" ".join(words)))
+            way = tuple(words[2:4])
+            cases.append(
+                pytest.param(words[1:], id=" ".join(words), marks=pytest.mark.long if way in ways else pytest.mark.slow)
+            )
+            ways.add(way)
     return cases
 
 
@@ -164,7 +170,6 @@ def clone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", quick_commands())
 def test_a_module_runs_as_it_stands(words, clone):
     environment = os.environ | {"PYTHONPATH": str(clone)}
@@ -194,7 +199,7 @@ def at_the_root(monkeypatch):
 
 
 def marked_commands() -> list:
-    """Of the commands that start one script with as many processes one is slow, and so is one of the launcher's.
+    """Of the commands that start a script one is slow, one with several processes, and one of the launcher's.
 
     The others are long.
     """
@@ -202,7 +207,7 @@ def marked_commands() -> list:
     cases = []
     for text, words in level_commands().items():
         script, _, processes, nodes = script_and_world(words)
-        way = "launch" if "launch" in words else (script, processes, nodes)
+        way = "launch" if "launch" in words else (script, processes * nodes > 1)
         cases.append(pytest.param(text, marks=pytest.mark.long if way in ways else pytest.mark.slow))
         ways.add(way)
     return cases

@@ -1,6 +1,5 @@
 """What the page about hangs says about ranks that fail or hang is what they print."""
 
-import os
 import re
 import subprocess
 import sys
@@ -29,11 +28,20 @@ def parts(output: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def endings() -> dict:
+def recorded(tmp_path_factory):
+    """The folder in which ranks with flight recorders are started."""
+    return tmp_path_factory.mktemp("recorded")
+
+
+@pytest.fixture(scope="module")
+def endings(recorded) -> dict:
+    """How each command ended. They mostly wait, so they run at the same time, and one with flight recorders too."""
+    torchrun = f"{sys.executable} -m torch.distributed.run"
     commands = {}
     for command in shown():
-        with_this_python = command.replace("torchrun ", f"{sys.executable} -m torch.distributed.run ")
-        commands[command] = ["bash", "-c", with_this_python]
+        commands[command] = ["bash", "-c", command.replace("torchrun", torchrun)]
+    hanging = f"{torchrun} --standalone --nproc-per-node 3 {ladder.ROOT / SCRIPT} leaves-out --timeout 12"
+    commands["recorded"] = ["bash", "-c", f"cd {recorded} && TORCH_FR_BUFFER_SIZE=100 {hanging}"]
     endings = run_all_to_end(commands)
     # torchrun ends so, without a report, when it reads the file of an error while a rank still writes it.
     unreported = {command: commands[command] for command in endings if UNREPORTED in endings[command].stderr}
@@ -71,13 +79,10 @@ def reported_errors(printed: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_flight_recorder_names_the_missing_rank(tmp_path):
+def test_the_flight_recorder_names_the_missing_rank(endings, recorded):
     page = (ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md").read_text()
     (expected,) = re.findall(r"flight_records\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    hanging = [*launch, str(ladder.ROOT / SCRIPT), "leaves-out", "--timeout", "12"]
-    environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}
-    subprocess.run(hanging, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+    assert endings["recorded"].returncode == 1
     comparing = [sys.executable, str(ladder.ROOT / "02_ddp_raw" / "flight_recorder.py"), "flight_records"]
-    printed = subprocess.run(comparing, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(comparing, cwd=recorded, capture_output=True, text=True, check=True).stdout
     assert printed == expected

@@ -16,6 +16,7 @@ from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, plain, run_to_en
 from tests.levels import SHORT, run_level
 
 LEVELS = ladder.with_checkpoints()
+LONG = [pytest.param(level, marks=pytest.mark.long) for level in LEVELS]
 # One step an epoch is one checkpoint of 14 MB.
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
 
@@ -37,7 +38,7 @@ def newest(folder: Path) -> int:
 
 
 @ON_LINUX
-@pytest.mark.parametrize("level", [pytest.param(level, marks=pytest.mark.long) for level in LEVELS])
+@pytest.mark.parametrize("level", LONG)
 def test_killed_again_and_again_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     training = [*SMALL, "--epochs", "30", "--seed", "7"]
     command = plain(level, *training, *saving(tmp_path / "c"), "--save", str(tmp_path / "w.pt"))
@@ -89,12 +90,15 @@ def drop_the_progress(folder: Path) -> str:
 
 DAMAGES = [cut_short, flip_a_bit, put_a_foreign_one, drop_the_progress]
 
+DAMAGED = [
+    (LEVELS[0], DAMAGES[0]),
+    *(pytest.param(LEVELS[0], damage, marks=pytest.mark.slow) for damage in DAMAGES[1:]),
+    *(pytest.param(LEVELS[1], damage, marks=pytest.mark.long) for damage in DAMAGES[:-1]),
+    pytest.param(LEVELS[1], DAMAGES[-1], marks=pytest.mark.slow),
+]
 
-SOME = [DAMAGES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DAMAGES[1:])]
 
-
-@pytest.mark.parametrize("damage", SOME)
-@pytest.mark.parametrize("level", [LEVELS[0], *(pytest.param(level, marks=pytest.mark.slow) for level in LEVELS[1:])])
+@pytest.mark.parametrize("level, damage", DAMAGED)
 def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(level, damage, tmp_path, caplog, capsys):
     training = [*SHORT, "--epochs", "3"]  # six steps
     _, expected = run_level(level, training)
@@ -111,8 +115,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(level,
         checkpointing.finish_and_verify(each)
 
 
-@pytest.mark.parametrize("damage", SOME)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level, damage", DAMAGED)
 def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_touched(level, damage, tmp_path):
     run_level(level, [*SHORT, *saving(tmp_path)])
     for each in complete(tmp_path):
@@ -124,8 +127,7 @@ def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_tou
 
 
 @MOUNTED
-@pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [pytest.param(LEVELS[0], marks=pytest.mark.slow), *LONG[1:]])
 def test_where_the_disk_is_full_the_run_ends_and_goes_on_from_the_old_checkpoint(level, tmp_path):
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""
     argv = [level, *SMALL, "--epochs", "5"]
@@ -139,12 +141,11 @@ def test_where_the_disk_is_full_the_run_ends_and_goes_on_from_the_old_checkpoint
 
 @MOUNTED
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--save", "--json"])
-def test_a_full_disk_at_the_end_is_one_line_after_the_result(flag, tmp_path):
+def test_a_full_disk_at_the_end_is_one_line_after_the_result(tmp_path):
     path = tmp_path / "end"
     full = ["sh", "-c", f"head -c 1M /dev/zero > {tmp_path}/rest; true"]
     done = run_to_end(
-        on_tmpfs(tmp_path, "size=1m", full, plain("00_single_gpu", *SMALL, flag, str(path)), ["ls", str(path)])
+        on_tmpfs(tmp_path, "size=1m", full, plain("00_single_gpu", *SMALL, "--save", str(path)), ["ls", str(path)])
     )
     assert re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE) == ["0", "2", "2"], done.stdout + done.stderr
     assert "00_single_gpu: synthetic accuracy" in done.stdout

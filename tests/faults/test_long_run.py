@@ -47,7 +47,7 @@ def _is_in_use(name: str) -> bool:
     return maker is not None and Path(f"/proc/{maker[1]}").exists()
 
 
-@pytest.mark.parametrize("level", [SLOW["02_ddp_raw"], LONG["03_accelerate"], SLOW["04_trainer"]])
+@pytest.mark.parametrize("level", [LONG["02_ddp_raw"], LONG["03_accelerate"], SLOW["04_trainer"]])
 def test_nothing_else_keeps_the_group_of_a_level_that_has_ended(level, tmp_path):
     """A thread of it may still hold a tensor when the interpreter ends, and then aborts the process."""
     counting = f"""

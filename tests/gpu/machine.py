@@ -5,18 +5,16 @@
     machine.waits_within_steps()
 
 Within the block torch takes the machine for one with GPUs. Tensors are torch's FakeTensors, so an operation on two
-devices raises; the process group is torch's "fake" one, in which this rank is alone. A `Watch` looks at every
-operation for four mistakes: the CPU waits for the GPU, or it reads what has not arrived; a collective gets a tensor
-that is not on the rank's own GPU, or comes before `set_device`. What this cannot see is in the README.
+devices raises; the process group is torch's "fake" one, in which this rank is alone. What torch is asked about GPUs and
+about the group is answered by a `Machine`, which raises Misplaced where it is the wrong GPU. What this cannot see is in
+the README.
 """
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import numpy
@@ -26,203 +24,17 @@ import torch.distributed as dist
 import torch.optim.optimizer as torch_optimizer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from common.accelerator import state
 from common.nested import leaves
+from tests.gpu.watch import Event, Misplaced, Wait, Watch
 from tests.states import forget_states
 
 GPUS = 8
-ROOT = Path(__file__).resolve().parents[2]
-_aten = torch.ops.aten
-READS = (_aten._local_scalar_dense.default, _aten.equal.default)
-# Their results are as long as the values say, which the CPU must know before it can go on.
-COUNTS_FIRST = (
-    _aten.nonzero.default,
-    _aten.masked_select.default,
-    _aten._unique2.default,
-    _aten.repeat_interleave.Tensor,
-)
-INDEXINGS = (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
-
-# `ncclDataType` in torch's ProcessGroupNCCL has no int16 and no unsigned integers but uint8.
-NCCL_DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
-
-
-class Misplaced(AssertionError):
-    """Something that belongs to this rank's GPU is on another device, or was asked of another one."""
-
-
-class Wait(NamedTuple):
-    """The CPU waited for the GPU.
-
-    Attributes:
-        step: how many optimizer steps had been taken.
-        operation: what waited.
-        place: the file and function of this repository that asked for it.
-    """
-
-    step: int
-    operation: str
-    place: str
-
-
-class Watch(TorchDispatchMode):
-    """Looks at each operation, and answers those that ask for a value.
-
-    Attributes:
-        waits: all Waits so far.
-        steps: optimizer steps so far.
-        integers: what a tensor of integers says its values are.
-        collectives: the names of the collectives so far.
-        computed_in: the dtypes of the products of matrices on a GPU so far.
-        operations: the names of those so far that had a GPU's tensor among their arguments.
-    """
-
-    def __init__(self, machine: "Machine") -> None:
-        super().__init__()
-        self.machine = machine
-        self.waits: list[Wait] = []
-        self.steps = 0
-        self.integers = 1
-        self.collectives: list[str] = []
-        self.computed_in: set[torch.dtype] = set()
-        self.operations: list[str] = []
-        self._pinned: set[StorageWeakRef] = set()
-        # Memory that a copy from the GPU is still to fill, and how many operations came before the copy's end.
-        self._in_flight: dict[StorageWeakRef, int] = {}
-
-    def note_wait(self, operation: str) -> None:
-        self.waits.append(Wait(self.steps, operation, _place()))
-
-    def pin(self, tensor: Tensor) -> Tensor:
-        """Remember that the memory of `tensor` is pinned."""
-        self._pinned.add(StorageWeakRef(tensor.untyped_storage()))
-        return tensor
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        return StorageWeakRef(tensor.untyped_storage()) in self._pinned
-
-    def arrived(self, operations: int) -> None:
-        """The GPU has done its first `operations`."""
-        self._in_flight = {memory: copy for memory, copy in self._in_flight.items() if copy > operations}
-
-    def check_arrived(self, tensor: Tensor) -> None:
-        """Raise Misplaced if nobody has waited for the copy that fills `tensor`."""
-        if StorageWeakRef(tensor.untyped_storage()) in self._in_flight:
-            raise Misplaced("memory of the CPU is read before a copy from the GPU has arrived there")
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        name = str(function)
-        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
-        on_gpu = [tensor for tensor in tensors if tensor.device.type == "cuda"]
-        if on_gpu:
-            self.operations.append(name)
-        if name.startswith("c10d."):
-            self.collectives.append(name)
-            self.machine.check_collective(name, tensors)
-        if on_gpu and function in COUNTS_FIRST:
-            self.note_wait(name)
-        if function in READS:
-            return self._read(function, args, bool(on_gpu))
-        if function is _aten.is_pinned.default:
-            return self.is_pinned(args[0])
-        if self._in_flight and not function.is_view:
-            for tensor in tensors:
-                self.check_arrived(tensor)
-        pins = kwargs.pop("pin_memory", False)
-        result = function(*args, **kwargs)
-        if pins:
-            self.pin(result)
-        if on_gpu and function is _aten.addmm.default:
-            self.computed_in.add(result.dtype)
-        self._look_at_copy(function, args, kwargs, result)
-        return result
-
-    def _read(self, function, args, on_gpu: bool):
-        tensor = args[0]
-        self.check_arrived(tensor)
-        if on_gpu:
-            self.note_wait(str(function))
-        if tensor.dtype == torch.bool or function is _aten.equal.default:
-            return True
-        if not tensor.dtype.is_floating_point:
-            return self.integers
-        # A gradient scaler reads from the GPU, in float32, how many gradients are not finite. AdamW reads its step's
-        # number from the CPU; samples are counted in float64. Both are divisors.
-        return 0.0 if on_gpu and tensor.dtype == torch.float32 else 1.0
-
-    def _look_at_copy(self, function, args, kwargs, result) -> None:
-        if function in INDEXINGS and args[0].device.type == "cuda":
-            indices = [index for index in args[1] if index is not None]
-            if any(index.device.type == "cpu" for index in indices):
-                self.note_wait(f"{function} with indices on the CPU")
-            return
-        if function is _aten._to_copy.default:
-            source, target = args[0], result
-            asynchronous = bool(kwargs.get("non_blocking"))
-            if asynchronous and (source.device.type, target.device.type) == ("cuda", "cpu"):
-                self.pin(target)  # torch takes pinned memory then
-        elif function is _aten.copy_.default:
-            target, source = args[:2]
-            asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
-        else:
-            return
-        self._note_copy(source, target, asynchronous)
-
-    def _note_copy(self, source: Tensor, target: Tensor, asynchronous: bool) -> None:
-        if source.device == target.device:
-            return
-        if source.device.type == target.device.type:
-            raise Misplaced(f"a copy from {source.device} to {target.device}")
-        on_cpu = source if source.device.type == "cpu" else target
-        way = f"from {source.device.type} to {target.device.type}"
-        if not asynchronous:
-            self.note_wait(f"copy {way}")
-        elif not self.is_pinned(on_cpu):
-            self.note_wait(f"copy {way}, not pinned")
-        elif on_cpu is target:
-            self._in_flight[StorageWeakRef(target.untyped_storage())] = len(self.operations)
-
-
-def _place() -> str:
-    """The innermost function of this repository, outside of the tests, that is being run."""
-    frame = sys._getframe()
-    tests = ROOT / "tests" / "gpu" / "machine.py"
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOT) and path != tests and ".venv" not in path.parts:
-            return f"{path.relative_to(ROOT).as_posix()}:{frame.f_code.co_name}"
-        frame = frame.f_back
-    return "?"
-
-
-class _Event:
-    """A mark in the GPU's queue. Who waits for it waits for the GPU, unless the GPU has more to do after it."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.operations_before = len(watch.operations)
-
-    def synchronize(self) -> None:
-        self.watch.arrived(self.operations_before)
-        if self.operations_before == len(self.watch.operations):
-            self.watch.note_wait("event.synchronize")
+_init_process_group = dist.init_process_group
+_destroy_process_group = dist.destroy_process_group
 
 
 class Machine:
@@ -238,18 +50,33 @@ class Machine:
         peaks: of which GPUs the peak of the memory was reset or read, a pair of the question and the index.
     """
 
-    def __init__(self, rank: int, world_size: int, gpus: int) -> None:
+    def __init__(self, rank: int, world_size: int, gpus: int, nodes: int, integers: int) -> None:
         self.rank = rank
         self.world_size = world_size
         self.gpus = gpus
-        self.own = rank % gpus
+        self.local_world_size = world_size // nodes
+        self.local_rank = rank % self.local_world_size
+        self.own = self.local_rank % gpus
         self.named: int | None = None
         self.backend: str | None = None
         self.peaks: list[tuple[str, int]] = []
         self.random_states: list[tuple[str, int]] = []
         self.endings: list[str] = []
         self.result: dict[str, Any] = {}
-        self.watch = Watch(self)
+        self.watch = Watch(self.check_collective, integers)
+
+    def environment(self) -> dict[str, str]:
+        """What torchrun would set."""
+        if self.world_size == 1:
+            return {}
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+        }
 
     def waits_within_steps(self) -> list[Wait]:
         """The Waits after the first optimizer step and before the last one."""
@@ -274,8 +101,6 @@ class Machine:
         if self.named is None:
             raise Misplaced(f"{name} before set_device: every rank would use cuda:0")
         for tensor in tensors:
-            if tensor.dtype not in NCCL_DTYPES:
-                raise Misplaced(f"{name} of {tensor.dtype}, which nccl does not know")
             if tensor.device != torch.device("cuda", self.named):
                 raise Misplaced(f"{name} of a tensor on {tensor.device} after set_device(cuda:{self.named})")
 
@@ -360,7 +185,7 @@ class Machine:
             self.watch.note_wait("synchronize")
 
         stream = SimpleNamespace(
-            record_event=lambda: _Event(self.watch), is_capturing=lambda: False, synchronize=synchronize
+            record_event=lambda: Event(self.watch), is_capturing=lambda: False, synchronize=synchronize
         )
         return {
             "is_available": lambda: True,
@@ -371,9 +196,7 @@ class Machine:
             "current_stream": lambda device=None: stream,
             "is_current_stream_capturing": lambda: False,
             "synchronize": synchronize,
-            "reset_peak_memory_stats": lambda device=None: (
-                self.ask_for_peak("reset_peak_memory_stats", device) and None
-            ),
+            "reset_peak_memory_stats": lambda device=None: self.ask_for_peak("reset_peak_memory_stats", device),
             "max_memory_allocated": lambda device=None: self.ask_for_peak("max_memory_allocated", device),
             "get_rng_state": self.get_rng_state,
             "set_rng_state": self.set_rng_state,
@@ -386,10 +209,6 @@ class Machine:
             "_lazy_init": lambda: None,
             "_lazy_call": lambda callable, **kwargs: None,
         }
-
-
-_init_process_group = dist.init_process_group
-_destroy_process_group = dist.destroy_process_group
 
 
 def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -408,24 +227,26 @@ def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-class _Wrapping:
-    """What DataParallel and DDP do in Python here: they hold the network, and DDP sends rank 0's weights to all."""
+# What DataParallel and DDP do in Python here: they hold the network, and DDP sends rank 0's weights to all.
 
-    @staticmethod
-    def hold(wrapper: nn.Module, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
-        nn.Module.__init__(wrapper)
-        wrapper.module = module
-        if isinstance(wrapper, nn.DataParallel):
-            wrapper.device_ids = [device.index for device in device_ids]
-        if isinstance(wrapper, DistributedDataParallel):
-            if device_ids not in (None, [torch.cuda.current_device()]):
-                raise Misplaced(f"DDP on {device_ids} after set_device({torch.cuda.current_device()})")
-            for parameter in module.parameters():
-                dist.broadcast(parameter.detach(), 0)
 
-    @staticmethod
-    def forward(wrapper: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
-        return wrapper.module(*inputs, **kwargs)
+def wrap_for_data_parallel(wrapper: nn.Module, module: nn.Module, device_ids: list[torch.device]) -> None:
+    nn.Module.__init__(wrapper)
+    wrapper.module = module
+    wrapper.device_ids = [device.index for device in device_ids]
+
+
+def wrap_for_ddp(wrapper: nn.Module, module: nn.Module, device_ids: list[int] | None = None, **options: Any) -> None:
+    nn.Module.__init__(wrapper)
+    wrapper.module = module
+    if device_ids not in (None, [torch.cuda.current_device()]):
+        raise Misplaced(f"DDP on {device_ids} after set_device({torch.cuda.current_device()})")
+    for parameter in module.parameters():
+        dist.broadcast(parameter.detach(), 0)
+
+
+def forward_of_wrapped(wrapper: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+    return wrapper.module(*inputs, **kwargs)
 
 
 @contextlib.contextmanager
@@ -438,25 +259,11 @@ def imitated_rank(
     """
     if not hasattr(torch_optimizer, "_foreach_supported_types"):
         pytest.skip(f"torch {torch.__version__} has no list of tensors for foreach")
-    machine = Machine(rank, world_size, gpus)
-    machine.watch.integers = integers
-    environment = {}
-    if world_size > 1:
-        local_world_size = world_size // nodes
-        machine.own = rank % local_world_size % gpus
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank % local_world_size),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(local_world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "1",
-        }
-
+    machine = Machine(rank, world_size, gpus, nodes, integers)
     forget_states()
     with contextlib.ExitStack() as stack:
         stack.callback(forget_states)
-        stack.enter_context(mock.patch.dict(os.environ, environment))
+        stack.enter_context(mock.patch.dict(os.environ, machine.environment()))
         for owner, name, new in _replacements(machine):
             if hasattr(owner, name):  # else this torch does without it
                 stack.enter_context(mock.patch.object(owner, name, new))
@@ -488,9 +295,10 @@ def _replacements(machine: Machine) -> Iterator[tuple[Any, str, Any]]:
     yield dist.distributed_c10d, "_abort_process_group", machine.abort_process_group
     yield dist, "rendezvous", lambda *args, **kwargs: iter([(FakeStore(), machine.rank, machine.world_size)])
     yield state, "meet", machine.meet
-    for wrapper in (DistributedDataParallel, nn.DataParallel):
-        yield wrapper, "__init__", _Wrapping.hold
-        yield wrapper, "forward", _Wrapping.forward
+    yield nn.DataParallel, "__init__", wrap_for_data_parallel
+    yield nn.DataParallel, "forward", forward_of_wrapped
+    yield DistributedDataParallel, "__init__", wrap_for_ddp
+    yield DistributedDataParallel, "forward", forward_of_wrapped
     yield DistributedDataParallel, "no_sync", lambda model: contextlib.nullcontext()
     yield Tensor, "backward", give_gradients
     yield Tensor, "pin_memory", lambda tensor, *args: machine.watch.pin(tensor.clone())

@@ -1,5 +1,6 @@
 """The core on a rank of eight GPUs: what its operations and its checkpoints do with tensors of a GPU."""
 
+import os
 from unittest import mock
 
 import pytest
@@ -7,9 +8,12 @@ import torch
 
 from common.accelerator import Accelerator, PartialState
 from common.accelerator.checkpointing import get_random_states, set_random_states
+from common.accelerator.launchers import debug_launcher
 from common.accelerator.operations import gather
 from common.accelerator.utils import synchronize_rng_states
-from tests.gpu.machine import GPUS, Misplaced, imitated_rank
+from common.processes import ranks
+from tests.gpu.machine import GPUS, imitated_rank
+from tests.gpu.watch import Misplaced
 
 OWN = torch.device("cuda", 3)
 
@@ -21,16 +25,19 @@ def machine():
         yield machine
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16])
-def test_dtypes_that_nccl_does_not_know_are_gathered_as_bytes(machine, dtype):
-    tensor = torch.zeros(2, dtype=dtype, device=OWN)
-    gathered = gather(tensor)
-    assert (gathered.dtype, gathered.device, len(gathered)) == (dtype, OWN, 2 * GPUS)
+def test_tensors_are_gathered_on_the_ranks_own_gpu(machine):
+    gathered = gather(torch.zeros(2, dtype=torch.int16, device=OWN))
+    assert (gathered.dtype, gathered.device, len(gathered)) == (torch.int16, OWN, 2 * GPUS)
 
 
 def test_a_tensor_of_a_gpu_in_a_pickle_is_found(machine):
     with pytest.raises(Misplaced, match="comes back on the sender's GPU"):
         torch.distributed.all_gather_object([None] * GPUS, [torch.zeros(2, device=OWN)])
+
+
+def test_a_barrier_names_the_ranks_own_gpu(machine):
+    PartialState().wait_for_everyone()
+    assert machine.watch.waits[-1].operation == "barrier"
 
 
 def test_the_random_state_of_a_ranks_own_gpu_is_saved_and_restored(machine):
@@ -69,3 +76,19 @@ def test_a_loop_that_clips_and_schedules_waits_only_in_fp16(precision, waits):
             scheduler.step()
             optimizer.zero_grad()
         assert len(machine.waits_within_steps()) == waits * 5
+
+
+def test_processes_that_compute_on_the_cpu_see_no_gpu(monkeypatch):
+    """An optimizer would start CUDA, which takes memory of the first GPU and fails in a fork."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: GPUS)
+
+    def train():
+        assert (torch.cuda.is_available(), torch.cuda.device_count()) == (False, 0)
+
+    debug_launcher(train)
+    pool = ranks(1, on_cpu=True)
+    assert pool is not ranks(1)
+    assert pool.run(os.getenv, "CUDA_VISIBLE_DEVICES") == [""]
+    pool.stop()
+    assert torch.cuda.device_count() == GPUS

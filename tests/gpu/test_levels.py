@@ -11,7 +11,8 @@ from common import ladder
 from common.accelerator import Accelerator
 from common.process_group import process_group
 from tests.gpu.levels import BATCH, STEPS, train_on_rank
-from tests.gpu.machine import GPUS, Machine, Misplaced, Wait, imitated_rank
+from tests.gpu.machine import GPUS, Machine, imitated_rank
+from tests.gpu.watch import Misplaced, Wait
 
 SLOW = pytest.mark.slow
 # The images and the targets of a step: the lessons copy them from memory that is not pinned.
@@ -32,14 +33,10 @@ def train(rung: str, rank: int = 3, flags: tuple[str, ...] = (), **options) -> M
 def waits_of_steps(machine: Machine) -> list[list[str]]:
     """What each step after the first waits for, but for the clock at the end of the warm-up, which must wait."""
     waits = machine.waits_within_steps()
-    of_the_clock = [wait for wait in waits if is_of_the_clock(wait)]
-    assert [wait.step for wait in of_the_clock] == [10]
+    of_the_clock = [wait for wait in waits if wait.operation == "synchronize"]
+    assert of_the_clock == [Wait(10, "synchronize")]
     steps = range(1, machine.watch.steps)
     return [[wait.operation for wait in waits if wait.step == step and wait not in of_the_clock] for step in steps]
-
-
-def is_of_the_clock(wait: Wait) -> bool:
-    return wait.operation == "synchronize" and wait.place.startswith("common/instruments/clock.py")
 
 
 QUICK = ("00_single_gpu", "02_ddp_raw")

@@ -16,6 +16,8 @@ from tests.states import THEIRS, forget_states
 
 pytest.importorskip("accelerate")
 LEVEL = "03_accelerate"
+SLOW = pytest.mark.slow
+LONG = pytest.mark.long
 
 
 def switched(rung: str, folder: Path) -> Path:
@@ -36,8 +38,7 @@ def test_the_switched_file_uses_the_real_library(rung, tmp_path):
     assert ladder.load(rung).Accelerator.__module__ == "common.accelerator.accelerator"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=LONG), pytest.param(2, marks=SLOW)])
 @pytest.mark.parametrize("rung, flags", [(LEVEL, []), (ladder.FULL, ["--gradient-accumulation-steps", "3"])])
 def test_both_train_the_same_weights(rung, flags, world_size, tmp_path):
     argv = [*EXACT, *flags]
@@ -69,9 +70,16 @@ def killed_after_saving(saves, argv, path):
     run_level(ladder.FULL, argv, path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size, saves", [(1, 1), (1, 2), (2, 3)])  # of 4 steps, in two epochs
-@pytest.mark.parametrize("library", ["ours", "theirs"])
+@pytest.mark.parametrize(
+    "library, world_size, saves",  # of 4 steps, in two epochs
+    [
+        pytest.param("ours", 1, 1, marks=LONG),
+        pytest.param("ours", 1, 2, marks=LONG),
+        pytest.param("ours", 2, 3, marks=SLOW),
+        pytest.param("theirs", 1, 1, marks=SLOW),
+        pytest.param("theirs", 2, 3, marks=LONG),
+    ],
+)
 def test_killed_and_resumed_it_trains_the_same_weights(library, world_size, saves, tmp_path):
     """Here with dropout and to the bit. There a resumed run draws one number more, which would change the dropout."""
     argv = [*SHORT, "--epochs", "2"] if library == "ours" else EXACT

@@ -54,7 +54,7 @@ def test_one_process_sees_the_seeded_permutation(level):
 
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
 @pytest.mark.parametrize(
-    "world_size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+    "world_size", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_the_ranks_together_see_the_seeded_permutation(level, world_size):
     by_rank = ranks(world_size).run(_read, level)

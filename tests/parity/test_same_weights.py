@@ -6,16 +6,18 @@ from common import ladder
 from tests.levels import EXACT, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
+SLOW = pytest.mark.slow
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4))])
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=SLOW), *(pytest.param(n, marks=LONG) for n in (1, 4))])
 def test_data_parallel_trains_the_weights_of_one_device(replicas):
     result, weights = run_level("01_data_parallel", [*EXACT, "--replicas", str(replicas)])
     assert farthest(weights, level_00()[1]) <= TOLERANCE
     _assert_same_numbers(result, level_00()[0])
 
 
-@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4)), 2])
+@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=SLOW) for n in (1, 3, 4)), 2])
 def test_distributed_levels_train_the_weights_of_one_device(world_size):
     for level in ladder.DISTRIBUTED:
         results, weights = run_on_ranks(level, world_size, EXACT)
@@ -24,8 +26,9 @@ def test_distributed_levels_train_the_weights_of_one_device(world_size):
             _assert_same_numbers(result, level_00()[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [*(pytest.param(n, marks=SLOW) for n in (2, 3)), *(pytest.param(n, marks=LONG) for n in (1, 4))]
+)
 def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size):
     """144 samples a step in three micro-batches on every rank; 250 samples are one step and a tail."""
     larger = [*EXACT[: EXACT.index("96")], "144", *EXACT[EXACT.index("96") + 1 :]]

@@ -9,15 +9,10 @@ from common import ladder
 from tests.levels import run_script
 
 QUICK = ["--max-steps", "3", "--eval-samples", "500"]
-MARKS = {
-    ("00_single_gpu", None): pytest.mark.slow,
-    ("02_ddp_raw", 2): pytest.mark.slow,
-    ("01_data_parallel", None): pytest.mark.slow,
-    ("03_accelerate", 2): pytest.mark.slow,
-    ("04_trainer", 2): pytest.mark.slow,
-}
+# Level 00 is started below too, and level 03 on two machines, by `tests/faults/test_two_machines.py`.
+SLOW = [("01_data_parallel", None), ("02_ddp_raw", 2), ("04_trainer", 2)]
 HOW = [
-    pytest.param(level, processes, marks=MARKS.get((level, processes), pytest.mark.long))
+    pytest.param(level, processes, marks=pytest.mark.slow if (level, processes) in SLOW else pytest.mark.long)
     for level in ladder.levels()
     for processes in ((None, 2) if level in ladder.DISTRIBUTED else (None,))
 ]
@@ -40,22 +35,22 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_batch_that_three_processes_cannot_share_is_one_line():
-    done = run_script("02_ddp_raw", ["--batch-size", "64"], processes=3)
+def test_a_batch_that_two_processes_cannot_share_is_one_line():
+    done = run_script("02_ddp_raw", ["--batch-size", "63"], processes=2)
     assert done.returncode != 0 and done.stdout == ""
     said = [line for line in done.stderr.splitlines() if "does not divide" in line]
-    assert said == ["error: --batch-size 64 does not divide by 3 (3 processes): use 63 or 66"]
+    assert said == ["error: --batch-size 63 does not divide by 2 (2 processes): use 62 or 64"]
 
 
 @pytest.mark.slow
-def test_a_quarter_of_an_epoch_of_mnist_is_95_percent_accurate(mnist, tmp_path):
-    flags = ["--data-dir", mnist, "--max-steps", "234", "--json", str(tmp_path / "r.json")]
+def test_a_tenth_of_an_epoch_of_mnist_is_90_percent_accurate(mnist, tmp_path):
+    flags = ["--data-dir", mnist, "--max-steps", "94", "--eval-samples", "2000", "--json", str(tmp_path / "r.json")]
     done = run_script("00_single_gpu", flags, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert "mnist 14976 + 10000" in done.stdout and done.stderr == ""
+    assert "mnist 6016 + 2000" in done.stdout and done.stderr == ""
     result = json.loads((tmp_path / "r.json").read_text())
-    assert result["accuracy"] >= 0.95
-    assert (result["dataset"], result["evaluated"], result["steps"]) == ("mnist", 10_000, 234)
+    assert result["accuracy"] >= 0.9
+    assert (result["dataset"], result["evaluated"], result["steps"]) == ("mnist", 2000, 94)
 
 
 @pytest.mark.long

@@ -66,9 +66,14 @@ def whole(weight: torch.Tensor) -> torch.Tensor:
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", OURS)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size",
+    [
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)),
+        *(pytest.param(n, marks=pytest.mark.long) for n in (1, 4)),
+    ],
+)
 def test_zero_trains_the_weights_of_one_device(kind, world_size):
     """No parameter of BasicNet but fc1's divides by three, so parts are filled up."""
     of_ranks = ranks(world_size).run(train, kind, EXACT)
