@@ -55,7 +55,7 @@ ROOMS = {
     "benchmarks.suites": {"benchmarks.harness"},
     "benchmarks.report": {"benchmarks.harness"},
     "benchmarks.your_network": {"benchmarks.harness", "benchmarks.predict"},
-    "benchmarks.predict": {"benchmarks.harness", "benchmarks.your_network"},
+    "benchmarks.predict": {"benchmarks.harness"},
     "benchmarks.compare": {"benchmarks.harness", "benchmarks.suites", "benchmarks.report"},
     "benchmarks.conftest": {"benchmarks.harness", "benchmarks.report"},
 }
