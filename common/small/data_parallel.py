@@ -78,12 +78,17 @@ class EmulatedDataParallel(nn.Module):
 
     def _parallel_apply(self, replicas: list[nn.Module], shards: list[Tensor]) -> list[Tensor]:
         """Run every replica on its shard, all at the same time; an exception in one is raised here."""
-        gradients = torch.is_grad_enabled()  # a setting of each thread
+        # Settings of each thread.
+        gradients = torch.is_grad_enabled()
+        kind = shards[0].device.type
+        dtype = torch.get_autocast_dtype(kind)
+        autocast = torch.is_autocast_enabled(kind)
 
         def apply(replica: nn.Module, shard: Tensor, generator: torch.Generator) -> Tensor:
             # `inherited` lets the accounting of memory, if there is one, count this thread's tensors too.
-            with inherited(), torch.set_grad_enabled(gradients), _OwnRandomness(generator):
-                return replica(shard)
+            with inherited(), torch.set_grad_enabled(gradients), torch.autocast(kind, dtype, autocast):
+                with _OwnRandomness(generator):
+                    return replica(shard)
 
         jobs = []
         # A small batch leaves the last replicas without a shard.

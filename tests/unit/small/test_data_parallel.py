@@ -32,6 +32,11 @@ def test_outputs_and_gradients_equal_the_bare_modules(replicas, batch):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12, msg=name)
 
 
+def test_the_threads_compute_in_the_callers_precision():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert EmulatedDataParallel(nn.Linear(3, 2), 2)(torch.ones(4, 3)).dtype == torch.bfloat16
+
+
 def test_each_replica_is_a_network_of_its_own_on_the_first_ones_gradients():
     module = nn.Linear(3, 2)
     first, second = replicate(module, 2)
