@@ -86,9 +86,13 @@ class EmulatedDataParallel(nn.Module):
 
         def apply(replica: nn.Module, shard: Tensor, generator: torch.Generator) -> Tensor:
             # `inherited` lets the accounting of memory, if there is one, count this thread's tensors too.
-            with inherited(), torch.set_grad_enabled(gradients), torch.autocast(kind, dtype, autocast):
-                with _OwnRandomness(generator):
-                    return replica(shard)
+            with (
+                inherited(),
+                torch.set_grad_enabled(gradients),
+                torch.autocast(kind, dtype, autocast),
+                _OwnRandomness(generator),
+            ):
+                return replica(shard)
 
         jobs = []
         # A small batch leaves the last replicas without a shard.
