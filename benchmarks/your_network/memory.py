@@ -4,7 +4,6 @@ A step is run on tensors without memory (see `hollow`), and every storage is cha
 """
 
 import argparse
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -231,7 +230,7 @@ def find(
             peaks = {batch // devices: found.most for devices, found in needs.items()}
             limits = [size * GIB for size in sizes]
             line = follow(lambda samples: run.need(samples).most, peaks, limits, plain)
-            largest = {size: largest_batch(peaks, line.slope, size * GIB) for size in sizes}
+            largest = {size: largest_batch(peaks, size * GIB) for size in sizes}
     except StepFailed as error:
         problem = str(error)
     rows = []
@@ -267,7 +266,7 @@ def follow(peak_of: Callable[[int], int], peaks: dict[int, int], limits: Sequenc
 
     What a step holds at one moment grows with the samples by a straight line. A peak is the largest of all moments, so
     it bends upwards: mostly once, where the activations begin to decide. The strategies differ in what does not depend
-    on the batch, so a line that is `plain` saves the run that tells the slope, and one run that is too large is enough.
+    on the batch, so a line that is `plain` saves the run that tells the slope, where that batch is too large here too.
     Where its line does not meet the smallest batch, the peak bends between them, and the bend is run too.
 
     Args:
@@ -275,16 +274,17 @@ def follow(peak_of: Callable[[int], int], peaks: dict[int, int], limits: Sequenc
     """
     if min(peaks.values()) > limits[0]:
         peaks.setdefault(SMALLEST, peak_of(SMALLEST))
+    large = max(peaks)
     if plain:
         large = plain.samples
-        slope = plain.slope
         peaks[large] = peak_of(large)
+    while peaks[large] <= limits[-1]:
+        wanted = min(large * limits[-1] / peaks[large], GROWTH * large)
+        large = 2 ** math.ceil(math.log2(wanted + 1))
+        peaks[large] = peak_of(large)
+    if plain and large == plain.samples:
+        slope = plain.slope
     else:
-        large = max(peaks)
-        while peaks[large] <= limits[-1]:
-            wanted = min(large * limits[-1] / peaks[large], GROWTH * large)
-            large = 2 ** math.ceil(math.log2(wanted + 1))
-            peaks[large] = peak_of(large)
         peaks[large // 2] = peak_of(large // 2)
         slope = (peaks[large] - peaks[large // 2]) / (large - large // 2)
     least = min(peaks)
@@ -296,19 +296,18 @@ def follow(peak_of: Callable[[int], int], peaks: dict[int, int], limits: Sequenc
     return Line(large, slope)
 
 
-def largest_batch(peaks: dict[int, int], slope: float, limit: int) -> int:
-    """The most samples that fit by the straight lines between those that were run; 0 where not even SMALLEST do.
+def largest_batch(peaks: dict[int, int], limit: int) -> int:
+    """The most samples that fit by the straight lines between those that were run, the last of which do not fit.
 
-    Where the peak bends between two of them it lies below the line, so what is found fits.
+    Where the peak bends between two of them it lies below the line, so what is found fits. 0: not even SMALLEST do.
     """
     points = sorted(peaks.items())
     if points[0][1] > limit:
         return 0
-    for (samples, peak), (more, higher) in itertools.pairwise(points):
-        if higher > limit:
-            return int(samples + (limit - peak) / (higher - peak) * (more - samples))
-    samples, peak = points[-1]
-    return int(samples + (limit - peak) / slope)
+    fitting = [point for point in points if point[1] <= limit]
+    samples, peak = fitting[-1]
+    more, higher = points[len(fitting)]
+    return int(samples + (limit - peak) / (higher - peak) * (more - samples))
 
 
 def line_of(row: Row) -> str:

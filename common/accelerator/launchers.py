@@ -129,7 +129,7 @@ def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: s
 
     _check_that_forking_works()
     free_left_group()
-    gc.collect()  # a child that frees garbage with threads of its own, such as a group, has not got the threads: it dies
+    gc.collect()  # a child that frees an object with threads, such as a group, dies: the threads stayed behind
     signals = ",".join(number.name for number in HANDLED_SIGNALS)
     config = LaunchConfig(
         min_nodes=1,

@@ -184,19 +184,20 @@ def test_a_tensor_larger_than_the_machine_needs_no_memory():
 
 
 MOMENTS = st.lists(st.tuples(st.integers(0, 2**35), st.integers(0, 2**27)), min_size=1, max_size=4)
+LINES = st.builds(Line, st.integers(2, 5000), st.integers(0, 2**27))
 SEEDED = settings(deadline=None, derandomize=True, max_examples=200)
 
 
 @SEEDED
-@given(MOMENTS, st.integers(1, 300), st.sampled_from([8, 24, 80]))
-def test_the_batch_that_is_found_fits_whatever_lines_the_peak_is_made_of(moments, first, gib):
+@given(MOMENTS, st.integers(1, 300), st.sampled_from([8, 24, 80]), st.none() | LINES)
+def test_the_batch_that_is_found_fits_whatever_lines_the_peak_is_made_of(moments, first, gib, plain):
     def peak(samples):
         return max(constant + slope * samples for constant, slope in [*moments, (2**24, 2**20)])
 
     limit = gib * 2**30
     peaks = {first: peak(first)}
-    line = follow(peak, peaks, [limit], None)
-    found = largest_batch(peaks, line.slope, limit)
+    follow(peak, peaks, [limit], plain)
+    found = largest_batch(peaks, limit)
     assert peak(found or memory.SMALLEST) <= limit or not found
 
 
@@ -213,9 +214,9 @@ def test_the_largest_batch_is_found_where_activations_decide_from_some_batch_on(
     limits = [size * 2**30 for size in (24, 40, 80)]
     peaks = {first: peak(first)}
     large = -(-limits[-1] // slope)
-    line = follow(peak, peaks, limits, Line(large, slope) if is_known else None)
+    follow(peak, peaks, limits, Line(large, slope) if is_known else None)
     for limit in limits:
-        found = largest_batch(peaks, line.slope, limit)
+        found = largest_batch(peaks, limit)
         if found:
             assert peak(found) <= limit
             assert peak(found + 1) > 0.98 * limit
@@ -226,9 +227,9 @@ def test_the_largest_batch_is_found_where_activations_decide_from_some_batch_on(
 def test_one_run_is_enough_where_another_row_has_told_the_slope():
     run = []
     peaks = {8: 2**28 + 8 * 2**26}
-    line = follow(lambda samples: run.append(samples) or 2**28 + 2**26 * samples, peaks, [2**33], Line(1024, 2**26))
+    follow(lambda samples: run.append(samples) or 2**28 + 2**26 * samples, peaks, [2**33], Line(1024, 2**26))
     assert run == [1024]
-    assert largest_batch(peaks, line.slope, 2**33) == (2**33 - 2**28) // 2**26
+    assert largest_batch(peaks, 2**33) == (2**33 - 2**28) // 2**26
 
 
 def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, tmp_path, capsys, monkeypatch):
@@ -269,7 +270,7 @@ def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_th
     found = largest["ZeRO-3 / FSDP"] // 8
     limit = 16 * 2**20
     assert memory.need(spec.load(path), Setting(strategies.ZERO_3, 8), found).most <= limit
-    assert memory.need(spec.load(path), Setting(strategies.ZERO_3, 8), int(1.1 * found)).most > limit
+    assert memory.need(spec.load(path), Setting(strategies.ZERO_3, 8), int(1.02 * found)).most > limit
 
 
 def test_one_rank_of_ddp_speaks_for_all_numbers_of_devices(texts):
