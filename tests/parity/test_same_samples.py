@@ -1,4 +1,4 @@
-"""Every level reads the same samples at the same step, whatever the number of processes."""
+"""Every level reads the same samples at the same step, whatever the number of processes; dropout is each rank's own."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ N, BATCH, EPOCHS, SEED = 250, 24, 2, 5
 ARGV = f"--dataset synthetic --train-samples {N} --eval-samples 10 --batch-size {BATCH} --epochs {EPOCHS} --seed {SEED}"
 
 
-def _read(level: str) -> list[list[int]]:
-    """Train, and return the indices of the samples of each training batch that this process has read."""
+def _read(level: str) -> tuple[list[list[int]], int]:
+    """Train. Returns the samples' indices of each training batch of this process, and the seed of its dropout."""
     module = ladder.load(level)
     honest = module.load_data
     batches = []
@@ -31,7 +31,7 @@ def _read(level: str) -> list[list[int]]:
 
     module.load_data = load_data
     module.train(fit_to_machine(parse_args(module.__file__, ARGV.split())))
-    return batches
+    return batches, torch.initial_seed()
 
 
 def _expected() -> list[set[int]]:
@@ -47,7 +47,7 @@ def test_the_expectation_changes_with_the_epoch():
 
 @pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel"])
 def test_one_process_sees_the_seeded_permutation(level):
-    seen = _read(level)
+    seen, _ = _read(level)
     assert all(len(batch) == BATCH for batch in seen)
     assert [set(batch) for batch in seen] == _expected()
 
@@ -56,8 +56,9 @@ def test_one_process_sees_the_seeded_permutation(level):
 @pytest.mark.parametrize(
     "world_size", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.slow)]
 )
-def test_the_ranks_together_see_the_seeded_permutation(level, world_size):
-    by_rank = ranks(world_size).run(_read, level)
+def test_the_ranks_together_see_the_seeded_permutation_and_each_draws_its_own_dropout(level, world_size):
+    by_rank, seeds = zip(*ranks(world_size).run(_read, level), strict=True)
+    assert seeds == tuple(range(SEED, SEED + world_size))
     for step, expected in enumerate(_expected()):
         shards = [seen[step] for seen in by_rank]
         assert all(len(shard) == BATCH // world_size for shard in shards)
