@@ -21,8 +21,8 @@ Assumptions, each with the range that it leaves:
   makes 1.5 % (none to 4.1 %, which is 22 %).
 - A network takes as much longer than ResNet-50 as it has more multiply-adds, or as its operators read and write more
   bytes, whichever is longer; the other of the two is the other end. Published rates on one GPU: ResNet-101 and VGG-16
-  (P100, see `published`) lie between the two. Inception V3 (P100) and EfficientNet-B0 (A100 with TF32, 1078 images/s,
-  NVIDIA, DeepLearningExamples, PyTorch EfficientNet) take 17 % longer than both.
+  (P100, see the cases of PREDICTION.md) lie between the two. Inception V3 (P100) and EfficientNet-B0 (A100 with TF32,
+  1078 images/s, NVIDIA, DeepLearningExamples, PyTorch EfficientNet) take 17 % longer than both.
 - An H100, H200 or B200 is as much faster than an A100, for which a rate of PyTorch's ResNet-50 is published, as its
   memory is: an H100 by a factor of 1.64. In MLPerf Training 3.0 Dell trained ResNet-50 on 16 H100 in 7.8 minutes and
   on 16 A100 in 14.4, which is a factor of 1.85.
