@@ -61,7 +61,7 @@ def save(accelerator, step, loss):
     accelerator.print(f"saved at step {step}")
 
 
-def resume(accelerator, args):
+def resume(accelerator, args, progress):
     """Go on from the newest whole checkpoint, if there is one. Returns whether there is."""
     if args.checkpoint_dir is None:
         return False
@@ -70,6 +70,8 @@ def resume(accelerator, args):
     broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
     if found[0]:
         accelerator.load_state()
+        if progress.epoch >= args.epochs:
+            fail(f"--epochs {args.epochs}: the checkpoint is of a longer training, in its epoch {progress.epoch + 1}")
     return found[0]
 
 
@@ -116,7 +118,7 @@ def train(args):
 
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
-    resumed = resume(accelerator, args)
+    resumed = resume(accelerator, args, progress)
     steps_per_epoch = len(train_set) // args.batch_size
     step = steps_per_epoch * progress.epoch + progress.steps
     if resumed:

@@ -66,6 +66,7 @@ def train(args):
         dataloader_pin_memory=False,  # by default batches are pinned, for faster copies to a GPU
         use_cpu=args.device.type == "cpu",
     )
+    rank = settings.process_index  # joins the other processes: before load_data, so that all get the same set
     train_set, test_set = load_data(args)
     model = build_model(args)
     # The Trainer's own AdamW has no weight decay by default, and never of biases. torch's decays all weights by 0.01.
@@ -73,7 +74,7 @@ def train(args):
     trainer = DigitTrainer(
         model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
     )
-    torch.manual_seed(args.seed + settings.process_index)  # by default all processes drop the same units out
+    torch.manual_seed(args.seed + rank)  # by default all processes drop the same units out
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         trainer.train()

@@ -88,6 +88,7 @@ def train(args):
         dataloader_pin_memory=False,  # by default batches pass through memory that a GPU can read by itself
         use_cpu=args.device.type == "cpu",
     )
+    rank = settings.process_index  # joins the other processes: before load_data, so that all get the same set
     train_set, test_set = load_data(args)
     model = build_model(args)
     # By default AdamW has no weight decay, or leaves biases out of it. At the other levels all weights decay by 0.01.
@@ -95,7 +96,7 @@ def train(args):
     trainer = DigitTrainer(
         model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
     )
-    torch.manual_seed(args.seed + settings.process_index)  # by default all processes drop the same units out
+    torch.manual_seed(args.seed + rank)  # by default all processes drop the same units out
 
     device = trainer.accelerator.device
     total_steps = len(train_set) // args.batch_size * args.epochs

@@ -128,13 +128,14 @@ class Throughput:
         return {name: contestant() for name, contestant in self.contestants.items()}
 
     def _steps_in(self, seconds: float, speeds: dict[str, float]) -> int:
-        """The number of steps that take about `seconds`: 2 at least; on a CPU 400 or an epoch's at most."""
+        """The number of steps that take about `seconds`: 2 at least, and with the warm-up an epoch's at most."""
         durations = [self.configurations[name].batch_size / speed for name, speed in speeds.items()]
         wanted = max(2, round(seconds / statistics.median(durations)))
-        if any(row["device"] != "cpu" for row in self.facts.values()):
-            return wanted
         largest = max(configuration.batch_size for configuration in self.configurations.values())
-        return min(wanted, 400, 60_000 // largest - WARM_UP_STEPS)
+        in_an_epoch = 60_000 // largest
+        if any(row["device"] != "cpu" for row in self.facts.values()):
+            return min(wanted, in_an_epoch // 2)  # the warm-up takes as many
+        return min(wanted, 400, in_an_epoch - WARM_UP_STEPS)
 
     def _images_per_sec(self, name: str) -> float:
         configuration = self.configurations[name]

@@ -41,7 +41,7 @@ def examine(name: str) -> Verdict:
 
 def _run(name: str, version: str) -> tuple[str | None, bool]:
     """The first rank's words that has any, and whether a rank hung."""
-    pool = ranks(world_size(name))
+    pool = ranks(world_size(name), on_cpu=True)
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
         findings, hung = zip(
             *pool.run(play, name, version, folder), strict=True

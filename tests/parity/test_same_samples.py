@@ -1,11 +1,14 @@
 """Every level reads the same samples at the same step, whatever the number of processes; dropout is each rank's own."""
 
+import os
+
 import pytest
 import torch
 
 from common import ladder
 from common.args import parse_args
 from common.machine import fit_to_machine
+from common.process_group import is_distributed
 from common.processes import ranks
 
 N, BATCH, EPOCHS, SEED = 250, 24, 2, 5
@@ -19,6 +22,8 @@ def _read(level: str) -> tuple[list[list[int]], int]:
     batches = []
 
     def load_data(args):
+        # Else each rank would look for the data by itself, and one might find others.
+        assert is_distributed() or os.environ.get("WORLD_SIZE", "1") == "1"
         train_set, test_set = honest(args)
         get_batch = train_set.__getitems__
 

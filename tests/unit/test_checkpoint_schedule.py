@@ -10,6 +10,7 @@ import torch
 from common import ladder
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval, CheckpointSchedule, noted_signals
+from common.errors import UserError
 from common.machine import fit_to_machine
 from common.process_group import process_group
 from common.processes import ranks
@@ -74,3 +75,12 @@ def test_the_last_step_is_saved_and_resumed_there_is_nothing_to_train(level, tmp
     assert "| nothing was left to train | 2 steps in " in capsys.readouterr().out.splitlines()[-1]
     for name in ("steps", "loss", "eval_loss", "accuracy"):
         assert again[name] == pytest.approx(first[name], abs=1e-7), name
+
+
+def test_a_checkpoint_of_a_longer_training_is_one_line(tmp_path):
+    module = ladder.load("03_accelerate/train_full")
+    flags = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
+    flags += ["--checkpoint-dir", str(tmp_path)]
+    module.train(fit_to_machine(parse_args(module.__file__, [*flags, "--epochs", "2"])))
+    with pytest.raises(UserError, match="--epochs 1: the checkpoint is of a longer training, in its epoch 2"):
+        module.train(fit_to_machine(parse_args(module.__file__, flags)))

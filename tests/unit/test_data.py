@@ -79,7 +79,8 @@ def _flip_a_bit(content: bytes) -> bytes:
 @pytest.mark.parametrize("damage", [_truncate, _change_magic, _flip_a_bit])
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
 def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mnist, damage, name, capsys):
-    shutil.copytree(Path(mnist) / "MNIST" / "raw", tmp_path / "MNIST" / "raw")
+    raw = Path(mnist) / "MNIST" / "raw"
+    shutil.copytree(raw, tmp_path / "MNIST" / "raw", copy_function=shutil.copyfile)  # which may be read-only there
     path = tmp_path / "MNIST" / "raw" / name
     content = path.read_bytes()
     path.unlink()

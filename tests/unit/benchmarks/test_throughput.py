@@ -54,3 +54,10 @@ def test_a_row_on_a_device_asks_its_level_for_that_devices_cores(monkeypatch):
     (_, confined, threads), (_, free, all_threads) = asked
     assert confined[-2:] == ["--cores-per-device", "3"] and threads == 3
     assert "--cores-per-device" not in free and all_threads == 16
+
+
+def test_a_sample_on_a_fast_gpu_and_its_warm_up_fit_into_an_epoch(monkeypatch):
+    result = {"device": "cuda", "backend": None, "dataset": "mnist", "images_per_sec": 1e7}
+    monkeypatch.setattr(Configuration, "run", lambda *args: result)
+    for_gpu = throughput.Throughput([Configuration("00_single_gpu", 1, 256)])
+    assert for_gpu.steps == for_gpu.warm_up == 60_000 // 256 // 2
