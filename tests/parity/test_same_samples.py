@@ -10,6 +10,7 @@ from common.args import parse_args
 from common.machine import fit_to_machine
 from common.process_group import is_distributed
 from common.processes import ranks
+from tests.states import forget_states
 
 N, BATCH, EPOCHS, SEED = 250, 24, 2, 5
 ARGV = f"--dataset synthetic --train-samples {N} --eval-samples 10 --batch-size {BATCH} --epochs {EPOCHS} --seed {SEED}"
@@ -17,6 +18,7 @@ ARGV = f"--dataset synthetic --train-samples {N} --eval-samples 10 --batch-size 
 
 def _read(level: str) -> tuple[list[list[int]], int]:
     """Train. Returns the samples' indices of each training batch of this process, and the seed of its dropout."""
+    forget_states()  # of the level before
     module = ladder.load(level)
     honest = module.load_data
     batches = []
