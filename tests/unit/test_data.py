@@ -83,7 +83,6 @@ def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mn
     shutil.copytree(raw, tmp_path / "MNIST" / "raw", copy_function=shutil.copyfile)  # which may be read-only there
     path = tmp_path / "MNIST" / "raw" / name
     content = path.read_bytes()
-    path.unlink()
     path.write_bytes(damage(content))
     with pytest.raises(UserError, match=f"{name} is damaged: .* Remove "):
         load_data(flags(dataset="auto", data_dir=tmp_path))
