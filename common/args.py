@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch
 
 from common.errors import fail
+from common.files import nearest_existing
 from common.instruments.flags import add_instrument_flags
 from common.machine import LAUNCHER_ACCUMULATION
 from common.numbers import natural, number, positive, positive_float
@@ -132,7 +133,7 @@ def _folder(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("must name a folder")
     path = Path(os.path.abspath(os.path.expanduser(text)))
-    nearest = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    nearest = nearest_existing(path)
     is_writer = os.environ.get("RANK", "0") == "0"  # the others' machines need not have it
     if is_writer and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
         raise argparse.ArgumentTypeError(f"nothing can be written to {text!r}")

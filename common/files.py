@@ -12,6 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def nearest_existing(path: Path) -> Path:
+    """The first of `path` and its parents that is there: where a new folder would have to be made."""
+    return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+
+
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     """Make `content` the content of the file `path`; texts are written in UTF-8. See `atomic_write`.
 

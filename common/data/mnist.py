@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from common.errors import fail
+from common.files import nearest_existing
 
 # The md5 of each file as published with the dataset: nothing else passes for MNIST.
 MNIST_FILES = {
@@ -65,9 +66,8 @@ def download(data_dir: str | Path) -> str | None:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(10)
     # No folder is made before there is something to put into it: the name of the data folder may be misspelt.
-    there = next(folder for folder in (raw, *raw.parents) if folder.exists())
     try:
-        with tempfile.TemporaryDirectory(dir=there, prefix="download-") as folder:
+        with tempfile.TemporaryDirectory(dir=nearest_existing(raw), prefix="download-") as folder:
             with contextlib.redirect_stdout(sys.stderr):
                 MNIST(folder, download=True)
             raw.mkdir(parents=True, exist_ok=True)
