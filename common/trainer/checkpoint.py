@@ -56,16 +56,18 @@ def get_last_checkpoint(output_dir: str) -> str | None:
 
 
 def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | bool | None) -> str | None:
-    """The checkpoint `wanted`; True is the newest in `output_dir` that is whole. All ranks must call this."""
-    if wanted is not True:
-        return wanted or None
-    found = run_on_all_ranks(lambda: str(choose_newest(Path(output_dir), PREFIX)), accelerator.is_main_process)
-    return broadcast_object_list([found])[0]
+    """The checkpoint `wanted`, verified; True is the newest in `output_dir` that is whole. All ranks must call this."""
+    if not wanted:
+        return None
+    if wanted is True:
+        found = run_on_all_ranks(lambda: str(choose_newest(Path(output_dir), PREFIX)), accelerator.is_main_process)
+        return broadcast_object_list([found])[0]
+    run_on_all_ranks(lambda: finish_and_verify(Path(wanted)), accelerator.is_main_process)
+    return wanted
 
 
-def read_trainer_state(accelerator: Accelerator, folder: str) -> TrainerState:
-    """The state in a checkpoint, which is verified before. All ranks must call this."""
-    run_on_all_ranks(lambda: finish_and_verify(Path(folder)), accelerator.is_main_process)
+def read_trainer_state(folder: str) -> TrainerState:
+    """The state in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
     return run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
 
 

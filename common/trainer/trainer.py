@@ -535,7 +535,7 @@ class Trainer:
         """
         accelerator = self.accelerator
         own_random_states = get_random_states(accelerator.device)
-        loader_goes_on = self._take_over(checkpoint.read_trainer_state(accelerator, folder))
+        loader_goes_on = self._take_over(checkpoint.read_trainer_state(folder))
         if loader_goes_on:
             accelerator.load_state(folder)
             return None
