@@ -209,8 +209,8 @@ def _gather_together(tensors: list[torch.Tensor], num_processes: int) -> list[to
     device = tensors[0].device
     pieces = [_as_bytes(each.detach().contiguous()) for each in tensors]
     has_checksum = device.type == "cpu"
-    description = ", ".join(f"{list(each.shape)} {each.dtype}" for each in tensors)
     if has_checksum:
+        description = ", ".join(f"{list(each.shape)} {each.dtype}" for each in tensors)
         checksum = torch.tensor([zlib.crc32(description.encode())])  # Python's own `hash` differs between processes
         pieces.append(checksum.view(torch.uint8))
     message = torch.cat(pieces)
