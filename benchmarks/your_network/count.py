@@ -18,8 +18,8 @@ from benchmarks.predict.model import Gradient, Network
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.spec import UserNetwork
+from benchmarks.your_network.training import SMALLEST
 
-FEWEST = 2  # samples: a batch normalisation needs more than one
 # Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as
 # the step that AdamW counts for each parameter), or say where they begin in a profile.
 NO_KERNEL = {
@@ -53,13 +53,13 @@ def count(network: UserNetwork, batch: int) -> Network:
 
     with training.explained(f"a step of {network.title} failed"):
         # A sample may multiply more in a larger batch, as where each is compared with each.
-        samples = max(batch, FEWEST)
+        samples = max(batch, SMALLEST)
         multiply_adds, gradients = count_products(model, loss_of(samples), samples)
         optimizer.step()  # the first one also makes its state
-        few = count_step(optimizer, loss_of(FEWEST))
-        more = max(batch, 2 * FEWEST)
+        few = count_step(optimizer, loss_of(SMALLEST))
+        more = max(batch, 2 * SMALLEST)
         # What does not depend on the batch, such as the optimizer's bytes, cancels.
-        bytes_of_a_sample = (count_step(optimizer, loss_of(more)).bytes - few.bytes) // (more - FEWEST)
+        bytes_of_a_sample = (count_step(optimizer, loss_of(more)).bytes - few.bytes) // (more - SMALLEST)
     if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
     return Network(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample)

@@ -21,6 +21,7 @@ from benchmarks.your_network.answers import write_json
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
+from benchmarks.your_network.training import SMALLEST
 from common.errors import fail
 from common.memory import CATEGORIES, Ledger, accounting, name_category
 
@@ -28,7 +29,6 @@ PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
 CLOSE = 0.01  # how far a peak may be from a straight line that counts as one with it
 GROWTH = 256  # times the largest batch that was run: no line is trusted beyond it
-SMALLEST = 2  # samples: a batch normalisation needs more than one
 HEADS = "on devices          weights  grads optim.  acts.  comm.  temp.    peak   least"
 LEGEND = """MiB at the peak of a step on the device that needs most. weights: parameters, the
 gathered ones too; optim.: the optimizer's state; acts.: activations, which
@@ -214,7 +214,7 @@ def find(
     Args:
         batch: the global one.
         sizes: GiB of a device for which the largest batch is sought.
-        plain: the line of one device, if that is known; that of these rows is returned.
+        plain: the line of rows before these, if one is known; that of these rows is returned.
     """
     strategy = setting.strategy
     if strategy is strategies.ZERO_1:
@@ -272,27 +272,31 @@ def follow(peak_of: Callable[[int], int], peaks: dict[int, int], limits: Sequenc
     Args:
         limits: bytes of a device, in ascending order.
     """
+
+    def run(samples: int) -> None:
+        if samples not in peaks:
+            peaks[samples] = peak_of(samples)
+
     if min(peaks.values()) > limits[0]:
-        peaks.setdefault(SMALLEST, peak_of(SMALLEST))
+        run(SMALLEST)
     large = max(peaks)
     if plain:
         large = plain.samples
-        peaks[large] = peak_of(large)
+        run(large)
     while peaks[large] <= limits[-1]:
         wanted = min(large * limits[-1] / peaks[large], GROWTH * large)
         large = 2 ** math.ceil(math.log2(wanted + 1))
-        peaks[large] = peak_of(large)
+        run(large)
     if plain and large == plain.samples:
         slope = plain.slope
     else:
-        peaks[large // 2] = peak_of(large // 2)
+        run(large // 2)
         slope = (peaks[large] - peaks[large // 2]) / (large - large // 2)
     least = min(peaks)
     on_the_line = peaks[large] - slope * (large - least)
     if slope and abs(on_the_line - peaks[least]) > CLOSE * peaks[least]:
         bend = large - (peaks[large] - peaks[least]) / slope
-        middle = math.ceil(bend) if bend > least else large // 2
-        peaks[middle] = peak_of(middle)
+        run(math.ceil(bend) if bend > least else large // 2)
     return Line(large, slope)
 
 

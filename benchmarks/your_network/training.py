@@ -12,6 +12,8 @@ from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.spec import UserNetwork, call
 from common.errors import UserError
 
+SMALLEST = 2  # samples of a batch: a batch normalisation needs more than one
+
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:

@@ -232,6 +232,13 @@ def test_one_run_is_enough_where_another_row_has_told_the_slope():
     assert largest_batch(peaks, 2**33) == (2**33 - 2**28) // 2**26
 
 
+def rows_of(path: str, folder: Path, *flags: str) -> list[dict]:
+    """The rows that `memory` writes as JSON."""
+    kept = folder / "answer.json"
+    program.main(["memory", path, *flags, "--json", str(kept)])
+    return json.loads(kept.read_text())["memory"]
+
+
 def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, tmp_path, capsys, monkeypatch):
     """As where a file has not so many samples."""
     monkeypatch.setattr(memory, "GIB", 2**20)
@@ -239,10 +246,9 @@ def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, tmp_pa
         "def build(): return nn.Linear(1024, 5)\n"
         "def batch(n): return torch.zeros(4096, 1024)[:n], torch.zeros(4096).long()[:n]\n"
     )
-    kept = tmp_path / "answer.json"
-    program.main(["memory", path, "--batch", "64", "--devices", "1", "2", "--gib", "90", "--json", str(kept)])
+    rows = rows_of(path, tmp_path, "--batch", "64", "--devices", "1", "2", "--gib", "90")
     printed = capsys.readouterr().out.replace("\n", " ")
-    for row in json.loads(kept.read_text())["memory"]:
+    for row in rows:
         assert row["need"]["devices"] and not row["largest"]
         assert row["problem"] in printed
 
@@ -263,9 +269,8 @@ def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_th
         "def build(): return nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))\n"
         "def batch(n): return torch.zeros(n, 512), torch.zeros(n).long()\n"
     )
-    kept = tmp_path / "answer.json"
-    program.main(["memory", path, "--batch", "16", "--devices", "1", "8", "--gib", "16", "--json", str(kept)])
-    largest = {row["strategy"]: row["largest"]["16"] for row in json.loads(kept.read_text())["memory"]}
+    rows = rows_of(path, tmp_path, "--batch", "16", "--devices", "1", "8", "--gib", "16")
+    largest = {row["strategy"]: row["largest"]["16"] for row in rows}
     assert largest["one device"] == largest["DDP"] == 0
     found = largest["ZeRO-3 / FSDP"] // 8
     limit = 16 * 2**20
@@ -503,11 +508,9 @@ def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, tm
         "def batch(n): return torch.randn(n, 8), torch.arange(n)\n"
         "def loss(logits, targets): return F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)\n"
     )
-    kept = tmp_path / "answer.json"
-    program.main(["memory", path, "--batch", "8", "--devices", "1", "2", "--gib", "1", "--json", str(kept)])
+    rows = rows_of(path, tmp_path, "--batch", "8", "--devices", "1", "2", "--gib", "1")
     printed = capsys.readouterr().out
-    answer = json.loads(kept.read_text())
-    problems = {row["strategy"]: row["problem"] for row in answer["memory"] if row["problem"]}
+    problems = {row["strategy"]: row["problem"] for row in rows if row["problem"]}
     assert list(problems) == ["DataParallel", "ZeRO-2", "ZeRO-3 / FSDP"]
     assert "input batch_size (4) to match target batch_size (8)" in problems["DataParallel"]
     assert "scalar parameters" in problems["ZeRO-2"]
