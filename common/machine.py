@@ -61,9 +61,12 @@ def find_device(text: str, one_process: bool) -> torch.device:
         fail(f"argument --device: {text!r}: each process takes the GPU of its local rank; {advice}")
     if gpus == 0:
         fail(f"argument --device: {text!r} cannot be used here (torch finds no GPU); try --device cpu")
-    if int(index or 0) >= gpus:
+    if not one_process:
+        return torch.device("cuda")
+    number = int(index or 0)
+    if number >= gpus:
         fail(f"argument --device: {text!r} cannot be used here (GPUs 0 to {gpus - 1} are visible)")
-    return torch.device("cuda", int(index or 0)) if one_process else torch.device("cuda")
+    return torch.device("cuda", number)
 
 
 def choose_replicas(replicas: int | None, device: torch.device) -> int:
