@@ -66,6 +66,11 @@ class Configuration:
     def processes(self) -> int:
         return self.workers if self.level in ladder.DISTRIBUTED else 1
 
+    @property
+    def threads(self) -> int:
+        """The threads of each process: one for each core that it may use."""
+        return self.cores_per_device or max(1, available_cores() // self.processes)
+
     def argv(self, steps: int) -> list[str]:
         """The level's flags, but for those of the data, for so many steps."""
         argv = ["--batch-size", str(self.batch_size), "--max-steps", str(steps), "--eval-samples", str(self.workers)]
@@ -84,9 +89,8 @@ class Configuration:
         Raises:
             RankFailed: if a rank fails.
         """
-        threads = self.cores_per_device or max(1, available_cores() // self.processes)
         argv = [*self.argv(warm_up + steps), *flags]
-        results = ranks(self.processes).run(train, self.level, argv, threads, warm_up, timeout=TIMEOUT)
+        results = ranks(self.processes).run(train, self.level, argv, self.threads, warm_up, timeout=TIMEOUT)
         return min(results, key=lambda result: result["images_per_sec"])
 
 
