@@ -12,9 +12,8 @@ from common.ladder import scripts
 from tests.docs.pages import PAGES, name, prose
 
 GENERATED = readmes.readmes()
-QUANTITY = re.compile(
-    r"\b\d[\d.,]*[ -]?(?:[KMG]i?B|images/s|µs|ms|s|%|seconds|minutes|times)(?![\w-])|\b\d+\.\d+\b", re.IGNORECASE
-)
+UNIT = r"(?:[KMG]i?B|images/s|µs|ms|s|%|seconds|minutes|times)(?![\w-])"
+QUANTITY = re.compile(rf"\b\d[\d.,]*[ -]?{UNIT}|\b\d+\.\d+\b", re.IGNORECASE)
 # Quantities in prose that are no results.
 NO_RESULTS = {
     "3.11",  # Python

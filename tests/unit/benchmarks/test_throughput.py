@@ -45,4 +45,5 @@ def test_a_sample_on_a_fast_gpu_and_its_warm_up_fit_into_an_epoch(monkeypatch):
     result = {"device": "cuda", "backend": None, "dataset": "mnist", "images_per_sec": 1e7}
     monkeypatch.setattr(Configuration, "run", lambda *args: result)
     for_gpu = throughput.Throughput([Configuration(FIRST, 1, 256)])
+    for_gpu.calibrate()
     assert for_gpu.steps == for_gpu.warm_up == 60_000 // 256 // 2
