@@ -105,8 +105,9 @@ def test_a_part_that_nobody_can_write_is_refused():
 
 @pytest.mark.parametrize("before, level", list(pairwise(ladder.levels())))
 def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
-    page = (ladder.ROOT / level / "README.md").read_text()
-    assert re.search(rf"^<!-- (diff|added) {before[:2]} {level[:2]} -->$", page, re.MULTILINE)
+    page = ladder.ROOT / level / "README.md"
+    assert page in GENERATED
+    assert re.search(rf"^<!-- (diff|added) {before[:2]} {level[:2]} -->$", page.read_text(), re.MULTILINE)
     shown = [line[2:] for line in readmes.diff(before, level).splitlines() if line.startswith("+ ")]
     assert set(shown) <= set(ladder.source(level))
     imports = [line for line in ladder.source(level) if line.startswith(("import ", "from "))]
