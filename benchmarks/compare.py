@@ -160,6 +160,7 @@ class Comparison:
         if FIRST not in failed:
             configurations += throughput.apart(size, self.options.world_size)
         timed = throughput.Throughput(configurations, tuple(self.data_flags()))
+        timed.calibrate()
         samples = measure(timed.contestants, self.options.rounds)
         group = throughput.record(f"global batch {size}", samples, timed.facts)
         self.report.setdefault("throughput", []).append(group)

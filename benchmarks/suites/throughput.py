@@ -66,6 +66,11 @@ class Configuration:
     def processes(self) -> int:
         return self.workers if self.level in ladder.DISTRIBUTED else 1
 
+    @property
+    def threads(self) -> int:
+        """The threads of each process: one for each core that it may use."""
+        return self.cores_per_device or max(1, available_cores() // self.processes)
+
     def argv(self, steps: int) -> list[str]:
         """The level's flags, but for those of the data, for so many steps."""
         argv = ["--batch-size", str(self.batch_size), "--max-steps", str(steps), "--eval-samples", str(self.workers)]
@@ -84,9 +89,8 @@ class Configuration:
         Raises:
             RankFailed: if a rank fails.
         """
-        threads = self.cores_per_device or max(1, available_cores() // self.processes)
         argv = [*self.argv(warm_up + steps), *flags]
-        results = ranks(self.processes).run(train, self.level, argv, threads, warm_up, timeout=TIMEOUT)
+        results = ranks(self.processes).run(train, self.level, argv, self.threads, warm_up, timeout=TIMEOUT)
         return min(results, key=lambda result: result["images_per_sec"])
 
 
@@ -98,23 +102,26 @@ def train(level: str, argv: list[str], threads: int, warm_up: int = WARM_UP_STEP
 class Throughput:
     """Configurations to be measured in turns: `contestants` for `benchmarks.harness.paired`, and what is known of each.
 
-    Making one starts the processes and runs every configuration once, uncounted, which also tells how many steps take
-    about SECONDS here: the same number for all, so that each does the same work per image. With `quick` there is no
-    such run: a sample is QUICK_STEPS steps after a single one of warm-up, which shows that everything runs.
+    Until `calibrate` a sample is QUICK_STEPS steps after a single one of warm-up, which shows that everything runs.
 
     Attributes:
         facts: of each configuration that has run, what its row says beside the images per second.
     """
 
-    def __init__(self, configurations: list[Configuration], flags: tuple[str, ...] = (), quick: bool = False) -> None:
+    def __init__(self, configurations: list[Configuration], flags: tuple[str, ...] = ()) -> None:
         self.flags = flags
-        self.warm_up = 1 if quick else WARM_UP_STEPS
+        self.warm_up = 1
         self.steps = QUICK_STEPS
         self.configurations = {configuration.name: configuration for configuration in configurations}
         self.facts: dict[str, dict] = {}
         self.contestants = {name: partial(self._images_per_sec, name) for name in self.configurations}
-        if quick:
-            return
+
+    def calibrate(self) -> None:
+        """Run every configuration once, uncounted, and find how many steps take about SECONDS here.
+
+        It is the same number for all, so that each does the same work per image.
+        """
+        self.warm_up = WARM_UP_STEPS
         self.steps = 2
         speeds = self._all_speeds()
         if any(row["device"] != "cpu" for row in self.facts.values()):
@@ -222,7 +229,9 @@ def groups() -> list[Group]:
 def _measured(title: str, rows: list[Configuration], size: int, extent: Extent) -> dict:
     if extent.quick and size != QUICK_BATCH:
         raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
-    timed = Throughput(rows, extent.data_flags, extent.quick)
+    timed = Throughput(rows, extent.data_flags)
+    if not extent.quick:
+        timed.calibrate()
     return record(title, measure(timed.contestants, extent.rounds), timed.facts)
 
 

@@ -1,18 +1,15 @@
-"""What is written for readers: the READMEs, the docstrings of modules, and the commands in them."""
+"""What is written for readers: the pages, the docstrings of modules, and the commands in them."""
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from common import ladder
 
-READMES = sorted(
-    path
-    for path in ladder.ROOT.rglob("README.md")
-    if not any(part.startswith(".") for part in path.relative_to(ladder.ROOT).parts)
-)
-# Every page, also those that lie beside a README.
 PAGES = sorted(
     path
     for path in ladder.ROOT.rglob("*.md")
@@ -24,10 +21,12 @@ MODULES = sorted(
     for top in ladder.ROOT.glob(folder)
     for path in top.rglob("*.py")
 )
-# In a sentence, the name of a program and no command.
-NAME_OF_A_PROGRAM = re.compile(r"python -m ([\w.]+)")
-# What a command in the text leaves to its reader.
-PLACEHOLDERS = {"NAME": "padded_evaluation"}
+PROGRAM = r"(?:torchrun -|pytest |python -m (?:common|benchmarks)|python \S+\.py)"
+# After the variables of its environment, and before an explanation or the sign that it runs in the background.
+ON_A_LINE = re.compile(rf"^(?:    )?(?:[A-Z_]+=\S+ )*({PROGRAM}.*?)(?:  .*| &)?$", re.MULTILINE)
+IN_BACKTICKS = re.compile(rf"`({PROGRAM}[^`]+)`")
+# What a command leaves to its reader.
+PLACEHOLDER = re.compile(r"[…<|]|\bNAME\b")
 
 
 def name(path: Path) -> str:
@@ -35,21 +34,23 @@ def name(path: Path) -> str:
 
 
 def commands(path: Path) -> list[list[str]]:
-    """The commands that start Python or pytest in a page or in a module's docstring, as lists of words."""
-    text, code = path.read_text(), r"^    (.*)$"
+    """The commands that start Python or pytest on a page or in a module's docstring, as lists of words."""
+    text = path.read_text()
     if path.suffix == ".py":
-        text, code = ast.get_docstring(ast.parse(text)) or "", r"^ *(python .*|    .*)$"
-    joined = re.sub(r"\s*\\\n\s*", " ", text)
-    blocks = [line for block in re.findall(r"^```.*?^```$", joined, re.M | re.S) for line in block.splitlines()]
-    lines = [line.strip() for line in [*re.findall(code, joined, re.M), *blocks]]
-    lines = [re.split(r"\s{2,}", line)[0] for line in lines]  # what follows is an explanation
-    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", joined)]
-    lines += [code for code in inline if not NAME_OF_A_PROGRAM.fullmatch(code)]
-    lines = [re.sub(r"^([A-Z_]+=\S+ )+|( &)$", "", line) for line in lines]
-    found = [line for line in lines if re.match(r"(torchrun |pytest |python (-m |\S+\.py))", line)]
-    concrete = [command for command in dict.fromkeys(found) if not re.search(r"[…<|]", command)]
-    split = [shlex.split(command, comments=True) for command in concrete]
-    return [[PLACEHOLDERS.get(word, word) for word in words] for words in split if len(words) > 1]
+        text = ast.get_docstring(ast.parse(text)) or ""
+    text = re.sub(r"\\\n\s*", "", text)  # a long command goes on on the next line
+    unfolded = " ".join(text.split())
+    found = [*ON_A_LINE.findall(text), *IN_BACKTICKS.findall(unfolded)]
+    return [shlex.split(command, comments=True) for command in found if not PLACEHOLDER.search(command)]
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess:
+    """A command as a reader starts it in the root, with the environment of this Python on the path."""
+    folder = os.path.dirname(sys.executable)
+    variables = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ladder.ROOT)}
+    return subprocess.run(
+        command, cwd=ladder.ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=280
+    )
 
 
 def prose(text: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.report import page_tables, plots
+from benchmarks.report import page_tables
 from benchmarks.your_network import spec
 from tests.unit.benchmarks.user_network import TEXTS
 
@@ -10,12 +10,6 @@ from tests.unit.benchmarks.user_network import TEXTS
 @pytest.fixture
 def report() -> dict:
     return page_tables.recorded("results")
-
-
-@pytest.fixture
-def coarse(monkeypatch):
-    """Plots with few pixels, for tests that need no more."""
-    monkeypatch.setattr(plots, "DPI", 40)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {wh
 
 def test_two_nodes_are_held_against_one_in_the_record():
     samples = {network.row_name(name, 64): [1000.0, 1100.0, 1200.0] for name in network.BANDWIDTHS}
-    samples[network.one_node(64)] = [500.0, 1100.0, 400.0]
+    samples[network.one_node(64)] = [500.0, 1100.0, 400.0]  # round by round half, all, and a third of it
     assert [pair["median"] for pair in network.record(samples)["pairs"]] == [2.0] * len(network.BANDWIDTHS)
 
 

@@ -1,0 +1,61 @@
+"""Run level 04's notebook, and keep it with its outputs: to be done after a change of its cells.
+
+python -m tests.docs.notebook
+"""
+
+import hashlib
+import json
+import os
+
+from common import ladder
+
+NOTEBOOK = ladder.ROOT / "04_trainer" / "ladder.ipynb"
+# In the notebook's metadata: the cells that its outputs come from.
+EXECUTED = "executed_cells"
+
+
+def code_cells(notebook: dict) -> list[dict]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def fingerprint(notebook: dict) -> str:
+    """A hash of what the cells of code say."""
+    sources = ["".join(cell["source"]) for cell in code_cells(notebook)]
+    return hashlib.sha256("\n\n".join(sources).encode()).hexdigest()
+
+
+def executed() -> dict:
+    """The notebook after a run of all its cells, without times and without what went to stderr."""
+    import nbclient
+    import nbformat
+
+    environment = os.environ | {"PYTHONPATH": str(ladder.ROOT)}
+    environment.pop("MPLBACKEND", None)  # the kernel's own draws inline
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    place = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    client = nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", resources=place, record_timing=False)
+    client.execute(env=environment)
+    for cell in code_cells(notebook):
+        cell["outputs"] = [output for output in cell["outputs"] if output.get("name") != "stderr"]
+    return json.loads(nbformat.writes(notebook))
+
+
+def name_the_default_data_folder(notebook: dict) -> None:
+    """Put `data`, the levels' default, where an output names this machine's own folder of MNIST."""
+    own = os.environ.get("MNIST_ROOT")
+    for cell in code_cells(notebook):
+        for output in cell["outputs"]:
+            if own and "text" in output:
+                output["text"] = "".join(output["text"]).replace(own, "data").splitlines(keepends=True)
+
+
+def main() -> None:
+    notebook = executed()
+    name_the_default_data_folder(notebook)
+    notebook["metadata"][EXECUTED] = fingerprint(notebook)
+    notebook["metadata"]["language_info"] = {"name": "python"}
+    NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
