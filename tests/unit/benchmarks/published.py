@@ -1,19 +1,4 @@
-"""Predictions compared with measurements that others have published, and that nothing here was fitted to.
-
-Sources, by the first words of a case's name:
-
-- Horovod: README.md of October 2017, first table (RDMA, NCCL), for 16 GPUs and the images/s of one at batch 64;
-  docs/benchmarks.rst for 512. 4 Pascal GPUs a server on PCIe (issue 979), RoCE at 25 Gbit/s. It sends up to 64 MB at a
-  time (docs/tensor-fusion.rst), which are taken for its bucket.
-- Goyal et al. 2017, arXiv 1706.02677, section 5.5 and figure 8: 8 P100 with NVLink a server, Ethernet at 50 Gbit/s,
-  backward 120 ms (section 4.3), gradients one by one, halving and doubling between servers (section 4.1).
-- NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5. The data are read from disk, which the model does not know.
-- TensorFlow, guide "Benchmarks", May 2017, synthetic data. Not published: which links the GPUs' sums took. One process
-  starts the kernels of all 8 GPUs, which the model does not know either.
-- Li et al., PyTorch Distributed, VLDB 2020, section 5.3: a step takes twice as long as on one GPU. Not published: batch
-  (assumed 32, 16 to 64), step on one GPU (NVIDIA's V100), and what the shared cluster's network gave (assumed 100
-  Gbit/s a server, down to a tenth of it).
-"""
+"""Predictions compared with measurements that others have published, and that nothing here was fitted to."""
 
 import functools
 from collections.abc import Iterator
@@ -55,11 +40,11 @@ def counted(name: str) -> Network:
     return count(UserNetwork(name, build, batch, loss, torch.optim.AdamW), batch=2)
 
 
-# The two ends of what nobody has published for a case. With the kind one the least time is lost.
-KIND_EFFECTS = Effects(backward_share=0.7, speed_spread=0.0, contention=0.0)
-KIND_LATENCY = 2.7 / 9.6  # NCCL's messages of protocol LL, as a factor of those of Simple
-HARSH_EFFECTS = Effects(backward_share=0.6, speed_spread=0.22 / WHISKERS, contention=0.40)
-HARSH_LATENCY = 1.9  # a long ring's large messages, as a factor of the others
+# The two ends of what nobody has published for a case. With the best one the least time is lost.
+BEST_EFFECTS = Effects(backward_share=0.7, speed_spread=0.0, contention=0.0)
+BEST_LATENCY = 2.7 / 9.6  # NCCL's messages of protocol LL, as a factor of those of Simple
+WORST_EFFECTS = Effects(backward_share=0.6, speed_spread=0.22 / WHISKERS, contention=0.40)
+WORST_LATENCY = 1.9  # a long ring's large messages, as a factor of the others
 NVLINK_P100 = nvlink(4 * 18)  # NCCL: links times the bandwidth of each
 WITHIN = 2  # the factor by which a prediction may be off where all inputs are published
 
@@ -72,7 +57,7 @@ class Case:
         efficiency: throughput on `gpus` GPUs as a share of `gpus` / `baseline` times that on `baseline` GPUs.
         batch: samples for each GPU.
         setup: what was trained, on which links.
-        kind, harsh: the two ends of what is not published of it.
+        best, worst: the two ends of what is not published of it.
         inputs_are_published: whether bytes, the step on one GPU and the links are.
     """
 
@@ -81,8 +66,8 @@ class Case:
     batch: int
     gpus: int
     setup: Setup
-    kind: Setup
-    harsh: Setup
+    best: Setup
+    worst: Setup
     baseline: int = 1
     inputs_are_published: bool = True
 
@@ -117,29 +102,34 @@ def at_an_end(setup: Setup, effects: Effects, latency: float) -> Setup:
     return replace(setup, effects=effects, inner=inner, between=between)
 
 
-def kind(setup: Setup) -> Setup:
-    return at_an_end(setup, KIND_EFFECTS, KIND_LATENCY)
+def best(setup: Setup) -> Setup:
+    return at_an_end(setup, BEST_EFFECTS, BEST_LATENCY)
 
 
-def harsh(setup: Setup) -> Setup:
-    return at_an_end(setup, HARSH_EFFECTS, HARSH_LATENCY)
+def worst(setup: Setup) -> Setup:
+    return at_an_end(setup, WORST_EFFECTS, WORST_LATENCY)
 
 
 def horovod() -> Iterator[Case]:
-    alone = {"Inception V3": 134.4, "ResNet-101": 119.4, "VGG-16": 130.9}
-    on_16 = {"Inception V3": 2022.6, "ResNet-101": 1746.2, "VGG-16": 1787.4}
-    efficiencies = {
-        16: {name: rate / 16 / alone[name] for name, rate in on_16.items()},
-        512: {"Inception V3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68},
-    }
-    for gpus, of_networks in efficiencies.items():
-        for name, efficiency in of_networks.items():
-            buckets = fill_buckets(counted(name).gradients, first=64 * 2**20, others=64 * 2**20)
-            setup = trained(buckets, alone[name], 4, PCIE["pcie3"], gigabits=25)
-            yield Case(f"Horovod, {name}, {gpus} GPUs", efficiency, 64, gpus, setup, kind(setup), harsh(setup))
+    """Sources: README.md of October 2017, first table (RDMA, NCCL), for 16 GPUs and the images/s of one at batch 64;
+    docs/benchmarks.rst for 512. 4 Pascal GPUs a server on PCIe (issue 979), RoCE at 25 Gbit/s. It sends up to 64 MB at
+    a time (docs/tensor-fusion.rst), which are taken for its bucket.
+    """
+    for name, alone, on_16, efficiency_on_512 in (
+        ("Inception V3", 134.4, 2022.6, 0.90),
+        ("ResNet-101", 119.4, 1746.2, 0.90),
+        ("VGG-16", 130.9, 1787.4, 0.68),
+    ):
+        buckets = fill_buckets(counted(name).gradients, first=64 * 2**20, others=64 * 2**20)
+        setup = trained(buckets, alone, 4, PCIE["pcie3"], gigabits=25)
+        for gpus, efficiency in ((16, on_16 / 16 / alone), (512, efficiency_on_512)):
+            yield Case(f"Horovod, {name}, {gpus} GPUs", efficiency, 64, gpus, setup, best(setup), worst(setup))
 
 
 def goyal() -> Case:
+    """Source: Goyal et al. 2017, arXiv 1706.02677, section 5.5 and figure 8. 8 P100 with NVLink a server, Ethernet at
+    50 Gbit/s, backward 120 ms (section 4.3), gradients one by one, halving and doubling between servers (section 4.1).
+    """
     # 352 GPUs take 1.28 million images in 30 s, 11,264 in a step, and their step is 12 % longer than that of 8.
     seconds = 30 / (1.28e6 / 11_264) / 1.12
     buckets = fill_buckets(counted("ResNet-50").gradients, first=0, others=0)
@@ -154,22 +144,26 @@ def goyal() -> Case:
         batch=32,
         gpus=256,
         setup=with_published_backward(setup),
-        kind=with_published_backward(kind(setup)),
-        harsh=with_published_backward(harsh(setup)),
+        best=with_published_backward(best(setup)),
+        worst=with_published_backward(worst(setup)),
         baseline=8,
     )
 
 
 def nvidia() -> Iterator[Case]:
+    """Source: DeepLearningExamples, PyTorch ResNet50 v1.5. Data come from disk, which the model does not know."""
     buckets = fill_buckets(counted("ResNet-50").gradients)
     for gpu, rate, on_8 in (("a100", 938, 7248), ("v100", 367, 2855)):
         title = "A100, TF32" if gpu == "a100" else "V100"
         setup = trained(buckets, rate, 8, GPUS[gpu].nvlink, gigabits=100)  # nothing passes the network of one node
         name = f"NVIDIA, ResNet-50, 8 {title}"
-        yield Case(name, on_8 / 8 / rate, 256, 8, setup, kind(setup), harsh(setup))
+        yield Case(name, on_8 / 8 / rate, 256, 8, setup, best(setup), worst(setup))
 
 
 def tensorflow() -> Case:
+    """Source: guide "Benchmarks", May 2017, synthetic data. Not published: which links the GPUs' sums took. One process
+    starts the kernels of all 8 GPUs, which the model does not know either.
+    """
     buckets = fill_buckets(counted("VGG-16").gradients, first=0, others=0)
     setup = trained(buckets, 154, 8, NVLINK_P100, gigabits=100)
     return Case(
@@ -178,13 +172,18 @@ def tensorflow() -> Case:
         batch=64,
         gpus=8,
         setup=setup,
-        kind=kind(setup),
-        harsh=harsh(setup),
+        best=best(setup),
+        worst=worst(setup),
         inputs_are_published=False,
     )
 
 
 def li() -> Case:
+    """Source: Li et al., PyTorch Distributed, VLDB 2020, section 5.3: a step takes twice as long as on one GPU.
+
+    Not published: batch (assumed 32, 16 to 64), step on one GPU (NVIDIA's V100), and what the shared cluster's network
+    gave (assumed 100 Gbit/s a server, down to a tenth of it).
+    """
     setup = trained(fill_buckets(counted("ResNet-50").gradients), 367, 8, GPUS["v100"].nvlink, gigabits=100)
     # Twice or half the samples take twice or half the time.
     larger_batch = replace(setup, sample_seconds=2 * setup.sample_seconds)
@@ -195,8 +194,8 @@ def li() -> Case:
         batch=32,
         gpus=256,
         setup=setup,
-        kind=kind(larger_batch),
-        harsh=harsh(smaller_batch),
+        best=best(larger_batch),
+        worst=worst(smaller_batch),
         inputs_are_published=False,
     )
 
@@ -210,8 +209,8 @@ def markdown() -> str:
     lines = ["| case | published | predicted | range |", "|---|--:|--:|--:|"]
     for case in cases():
         mark = "" if case.inputs_are_published else " (\\*)"
-        least = 100 * case.lost(case.kind)
-        most = 100 * case.lost(case.harsh)
+        least = 100 * case.lost(case.best)
+        most = 100 * case.lost(case.worst)
         predicted = f"{case.lost(case.setup):.1%} | {least:.0f}–{most:.0f} %"
         lines.append(f"| {case.name}{mark} | {1 - case.efficiency:.1%} | {predicted} |")
     return "\n".join(lines)

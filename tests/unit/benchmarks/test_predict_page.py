@@ -13,13 +13,17 @@ from benchmarks.predict import presets
 from benchmarks.predict.model import Network, pays_from, worth
 from benchmarks.predict.page import SHOWN, page
 from benchmarks.predict.presets import Hardware
+from benchmarks.your_network import __main__ as program
 from tests.unit.benchmarks.published import counted
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def test_the_page_starts_where_the_flags_say_and_loads_nothing():
-    text = page(counted("BasicNet"), Hardware("v100", "pcie3", 4, "25g"))
+def test_the_page_starts_where_the_flags_say_and_loads_nothing(texts_file, tmp_path):
+    path = tmp_path / "page.html"
+    flags = ["--gpu", "v100", "--inner", "pcie3", "--network", "25g", "--gpus-per-node", "4"]
+    program.main(["predict", texts_file, *flags, "--page", str(path)])
+    text = path.read_text()
     assert not re.search(r'(?:src|href)="|@import|url\(|fetch\(|XMLHttpRequest', text)
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert data["start"] == {"gpu": "v100", "inner": "pcie3", "gpus_per_node": 4, "network": "25g"}
