@@ -174,8 +174,9 @@ def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
 def step(setup: Setup, batch: float, gpus: int) -> float:
     """Seconds of a step on `gpus` GPUs with a `batch` on each."""
     effects = setup.effects
-    of_the_slowest = 1 + effects.speed_spread * expected_maximum(gpus)
-    kernels = batch * setup.sample_seconds * of_the_slowest
+    # Seconds of the slowest GPU, for which all wait.
+    slowest = 1 + effects.speed_spread * expected_maximum(gpus)
+    kernels = slowest * batch * setup.sample_seconds
     compute = max(kernels, setup.launch_seconds)
     if gpus == 1:
         return compute
@@ -187,9 +188,9 @@ def step(setup: Setup, batch: float, gpus: int) -> float:
     # A launch-bound GPU is idle between its kernels, so only a part of that time is a kernel's.
     hidden_kernels = hidden * kernels / compute
     slowed_kernels = kernels * effects.backward_share + effects.contention * hidden_kernels
-    slowed = max(slowed_kernels, backward)
-    last = transfers(setup, slowed, gpus)[-1]
-    return compute - backward + max(slowed, last.end)
+    slowed_backward = max(slowed_kernels, backward)
+    last = transfers(setup, slowed_backward, gpus)[-1]
+    return compute - backward + max(slowed_backward, last.end)
 
 
 def expected_maximum(count: int) -> float:

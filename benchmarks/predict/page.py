@@ -26,7 +26,8 @@ def page(network: Network, hardware: Hardware) -> str:
     answers = {}
     for chosen in itertools.product(*choices.values()):
         setup = presets.setup(network, Hardware(*chosen))
-        answers[" ".join(map(str, chosen))] = [curve(setup, gpus) for gpus in SHOWN]
+        name = " ".join(map(str, chosen))  # by which the script finds it
+        answers[name] = [curve(setup, gpus) for gpus in SHOWN]
     data = {
         "name": network.name,
         "pays": PAYS,
