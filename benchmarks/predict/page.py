@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from benchmarks.predict import presets
-from benchmarks.predict.model import PAYS, Network, Setup, global_batches, pays_from, worth
+from benchmarks.predict.model import LARGEST_BATCH, PAYS, Network, Setup, global_batches, pays_from, worth
 from benchmarks.predict.presets import Hardware
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -31,6 +31,7 @@ def page(network: Network, hardware: Hardware) -> str:
     data = {
         "name": network.name,
         "pays": PAYS,
+        "largestBatch": LARGEST_BATCH,
         "choices": choices,
         "start": hardware._asdict(),
         "answers": answers,

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.predict import presets
-from benchmarks.predict.model import GRADIENT_BYTES, PAYS, Network, Setup, pays_from, step, worth
+from benchmarks.predict.model import GRADIENT_BYTES, LARGEST_BATCH, PAYS, Network, Setup, pays_from, step, worth
 from benchmarks.predict.page import page
 from benchmarks.predict.presets import Hardware
 from benchmarks.your_network import spec
@@ -15,7 +15,8 @@ from common.errors import fail
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs
 LEGEND = f"""
 worth: the speed-up over one GPU that takes the samples of all, for each GPU. pays from:
-the smallest batch in all, a power of two, with which the GPUs are worth {PAYS:.0%}."""
+the smallest batch in all, a power of two, with which the GPUs are worth {PAYS:.0%}.
+–: that is more than {LARGEST_BATCH:,} samples, if there is one."""
 
 
 @dataclass(frozen=True)
