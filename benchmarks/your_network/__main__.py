@@ -2,7 +2,7 @@
 
     python -m benchmarks.your_network memory torchvision:resnet50 --batch 64 --devices 1 2 4 8
     python -m benchmarks.your_network memory my_file.py:build --precision bf16 --checkpointing
-    python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --inner nvlink-h100 --network 8x400g
+    python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --network 8x400g
     python -m benchmarks.your_network measure torchvision:resnet18 --input 3x64x64 --batch 32 --devices 1 2
 
 What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.py. Nothing here imports torch before
@@ -53,9 +53,9 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--network", choices=presets.NETWORK, default=usual.network, help="network cards of a node (%(default)s)")
     sizes = {"choices": presets.NODE_SIZES, "default": usual.gpus_per_node}
     flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
-    of_a_step = "milliseconds of a step of --batch samples on one GPU, if you measured it"
+    of_a_step = "milliseconds of a step of --batch samples on one GPU, if you measured it; not with --page"
     flag("--measured-ms", type=positive_float, metavar="T", help=of_a_step)
-    flag("--page", type=Path, metavar="PATH", help="write a page with sliders too, which starts with these flags")
+    flag("--page", type=Path, metavar="PATH", help="also write a page with sliders that start with these flags")
 
     flag = add_question(questions, "measure", "how long a step takes at each level on this machine")
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)

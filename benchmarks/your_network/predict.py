@@ -4,31 +4,24 @@ import argparse
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.predict import presets
-from benchmarks.predict.model import GRADIENT_BYTES, Setup, pays_from, speed_up, step
+from benchmarks.predict.model import GRADIENT_BYTES, LARGEST_BATCH, PAYS, Network, Setup, pays_from, step, worth
 from benchmarks.predict.page import page
 from benchmarks.predict.presets import Hardware
 from benchmarks.your_network import spec
 from benchmarks.your_network.answers import milliseconds, write, write_json
 from benchmarks.your_network.count import count
+from common.errors import fail
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs
-PAYS = 0.9  # the efficiency from which on GPUs are said to pay
-LEGEND = """
+LEGEND = f"""
 worth: the speed-up over one GPU that takes the samples of all, for each GPU. pays from:
-the smallest batch in all, a power of two, with which the GPUs are worth 90 %."""
+the smallest batch in all, a power of two, with which the GPUs are worth {PAYS:.0%}.
+–: that is more than {LARGEST_BATCH:,} samples, if there is one."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A number of GPUs with the same batch on each as one GPU.
-
-    Attributes:
-        seconds: of a step.
-        worth: how many times faster they are than one GPU that takes all their samples in one step, as a share of
-            their number. One GPU with one GPU's share would be no measure: a launch-bound step takes more samples in
-            the same time, so fewer GPUs with more samples each would do as well.
-        pays_from: the smallest batch in all, a power of two, with which they are worth PAYS.
-    """
+    """A number of GPUs, each with a batch as large as one GPU's. Seconds are those of a step."""
 
     gpus: int
     seconds: float
@@ -37,47 +30,42 @@ class Row:
 
 
 def answer(options: argparse.Namespace) -> None:
+    if options.page and options.measured_ms:
+        fail("--page: its GPUs are those of --gpu, so it takes no --measured-ms")
     network = count(spec.load(options.spec, options.input, options.optimizer), options.batch)
-    hardware = Hardware(options.gpu, options.inner, options.network, options.gpus_per_node)
-    setup = presets.setup(network, hardware, options.batch)
+    hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
+    setup = presets.setup(network, hardware)
     gpu = presets.GPUS[options.gpu].name
     if options.measured_ms:
-        setup = measured(setup, options.measured_ms / 1000)
+        setup = measured(setup, options.batch, options.measured_ms / 1000)
         gpu = f"your GPU, measured: {options.measured_ms:g} ms for {options.batch}"
-    rows = [row(setup, gpus) for gpus in COUNTS]
-    print_heading(setup, gpu, hardware)
+    rows = []
+    for gpus in COUNTS:
+        seconds = step(setup, options.batch, gpus)
+        share = worth(setup, gpus * options.batch, gpus)
+        rows.append(Row(gpus, seconds, share, pays_from(setup, gpus)))
+    print_heading(network, setup, options.batch, gpu, hardware)
     print_table(rows, options.batch)
     if options.page:
-        write(options.page, "--page", page(setup, hardware, gpu if options.measured_ms else None))
+        write(options.page, "--page", page(network, hardware))
         print(f"\nWritten to {options.page}")
     about = {"network": asdict(network), "hardware": hardware._asdict(), "gpu": gpu}
     write_json(options, {**about, "predict": [asdict(row) for row in rows]})
 
 
-def measured(setup: Setup, seconds: float) -> Setup:
-    """The setup whose step takes so long on one GPU."""
+def measured(setup: Setup, batch: int, seconds: float) -> Setup:
+    """The setup whose step on one GPU takes so long."""
     # A step is no faster than its launches: where the measured one is, they take less time than is assumed.
-    longest_launch = seconds / setup.network.operators
-    launch_seconds = min(setup.launch_seconds, longest_launch)
-    return replace(setup, sample_seconds=seconds / setup.batch, launch_seconds=launch_seconds)
+    launch_seconds = min(setup.launch_seconds, seconds)
+    return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
 
 
-def row(setup: Setup, gpus: int) -> Row:
-    return Row(
-        gpus=gpus,
-        seconds=step(setup, gpus),
-        worth=speed_up(setup, gpus * setup.batch, gpus) / gpus,
-        pays_from=pays_from(setup, gpus, PAYS),
-    )
-
-
-def print_heading(setup: Setup, gpu: str, hardware: Hardware) -> None:
+def print_heading(network: Network, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
     """Print what is predicted, and what a step on one GPU consists of."""
-    network = setup.network
     gradients = network.parameters * GRADIENT_BYTES / 2**20
-    kernels = milliseconds(setup.kernels)
-    launches = milliseconds(setup.launches)
-    print(f"A PREDICTION, not a measurement, for a batch of {setup.batch} on each GPU:")
+    kernels = milliseconds(batch * setup.sample_seconds)
+    launches = milliseconds(setup.launch_seconds)
+    print(f"A PREDICTION, not a measurement, for a batch of {batch} on each GPU:")
     print(f"{network.name} on {gpu};")
     print(f"nodes of {hardware.gpus_per_node}, {hardware.inner} within, {hardware.network} between.")
     print(f"{network.parameters:,} parameters ({gradients:,.1f} MiB of gradients),")

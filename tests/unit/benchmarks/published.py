@@ -1,37 +1,52 @@
-"""Predictions compared with measurements that others have published, and that nothing here was fitted to.
+"""Predictions compared with measurements that others have published, and that nothing here was fitted to."""
 
-Sources, by the first words of a case's name:
-
-- Horovod: README.md of October 2017, first table (RDMA, NCCL), for 16 GPUs and the images/s of one at batch 64;
-  README.md of 2018, with a picture of 128 GPUs; docs/benchmarks.rst for 512. 4 Pascal GPUs a server on PCIe (issue
-  979), RoCE at 25 Gbit/s. It sends up to 64 MB at a time (docs/tensor-fusion.rst), which are taken for its bucket.
-- Goyal et al. 2017, arXiv 1706.02677, section 5.5 and figure 8: 8 P100 with NVLink a server, Ethernet at 50 Gbit/s,
-  backward 120 ms (section 4.3), gradients one by one, halving and doubling between servers (section 4.1).
-- NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5. The data are read from disk, which the model does not know.
-- TensorFlow, guide "Benchmarks", May 2017, synthetic data. Not published: which links the GPUs' sums took. One process
-  starts the kernels of all 8 GPUs, which the model does not know either.
-- Li et al., PyTorch Distributed, VLDB 2020, section 5.3: a step takes twice as long as on one GPU. Not published: batch
-  (assumed 32, 16 to 64), step on one GPU (NVIDIA's V100), and what the shared cluster's network gave (assumed 100
-  Gbit/s a server, down to a tenth of it).
-"""
-
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from benchmarks.predict.model import Setup, step
-from benchmarks.predict.networks import networks
-from benchmarks.predict.presets import BACKWARD_SHARE, CONTENTION, INNER, SPEED_SPREAD, START, ethernet
+import torch
+import torch.nn.functional as F
+from torchvision import models
 
-# The two ends of what nobody has published, as factors of a Setup's numbers. With the kind one the least time is lost.
-KIND = {"speed_spread": 0.0, "contention": 0.0, "backward_share": 0.7 / BACKWARD_SHARE, "latency": 2.7 / 9.6}
-HARSH = {
-    "speed_spread": 0.22 / 0.08,
-    "contention": 0.40 / CONTENTION,
-    "backward_share": 0.6 / BACKWARD_SHARE,
-    "latency": 1.9,
+from benchmarks.predict.model import Bucket, Effects, Link, Network, Setup, fill_buckets, step
+from benchmarks.predict.presets import AVERAGE_EFFECTS, GPUS, PCIE, WHISKERS, ethernet, nvlink
+from benchmarks.your_network.count import count
+from benchmarks.your_network.spec import UserNetwork
+from common.model import BasicNet
+
+
+def inception() -> models.Inception3:
+    """Inception V3 without the auxiliary classifier, as tf_cnn_benchmarks trains it, which published figures use."""
+    return models.inception_v3(aux_logits=False, init_weights=False)
+
+
+NETWORKS = {
+    "BasicNet": (BasicNet, (1, 28, 28), F.nll_loss),
+    "VGG-16": (models.vgg16, (3, 224, 224), F.cross_entropy),
+    "ResNet-50": (models.resnet50, (3, 224, 224), F.cross_entropy),
+    "ResNet-101": (models.resnet101, (3, 224, 224), F.cross_entropy),
+    "Inception V3": (inception, (3, 299, 299), F.cross_entropy),
 }
+
+
+@functools.cache
+def counted(name: str) -> Network:
+    """A network of NETWORKS; the largest take seconds."""
+    build, shape, loss = NETWORKS[name]
+
+    def batch(samples: int):
+        return torch.zeros(samples, *shape), torch.zeros(samples, dtype=torch.long)
+
+    return count(UserNetwork(name, build, batch, loss, torch.optim.AdamW), batch=2)
+
+
+# The two ends of what nobody has published for a case. With the best one the least time is lost.
+BEST_EFFECTS = Effects(backward_share=0.7, speed_spread=0.0, contention=0.0)
+BEST_LATENCY = 2.7 / 9.6  # NCCL's messages of protocol LL, as a factor of those of Simple
+WORST_EFFECTS = Effects(backward_share=0.6, speed_spread=0.22 / WHISKERS, contention=0.40)
+WORST_LATENCY = 1.9  # a long ring's large messages, as a factor of the others
+NVLINK_P100 = nvlink(4 * 18)  # NCCL: links times the bandwidth of each
 WITHIN = 2  # the factor by which a prediction may be off where all inputs are published
-HOROVOD = {"bucket": 64 * 2**20, "first_bucket": 64 * 2**20}
-ONE_BY_ONE = {"bucket": 0, "first_bucket": 0}
 
 
 @dataclass(frozen=True)
@@ -40,23 +55,25 @@ class Case:
 
     Attributes:
         efficiency: throughput on `gpus` GPUs as a share of `gpus` / `baseline` times that on `baseline` GPUs.
-        setup: what was trained, on which links, with how many samples for each GPU.
-        kind, harsh: the two ends of what is not published of it.
+        batch: samples for each GPU.
+        setup: what was trained, on which links.
+        best, worst: the two ends of what is not published of it.
         inputs_are_published: whether bytes, the step on one GPU and the links are.
     """
 
     name: str
     efficiency: float
-    setup: Setup
-    kind: Setup
-    harsh: Setup
+    batch: int
     gpus: int
+    setup: Setup
+    best: Setup
+    worst: Setup
     baseline: int = 1
     inputs_are_published: bool = True
 
     def lost(self, setup: Setup) -> float:
         """The predicted share of the throughput that is lost: 0.1 stands for an efficiency of 90 %."""
-        return 1 - step(setup, self.baseline) / step(setup, self.gpus)
+        return 1 - step(setup, self.batch, self.baseline) / step(setup, self.batch, self.gpus)
 
     @property
     def off_by(self) -> float:
@@ -65,80 +82,135 @@ class Case:
         return max(ratio, 1 / ratio)
 
 
-def scaled(setup: Setup, latency: float, **factors: float) -> Setup:
-    """The setup with some of its numbers multiplied, and the latencies of its links."""
-    links = {name: getattr(setup, name) for name in ("inner", "between")}
-    slower = {name: link._replace(latency=latency * link.latency) for name, link in links.items()}
-    return replace(setup, **slower, **{name: factor * getattr(setup, name) for name, factor in factors.items()})
-
-
-def setup(name: str, rate: float, batch: int, node: int, inner: str, gigabits: float, **more: float) -> Setup:
-    """Of a network whose samples per second on one GPU are published; launches do not bound these steps."""
+def trained(buckets: tuple[Bucket, ...], rate: float, gpus_per_node: int, inner: Link, gigabits: float) -> Setup:
+    """A network whose samples per second on one GPU are published; launches do not bound these steps."""
     return Setup(
-        networks()[name],
-        batch,
+        buckets,
         sample_seconds=1 / rate,
         launch_seconds=0.0,
-        gpus_per_node=node,
-        inner=INNER[inner],
+        gpus_per_node=gpus_per_node,
+        inner=inner,
         between=ethernet(gigabits),
-        start=START,
-        speed_spread=SPEED_SPREAD,
-        contention=CONTENTION,
-        **more,
+        effects=AVERAGE_EFFECTS,
     )
 
 
-def case(name: str, efficiency: float, setup: Setup, gpus: int, **more: bool) -> Case:
-    return Case(name, efficiency, setup, scaled(setup, **KIND), scaled(setup, **HARSH), gpus, **more)
+def at_an_end(setup: Setup, effects: Effects, latency: float) -> Setup:
+    """The setup with other effects, and with a factor for the latencies of its links."""
+    inner = setup.inner._replace(latency=latency * setup.inner.latency)
+    between = setup.between._replace(latency=latency * setup.between.latency)
+    return replace(setup, effects=effects, inner=inner, between=between)
+
+
+def best(setup: Setup) -> Setup:
+    return at_an_end(setup, BEST_EFFECTS, BEST_LATENCY)
+
+
+def worst(setup: Setup) -> Setup:
+    return at_an_end(setup, WORST_EFFECTS, WORST_LATENCY)
+
+
+def horovod() -> Iterator[Case]:
+    """Sources: README.md of October 2017, first table (RDMA, NCCL), for 16 GPUs and the images/s of one at batch 64;
+    docs/benchmarks.rst for 512. 4 Pascal GPUs a server on PCIe (issue 979), RoCE at 25 Gbit/s. It sends up to 64 MB at
+    a time (docs/tensor-fusion.rst), which are taken for its bucket.
+    """
+    for name, alone, on_16, efficiency_on_512 in (
+        ("Inception V3", 134.4, 2022.6, 0.90),
+        ("ResNet-101", 119.4, 1746.2, 0.90),
+        ("VGG-16", 130.9, 1787.4, 0.68),
+    ):
+        buckets = fill_buckets(counted(name).gradients, first=64 * 2**20, others=64 * 2**20)
+        setup = trained(buckets, alone, 4, PCIE["pcie3"], gigabits=25)
+        for gpus, efficiency in ((16, on_16 / 16 / alone), (512, efficiency_on_512)):
+            yield Case(f"Horovod, {name}, {gpus} GPUs", efficiency, 64, gpus, setup, best(setup), worst(setup))
+
+
+def goyal() -> Case:
+    """Source: Goyal et al. 2017, arXiv 1706.02677, section 5.5 and figure 8. 8 P100 with NVLink a server, Ethernet at
+    50 Gbit/s, backward 120 ms (section 4.3), gradients one by one, halving and doubling between servers (section 4.1).
+    """
+    # 352 GPUs take 1.28 million images in 30 s, 11,264 in a step, and their step is 12 % longer than that of 8.
+    seconds = 30 / (1.28e6 / 11_264) / 1.12
+    buckets = fill_buckets(counted("ResNet-50").gradients, first=0, others=0)
+    setup = trained(buckets, 32 / seconds, 8, NVLINK_P100, gigabits=50)
+
+    def with_published_backward(end: Setup) -> Setup:
+        return replace(end, effects=end.effects._replace(backward_share=0.120 / seconds))
+
+    return Case(
+        "Goyal et al., ResNet-50, 8 to 256 GPUs",
+        efficiency=0.90,
+        batch=32,
+        gpus=256,
+        setup=with_published_backward(setup),
+        best=with_published_backward(best(setup)),
+        worst=with_published_backward(worst(setup)),
+        baseline=8,
+    )
+
+
+def nvidia() -> Iterator[Case]:
+    """Source: DeepLearningExamples, PyTorch ResNet50 v1.5. Data come from disk, which the model does not know."""
+    buckets = fill_buckets(counted("ResNet-50").gradients)
+    for gpu, rate, on_8 in (("a100", 938, 7248), ("v100", 367, 2855)):
+        title = "A100, TF32" if gpu == "a100" else "V100"
+        setup = trained(buckets, rate, 8, GPUS[gpu].nvlink, gigabits=100)  # nothing passes the network of one node
+        name = f"NVIDIA, ResNet-50, 8 {title}"
+        yield Case(name, on_8 / 8 / rate, 256, 8, setup, best(setup), worst(setup))
+
+
+def tensorflow() -> Case:
+    """Source: guide "Benchmarks", May 2017, synthetic data. Not published: which links the GPUs' sums took. One process
+    starts the kernels of all 8 GPUs, which the model does not know either.
+    """
+    buckets = fill_buckets(counted("VGG-16").gradients, first=0, others=0)
+    setup = trained(buckets, 154, 8, NVLINK_P100, gigabits=100)
+    return Case(
+        "TensorFlow, VGG-16, 8 P100",
+        efficiency=1081 / 8 / 154,
+        batch=64,
+        gpus=8,
+        setup=setup,
+        best=best(setup),
+        worst=worst(setup),
+        inputs_are_published=False,
+    )
+
+
+def li() -> Case:
+    """Source: Li et al., PyTorch Distributed, VLDB 2020, section 5.3: a step takes twice as long as on one GPU.
+
+    Not published: batch (assumed 32, 16 to 64), step on one GPU (NVIDIA's V100), and what the shared cluster's network
+    gave (assumed 100 Gbit/s a server, down to a tenth of it).
+    """
+    setup = trained(fill_buckets(counted("ResNet-50").gradients), 367, 8, GPUS["v100"].nvlink, gigabits=100)
+    # Twice or half the samples take twice or half the time.
+    larger_batch = replace(setup, sample_seconds=2 * setup.sample_seconds)
+    smaller_batch = replace(setup, sample_seconds=setup.sample_seconds / 2, between=ethernet(10))
+    return Case(
+        "Li et al., ResNet-50, 256 GPUs",
+        efficiency=0.50,
+        batch=32,
+        gpus=256,
+        setup=setup,
+        best=best(larger_batch),
+        worst=worst(smaller_batch),
+        inputs_are_published=False,
+    )
 
 
 def cases() -> list[Case]:
-    found = []
-    alone = {"Inception V3": 134.4, "ResNet-101": 119.4, "VGG-16": 130.9}
-    on_16 = {"Inception V3": 2022.6, "ResNet-101": 1746.2, "VGG-16": 1787.4}
-    efficiencies = {
-        16: {name: rate / 16 / alone[name] for name, rate in on_16.items()},
-        128: {"Inception V3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.79},
-        512: {"Inception V3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68},
-    }
-    for gpus, published in efficiencies.items():
-        for name, efficiency in published.items():
-            trained = setup(name, alone[name], 64, 4, "pcie3", 25, **HOROVOD)
-            found.append(case(f"Horovod, {name}, {gpus} GPUs", efficiency, trained, gpus))
-
-    # 352 GPUs take 1.28 million images in 30 s, 11,264 in a step, and their step is 12 % longer than that of 8.
-    seconds = 30 / (1.28e6 / 11_264) / 1.12
-    trained = setup("ResNet-50", 32 / seconds, 32, 8, "nvlink-p100", 50, **ONE_BY_ONE)
-    kind = replace(scaled(trained, **KIND), backward_share=0.120 / seconds)
-    harsh = replace(scaled(trained, **HARSH), backward_share=0.120 / seconds)
-    trained = replace(trained, backward_share=0.120 / seconds)
-    found.append(Case("Goyal et al., ResNet-50, 8 to 256 GPUs", 0.90, trained, kind, harsh, gpus=256, baseline=8))
-
-    for gpu, inner, rate, on_8 in (("A100, TF32", "nvlink-a100", 938, 7248), ("V100", "nvlink-v100", 367, 2855)):
-        trained = setup("ResNet-50", rate, 256, 8, inner, 100)  # nothing passes the network of one node
-        found.append(case(f"NVIDIA, ResNet-50, 8 {gpu}", on_8 / 8 / rate, trained, gpus=8))
-
-    trained = setup("VGG-16", 154, 64, 8, "nvlink-p100", 100, **ONE_BY_ONE)
-    found.append(case("TensorFlow, VGG-16, 8 P100", 1081 / 8 / 154, trained, gpus=8, inputs_are_published=False))
-
-    trained = setup("ResNet-50", 367, 32, 8, "nvlink-v100", 100)
-    kind = scaled(trained, **KIND, batch=2)
-    harsh = scaled(replace(trained, between=ethernet(10)), **HARSH, batch=0.5)
-    name = "Li et al., ResNet-50, 256 GPUs"
-    found.append(Case(name, 0.50, trained, kind, harsh, gpus=256, inputs_are_published=False))
-    return found
+    return [*horovod(), goyal(), *nvidia(), tensorflow(), li()]
 
 
 def markdown() -> str:
-    """The cases as a table for a page, of Horovod's the smallest and the largest."""
+    """The cases as a table for a page."""
     lines = ["| case | published | predicted | range |", "|---|--:|--:|--:|"]
     for case in cases():
-        if "128 GPUs" in case.name:
-            continue
         mark = "" if case.inputs_are_published else " (\\*)"
-        least = 100 * case.lost(case.kind)
-        most = 100 * case.lost(case.harsh)
+        least = 100 * case.lost(case.best)
+        most = 100 * case.lost(case.worst)
         predicted = f"{case.lost(case.setup):.1%} | {least:.0f}–{most:.0f} %"
         lines.append(f"| {case.name}{mark} | {1 - case.efficiency:.1%} | {predicted} |")
     return "\n".join(lines)
