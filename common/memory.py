@@ -339,11 +339,7 @@ def _replicas(ledger: Ledger) -> Iterator[None]:
         return gathered
 
     def submit_watched(pool: ThreadPoolExecutor, job: Callable, *args, **kwargs) -> Future:
-        def run():
-            with _watched(ledger):
-                return job(*args, **kwargs)
-
-        return submit(pool, run)
+        return submit(pool, _watched(ledger)(job), *args, **kwargs)
 
     with (
         replaced(data_parallel, "copy_to", copy_of_replica),
