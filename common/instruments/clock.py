@@ -85,14 +85,11 @@ class Clock:
         if not model.training:
             self.stop()  # for an epoch whose last optimizer step was skipped
             return
-        ends_warm_up = self._micro_batches == self._warm_up_steps * self._accumulation
-        if ends_warm_up or self._started_at is None:
-            now = self._now()
-            if self._started_at is not None:
-                self.seconds += now - self._started_at
-            self._started_at = now
-        if ends_warm_up:
+        if self._micro_batches == self._warm_up_steps * self._accumulation:
+            self.stop()
             self.warm_up_seconds = self.seconds
+        if self._started_at is None:
+            self._started_at = self._now()
         self._micro_batches += 1
         if self._micro_batches % self._accumulation == 0:
             self._bar.update()

@@ -82,7 +82,9 @@ class Report:
             if not math.isfinite(value):
                 fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
         images_per_sec = self._clock.steps_per_second() * self._result["global_batch_size"]
-        peaks = _peaks_of_all_ranks(self._gpus)
+        peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in self._gpus]
+        if peaks:  # a rank can ask its own GPUs only
+            peaks = [peak for of_rank in all_gather_object(peaks) for peak in of_rank]
         self._result.update(
             steps=steps,
             loss=loss,
@@ -124,11 +126,3 @@ def _gpus(device: torch.device, replicas: list[int] | None) -> list[torch.device
     if replicas:  # of DataParallel; DistributedDataParallel names its own GPU or none, the emulation none
         return [torch.device("cuda", index) for index in replicas]
     return [device]
-
-
-def _peaks_of_all_ranks(gpus: list[torch.device]) -> list[int]:
-    """The peak of each GPU's memory in bytes, in the order of the ranks: a rank can ask its own GPUs only."""
-    if not gpus:
-        return []
-    own = [torch.cuda.max_memory_allocated(gpu) for gpu in gpus]
-    return [peak for of_rank in all_gather_object(own) for peak in of_rank]

@@ -81,28 +81,28 @@ class Watch(TorchDispatchMode):
         inputs = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(tensor.is_cuda for tensor in inputs):
             self.operations.append(str(function))
-        if function.namespace == "c10d":
-            self._check_collective(function, inputs)
-        if not function.is_view:
-            for tensor in inputs:
-                self.check_arrived(tensor)
+        self._check_inputs(function, inputs)
         if function is _aten._local_scalar_dense.default:
             return self._read(args[0])
         result = function(*args, **kwargs)
-        for tensor in tree_iter(result):
-            self._check_gpu(function, tensor)
+        self._look_at_result(function, result)
         self._look_for_wait(function, args, kwargs, result)
-        if function is _aten.addmm.default:
-            self.computed_in.add(result.dtype)
         return result
 
-    def _check_gpu(self, function: Any, result: Any) -> None:
-        if isinstance(result, Tensor) and result.is_cuda and result.device.index not in self._own_gpus:
-            raise Misplaced(f"{function} makes a tensor on {result.device}, where other ranks compute")
+    def _check_inputs(self, function: Any, inputs: list[Tensor]) -> None:
+        is_sent = function.namespace == "c10d" and dist.get_backend() == "nccl"
+        for tensor in inputs:
+            if is_sent and not tensor.is_cuda:
+                raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
+            if not function.is_view:
+                self.check_arrived(tensor)
 
-    def _check_collective(self, function: Any, tensors: list[Tensor]) -> None:
-        if dist.get_backend() == "nccl" and not all(tensor.is_cuda for tensor in tensors):
-            raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
+    def _look_at_result(self, function: Any, result: Any) -> None:
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.device.index not in self._own_gpus:
+                raise Misplaced(f"{function} makes a tensor on {tensor.device}, where other ranks compute")
+        if function is _aten.addmm.default:
+            self.computed_in.add(result.dtype)
 
     def _read(self, tensor: Tensor) -> float:
         """A value for those that ask for one, which no FakeTensor has."""
