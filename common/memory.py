@@ -3,7 +3,7 @@
 Within `accounting()` every operation's result is charged to the device on which it would be on a machine with GPUs:
 
 - what is made without a device stays on the host and is not charged: datasets, batches, a model before `.to(device)`;
-- `.to(device)` moves it to the process's device, `copy_to` to a replica's;
+- `.to(device)` moves it to the process's device, `copy_to` of the emulated DataParallel to a replica's;
 - a result lives where its inputs live; a host tensor that meets device tensors in an operation must have been moved.
 
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
@@ -13,14 +13,18 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from common.small import data_parallel
 
 BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
@@ -229,8 +233,8 @@ def _moves_and_sizes(ledger: Ledger) -> Iterator[None]:
 
 
 @contextmanager
-def replaced(owner: type, name: str, method: Callable) -> Iterator[None]:
-    """Another method of a class of torch, for as long as the block runs."""
+def replaced(owner: type | ModuleType, name: str, method: Callable) -> Iterator[None]:
+    """Another method of a class, or function of a module, for as long as the block runs."""
     before = getattr(owner, name)
     setattr(owner, name, method)
     try:
@@ -280,7 +284,7 @@ def _is_on_a_gpu(tensor: Tensor) -> bool:
 
 @contextmanager
 def accounting() -> Iterator[Ledger]:
-    """Account for everything that this thread does, and for the replicas that it starts. One at a time a process."""
+    """Account for everything that this thread does, and for the jobs of thread pools. One at a time a process."""
     global _active
     if _active is not None:
         raise RuntimeError("accounting() is active already")
@@ -298,7 +302,7 @@ def accounting() -> Iterator[Ledger]:
 
     hook = register_optimizer_step_post_hook(label_trained)
     try:
-        with _watched(ledger), _moves_and_sizes(ledger):
+        with _watched(ledger), _moves_and_sizes(ledger), _replicas(ledger):
             yield ledger
     finally:
         hook.remove()
@@ -317,11 +321,31 @@ def _watched(ledger: Ledger) -> Iterator[None]:
 
 
 @contextmanager
-def inherited() -> Iterator[None]:
-    """Account for what this thread does if its parent is being accounted for: dispatch modes are per thread."""
-    with ExitStack() as stack:
-        if _active is not None:
-            stack.enter_context(_watched(_active))
+def _replicas(ledger: Ledger) -> Iterator[None]:
+    """Follow the emulated DataParallel to its devices: its copies, what it gathers, and its threads.
+
+    torch's modes and hooks are of one thread, so each job that a thread is given enters them again.
+    """
+    gather = data_parallel.gather
+    submit = ThreadPoolExecutor.submit
+
+    def copy_of_replica(tensor: Tensor, source: int, target: int) -> Tensor:
+        category = "parameters" if isinstance(tensor, nn.Parameter) else "communication"
+        return copy_to(tensor, source, target, category)
+
+    def gather_and_label(outputs: list[Tensor]) -> Tensor:
+        gathered = gather(outputs)
+        ledger.label(gathered, "communication")
+        return gathered
+
+    def submit_watched(pool: ThreadPoolExecutor, job: Callable, *args, **kwargs) -> Future:
+        return submit(pool, _watched(ledger)(job), *args, **kwargs)
+
+    with (
+        replaced(data_parallel, "copy_to", copy_of_replica),
+        replaced(data_parallel, "gather", gather_and_label),
+        replaced(ThreadPoolExecutor, "submit", submit_watched),
+    ):
         yield
 
 

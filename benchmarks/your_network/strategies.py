@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unfl
 from benchmarks.your_network import training
 from benchmarks.your_network.spec import UserNetwork
 from common.memory import copy_to, name_category
-from common.small.data_parallel import gather, replicate
+from common.small import data_parallel
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -73,7 +73,7 @@ class Replicated(nn.Module):
         count = min(len(shard) for shard in shards)
         run = count if self.threads else min(count, 2)
         forwards = []
-        for device, replica in enumerate(replicate(self.module, run)):
+        for device, replica in enumerate(data_parallel.replicate(self.module, run)):
             own = [tree_map_only(Tensor, partial(copy_to, source=0, target=device), shard[device]) for shard in shards]
             own_args, own_kwargs = tree_unflatten(own, structure)
             forwards.append(partial(replica, *own_args, **own_kwargs))
@@ -89,7 +89,7 @@ class Replicated(nn.Module):
 def _joined(*leaves: Any) -> Any:
     """The outputs of the replicas on the first device; numbers become a vector, as with torch's."""
     if isinstance(leaves[0], Tensor):
-        return gather([torch.atleast_1d(leaf) for leaf in leaves])
+        return data_parallel.gather([torch.atleast_1d(leaf) for leaf in leaves])
     return leaves[0]
 
 

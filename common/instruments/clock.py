@@ -21,7 +21,7 @@ class Clock:
         device: that of the model.
         steps_per_epoch: optimizer steps.
         accumulation: micro-batches in one optimizer step.
-        warm_up_steps: steps that `steady_seconds` leaves out.
+        warm_up_steps: steps that `steps_per_second` leaves out.
         bar: is moved by one for every step.
 
     Attributes:
@@ -45,7 +45,7 @@ class Clock:
         self._accumulation = accumulation
         self._micro_batches = 0
         self._micro_batches_per_epoch = steps_per_epoch * accumulation
-        self._micro_batches_of_warm_up = warm_up_steps * accumulation
+        self._warm_up_steps = warm_up_steps
         self._bar = bar
         self._started_at: float | None = None
 
@@ -66,6 +66,15 @@ class Clock:
         """Optimizer steps so far."""
         return self._micro_batches // self._accumulation
 
+    def steps_per_second(self) -> float:
+        """The steps after the warm-up, or all of them where there are no more; 0.0 without any step."""
+        steps = self.steps - self._warm_up_steps
+        seconds = self.seconds - self.warm_up_seconds
+        if steps <= 0:
+            steps = self.steps
+            seconds = self.seconds
+        return steps / seconds if seconds else 0.0
+
     def stop(self) -> None:
         """Add the time since the clock has started to `seconds`; of a clock that stands, nothing changes."""
         if self._started_at is not None:
@@ -76,14 +85,11 @@ class Clock:
         if not model.training:
             self.stop()  # for an epoch whose last optimizer step was skipped
             return
-        ends_warm_up = self._micro_batches == self._micro_batches_of_warm_up
-        if ends_warm_up or self._started_at is None:
-            now = self._now()
-            if self._started_at is not None:
-                self.seconds += now - self._started_at
-            self._started_at = now
-        if ends_warm_up:
+        if self._micro_batches == self._warm_up_steps * self._accumulation:
+            self.stop()
             self.warm_up_seconds = self.seconds
+        if self._started_at is None:
+            self._started_at = self._now()
         self._micro_batches += 1
         if self._micro_batches % self._accumulation == 0:
             self._bar.update()

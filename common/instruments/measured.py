@@ -3,7 +3,7 @@
 import contextlib
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,11 +17,9 @@ from common.instruments.clock import Clock
 from common.instruments.result import plan_line, result_line, write_files
 from common.process_group import all_gather_object, get_rank, get_world_size, is_distributed
 
-Report = Callable[..., dict[str, Any]]
-
 
 @contextlib.contextmanager
-def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -> Iterator[Report]:
+def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -> Iterator["Report"]:
     """Measure the training in the block, and at its end print and write the result. All processes enter it.
 
     Rank 0 says before the training what is about to happen, draws a bar on a terminal, and at the end prints the
@@ -32,63 +30,73 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
         model: on its device, wrapped or not.
         train_set, test_set: of `common.data.load_data`.
 
-    Yields:
-        report(loss, eval_loss, accuracy, evaluated), to be called by all processes after each evaluation: the epoch's
-        mean training loss, the evaluation's mean loss and accuracy (a fraction) over all ranks, and the number of
-        samples that were evaluated. A run that was resumed adds `steps`, those of the whole training. It returns the
-        result so far, with the keys of the ladder's contract.
-
     Raises:
         UserError: if a loss is not finite, or if a file cannot be written.
     """
     network = getattr(model, "module", model)
-    # DDP hands each micro-batch on to its network; DataParallel calls copies of it.
-    called = network if isinstance(model, DistributedDataParallel) else model
     device = next(network.parameters()).device
-    gpus = _gpus(device, getattr(model, "device_ids", None))
-    setting = _setting(args, model, device, train_set.name)
     steps_per_epoch = len(train_set) // args.batch_size
     total_steps = steps_per_epoch * args.epochs
+    result = _setting(args, model, device, train_set.name)
     is_main = get_rank() == 0
     if is_main:
-        print(plan_line(args, setting, len(train_set), len(test_set), total_steps), flush=True)
+        print(plan_line(args, result, len(train_set), len(test_set), total_steps), flush=True)
+    gpus = _gpus(device, getattr(model, "device_ids", None))
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
 
-    # None: no bar where stderr is not a terminal.
-    disable = None if is_main else True
-    bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=disable)
+    # DDP hands each micro-batch on to its network; DataParallel calls copies of it.
+    called = network if isinstance(model, DistributedDataParallel) else model
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
-    clock = Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar)
-    result = setting
+    # None: no bar where stderr is not a terminal.
+    bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
+    with Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar) as clock:
+        yield Report(clock, gpus, result)
+    if is_main:
+        print(result_line(result), flush=True)
+        write_files(args, result, network)
 
-    def report(loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None) -> dict:
-        clock.stop()
-        steps = steps or clock.steps
+
+class Report:
+    """What a training calls after each evaluation, to complete `result` to the keys of the ladder's contract."""
+
+    def __init__(self, clock: Clock, gpus: list[torch.device], result: dict[str, Any]) -> None:
+        self._clock = clock
+        self._gpus = gpus
+        self._result = result
+
+    def __call__(
+        self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
+    ) -> dict[str, Any]:
+        """The result so far. All processes call it.
+
+        Args:
+            loss: the epoch's mean training loss over all ranks.
+            eval_loss, accuracy: of the evaluation over all ranks, a mean and a fraction.
+            evaluated: the number of samples that were evaluated.
+            steps: those of the whole training, where it was resumed.
+        """
+        self._clock.stop()
+        steps = steps or self._clock.steps
         for name, value in (("training", loss), ("evaluation", eval_loss)):
             if not math.isfinite(value):
                 fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
-        peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in gpus]
-        if gpus:  # a rank can ask its own GPU only
+        images_per_sec = self._clock.steps_per_second() * self._result["global_batch_size"]
+        peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in self._gpus]
+        if peaks:  # a rank can ask its own GPUs only
             peaks = [peak for of_rank in all_gather_object(peaks) for peak in of_rank]
-        result.update(
+        self._result.update(
             steps=steps,
             loss=loss,
             eval_loss=eval_loss,
             accuracy=accuracy,
             evaluated=int(evaluated),
-            images_per_sec=round(_images_per_second(clock, args), 1),
-            seconds=round(clock.seconds, 3),
+            images_per_sec=round(images_per_sec, 1),
+            seconds=round(self._clock.seconds, 3),
             peak_memory_bytes=peaks or None,
             memory_source="measured" if peaks else None,
         )
-        return result
-
-    with clock:
-        yield report
-    if is_main:
-        print(result_line(result), flush=True)
-        write_files(args, result, network)
+        return self._result
 
 
 def _setting(args: Namespace, model: nn.Module, device: torch.device, dataset: str) -> dict[str, Any]:
@@ -115,16 +123,6 @@ def _gpus(device: torch.device, replicas: list[int] | None) -> list[torch.device
     """The GPUs that this process computes on."""
     if device.type != "cuda":
         return []
-    if replicas:  # of DataParallel; DistributedDataParallel and the emulation name none
+    if replicas:  # of DataParallel; DistributedDataParallel names its own GPU or none, the emulation none
         return [torch.device("cuda", index) for index in replicas]
     return [device]
-
-
-def _images_per_second(clock: Clock, args: Namespace) -> float:
-    """Global samples a second after the warm-up, or of all steps where there are no more; 0.0 without any step."""
-    steps = clock.steps - args.warm_up_steps
-    seconds = clock.seconds - clock.warm_up_seconds
-    if steps <= 0:
-        steps = clock.steps
-        seconds = clock.seconds
-    return steps * args.batch_size / seconds if seconds else 0.0

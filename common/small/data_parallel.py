@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.cores import confine_thread_to_device, threads_per_worker
-from common.memory import copy_to, inherited, name_category
 
 
 def replica_devices(first: torch.device, replicas: int) -> list[torch.device]:
@@ -85,9 +84,7 @@ class EmulatedDataParallel(nn.Module):
         autocast = torch.is_autocast_enabled(kind)
 
         def apply(replica: nn.Module, shard: Tensor, generator: torch.Generator) -> Tensor:
-            # `inherited` lets the accounting of memory, if there is one, count this thread's tensors too.
             with (
-                inherited(),
                 torch.set_grad_enabled(gradients),
                 torch.autocast(kind, dtype, autocast),
                 _OwnRandomness(generator),
@@ -111,7 +108,7 @@ def replicate(module: nn.Module, n: int) -> list[nn.Module]:
     replicas = []
     for device in range(n):
         # What `deepcopy` finds in its memo it takes for copied already. So it copies the modules only.
-        memo = {id(tensor): copy_to(tensor, 0, device, "parameters") for tensor in tensors}
+        memo = {id(tensor): copy_to(tensor, 0, device) for tensor in tensors}
         replicas.append(copy.deepcopy(module, memo))
     return replicas
 
@@ -123,9 +120,15 @@ def scatter(batch: Tensor, n: int) -> list[Tensor]:
 
 def gather(outputs: list[Tensor]) -> Tensor:
     """The replicas' outputs joined on the first device."""
-    joined = torch.cat([copy_to(output, device, 0) for device, output in enumerate(outputs)])
-    name_category(joined, "communication")
-    return joined
+    return torch.cat([copy_to(output, device, 0) for device, output in enumerate(outputs)])
+
+
+def copy_to(tensor: Tensor, source: int, target: int) -> Tensor:
+    """The tensor on device `target` that is on device `source` now; gradients flow back.
+
+    The devices of the emulation share their memory, so a copy in it does. Where `source` is `target` nothing is copied.
+    """
+    return tensor.view_as(tensor) if source == target else tensor.clone()
 
 
 class _OwnRandomness(TorchDispatchMode):

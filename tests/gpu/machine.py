@@ -1,218 +1,189 @@
-"""A rank on a machine with GPUs, imitated: its tensors have a device and a shape, and no values.
+"""A rank on a machine with GPUs, imitated on one that has none.
 
     with imitated_rank(rank=3, world_size=8) as machine:
         module.train(args)
-    machine.waits_within_steps()
+    machine.watch.waits
 
-Within the block torch takes the machine for one with GPUs. Tensors are torch's FakeTensors, so an operation on two
-devices raises; the process group is torch's "fake" one, in which this rank is alone. What torch is asked about GPUs and
-about the group is answered by a `Machine`, which raises Misplaced where it is the wrong GPU. What this cannot see is in
-the README.
+    real                                          imitated
+    --------------------------------------------  ----------------------------------------------------------------
+    the level, the core, the Trainer              tensors: FakeTensors, which have a device and a shape, no values
+    torch's modules, optimizers, data loaders     torch.cuda: the methods of `Cuda` here
+    DDP's Python                                  DDP's C++: only sends rank 0's weights
+    the collectives of tensors, up to c10d        the process group: torch's "fake" one, in which this rank is alone
+    the order of all operations                   backward: gives every parameter that made the loss a gradient
+                                                  DataParallel's forward: calls the module, on one GPU
+
+A rank that touches a GPU of another one raises Misplaced. What this cannot see is in the README.
 """
 
 import contextlib
+import inspect
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy
 import pytest
 import torch
 import torch.distributed as dist
-import torch.optim.optimizer as torch_optimizer
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.parallel import DistributedDataParallel
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from common.accelerator import state
 from common.nested import leaves
-from tests.gpu.watch import Event, Misplaced, Wait, Watch
+from tests.gpu.watch import Event, Misplaced, Watch
 from tests.states import forget_states
 
 GPUS = 8
-_init_process_group = dist.init_process_group
-_destroy_process_group = dist.destroy_process_group
 
 
-class Machine:
-    """What this rank has asked of CUDA and of the process group, and the answers of both.
+class Cuda:
+    """Stand-ins for torch.cuda's functions: each method for the function of its name.
 
     Attributes:
-        own: the index of the rank's GPU.
-        named: the GPU that `set_device` named last; None before that.
-        backend: what the rank asked `init_process_group` for.
-        endings: how the rank has left its process groups: "destroyed" waits for the others, "aborted" does not.
-        result: of the training.
-        random_states: of which GPUs' generators the state was "read" or "written".
-        peaks: of which GPUs the peak of the memory was reset or read, a pair of the question and the index.
+        own_gpus: the indices of the GPUs that this process is to use.
+        calls: for each function that concerns one GPU the indices with which it was called, in order.
+        answers: what else is there under its name in torch.cuda, always the same.
     """
 
-    def __init__(self, rank: int, world_size: int, gpus: int, nodes: int, integers: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.gpus = gpus
-        self.local_world_size = world_size // nodes
-        self.local_rank = rank % self.local_world_size
-        self.own = self.local_rank % gpus
-        self.named: int | None = None
-        self.backend: str | None = None
-        self.peaks: list[tuple[str, int]] = []
-        self.random_states: list[tuple[str, int]] = []
-        self.endings: list[str] = []
-        self.result: dict[str, Any] = {}
-        self.watch = Watch(self.check_collective, integers)
-
-    def environment(self) -> dict[str, str]:
-        """What torchrun would set."""
-        if self.world_size == 1:
-            return {}
-        return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "1",
+    def __init__(self, gpus: int, own_gpus: range, watch: Watch) -> None:
+        self.own_gpus = own_gpus
+        self.calls: defaultdict[str, list[int]] = defaultdict(list)
+        self.answers = {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "is_bf16_supported": lambda including_emulation=True: True,
+            "device_count": lambda: gpus,
+            "get_device_capability": lambda device=None: (9, 0),
+            "get_device_properties": lambda device=None: SimpleNamespace(total_memory=2**36, multi_processor_count=100),
+            "default_generators": [SimpleNamespace(manual_seed=lambda seed: None)] * gpus,
         }
+        self._watch = watch
+        self._current = 0
 
-    def waits_within_steps(self) -> list[Wait]:
-        """The Waits after the first optimizer step and before the last one."""
-        return [wait for wait in self.watch.waits if 1 <= wait.step < self.watch.steps]
-
-    def index(self, device: Any = None) -> int:
-        """The number of a GPU as torch reads it: without one it is the GPU that `set_device` named last, else 0."""
+    def _note(self, function: str, device: Any) -> int:
+        """The index of `device`, which must be one of this process's own; None is the current one."""
+        index = self._current
         if isinstance(device, int):
-            return device
-        number = None if device is None else torch.device(device).index
-        return (self.named or 0) if number is None else number
+            index = device
+        elif device is not None and torch.device(device).index is not None:
+            index = torch.device(device).index
+        if index not in self.own_gpus:
+            raise Misplaced(f"{function} of cuda:{index} by a rank on cuda:{self.own_gpus[0]}")
+        self.calls[function].append(index)
+        return index
 
     def set_device(self, device: Any) -> None:
-        self.named = self.index(device)
-        if self.named >= self.gpus:
-            raise Misplaced(f"set_device(cuda:{self.named}) on a machine of {self.gpus} GPUs")
+        self._current = self._note("set_device", device)
 
-    def check_collective(self, name: str, tensors: list[Tensor]) -> None:
-        """Raise Misplaced unless all tensors that nccl is given are on the GPU that `set_device` named last."""
-        if self.backend != "nccl":
-            return
-        if self.named is None:
-            raise Misplaced(f"{name} before set_device: every rank would use cuda:0")
-        for tensor in tensors:
-            if tensor.device != torch.device("cuda", self.named):
-                raise Misplaced(f"{name} of a tensor on {tensor.device} after set_device(cuda:{self.named})")
+    def current_device(self) -> int:
+        return self._current
 
-    def ask_for_peak(self, question: str, device: Any = None) -> int:
-        index = self.index(device)
-        if self.world_size > 1 and index != self.own:
-            raise Misplaced(f"rank {self.rank}, on cuda:{self.own}, calls {question} of cuda:{index}")
-        self.peaks.append((question, index))
-        return self.peak_of(index)
+    def current_stream(self, device: Any = None) -> Any:
+        return SimpleNamespace(
+            record_event=lambda: Event(self._watch), synchronize=self.synchronize, is_capturing=lambda: False
+        )
 
-    @staticmethod
-    def peak_of(index: int) -> int:
-        """The peak of a GPU's memory in bytes: each has another one."""
-        return 2**20 * (index + 1)
+    def synchronize(self, device: Any = None) -> None:
+        self._note("synchronize", device)
+        self._watch.arrived(len(self._watch.operations))
+        self._watch.note_wait("synchronize")
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        self._note("reset_peak_memory_stats", device)
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return peak_of(self._note("max_memory_allocated", device))
 
     def get_rng_state(self, device: Any = None) -> Tensor:
-        self.random_states.append(("read", self.index(device)))
+        self._note("get_rng_state", device)
         return torch.zeros(16, dtype=torch.uint8)
 
     def set_rng_state(self, state: Tensor, device: Any = None) -> None:
-        self.random_states.append(("written", self.index(device)))
+        self._note("set_rng_state", device)
 
-    # The process group.
+
+def public_methods(stand_in: Any) -> list[tuple[str, Callable]]:
+    return [(name, value) for name, value in inspect.getmembers(stand_in, inspect.ismethod) if name[0] != "_"]
+
+
+def peak_of(index: int) -> int:
+    """The peak of a GPU's memory in bytes: each has another one."""
+    return 2**20 * (index + 1)
+
+
+class ProcessGroup:
+    """Stand-ins for torch.distributed's functions: each method for the function of its name.
+
+    Collectives of tensors are torch's own, on its "fake" backend. Those of objects would need values of tensors.
+
+    Attributes:
+        backend: for which `init_process_group` was asked.
+        endings: how the rank has left its groups: "destroyed" waits for the others, "aborted" does not.
+    """
+
+    def __init__(self, rank: int, world_size: int, cuda: Cuda, watch: Watch) -> None:
+        self.backend: str | None = None
+        self.endings: list[str] = []
+        self._rank = rank
+        self._world_size = world_size
+        self._cuda = cuda
+        self._watch = watch
+        self._init = dist.init_process_group
+        self._destroy = dist.destroy_process_group
 
     def init_process_group(self, backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if backend == "nccl" and not self._cuda.calls["set_device"]:
+            raise Misplaced("a group of nccl before set_device: every rank would use cuda:0")
         self.backend = backend
-        _init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+        self._init("fake", store=FakeStore(), rank=self._rank, world_size=self._world_size)
 
-    @staticmethod
-    def meet(store: Any, rank: int, world_size: int, timeout: Any, backend: str) -> str:
-        """In place of meeting the other ranks."""
-        return ""
+    def rendezvous(self, *args: Any, **kwargs: Any) -> Iterator[tuple]:
+        return iter([(FakeStore(), self._rank, self._world_size)])
 
     def get_backend(self, group: Any = None) -> str | None:
         return self.backend
 
     def all_gather_object(self, values: list, value: Any, group: Any = None) -> None:
-        self.check_collective("all_gather_object", [])
-        self.check_pickle(value)
+        check_pickle(value)
         values[:] = [value] * len(values)
 
     def broadcast_object_list(self, values: list, *args: Any, **kwargs: Any) -> None:
-        self.check_collective("broadcast_object_list", [])
-        self.check_pickle(values)
+        check_pickle(values)
 
-    def check_pickle(self, value: Any) -> None:
-        """Raise Misplaced if a tensor in `value` would come out of its pickle on the GPU of the sender's number."""
-        for leaf in leaves(value):
-            if isinstance(leaf, Tensor) and leaf.device.type == "cuda":
-                raise Misplaced("a tensor of a GPU is pickled: it comes back on the sender's GPU")
+    def barrier(self, *args: Any, device_ids: list[int] | None = None, **kwargs: Any) -> None:
+        if self.backend == "nccl" and device_ids != list(self._cuda.own_gpus):
+            raise Misplaced(f"barrier with device_ids {device_ids}: nccl would guess a GPU")
+        self._watch.note_wait("barrier")
 
     def destroy_process_group(self, group: Any = None) -> None:
         self.endings.append("destroyed")
-        _destroy_process_group(group)
+        self._destroy(group)
 
-    def abort_process_group(self, group: Any = None) -> None:
+    def _abort_process_group(self, group: Any = None) -> None:
         self.endings.append("aborted")
-        _destroy_process_group(group)
+        self._destroy(group)
 
-    def barrier(self, *args: Any, device_ids: list[int] | None = None, **kwargs: Any) -> None:
-        self.check_collective("barrier", [])
-        if self.backend == "nccl" and device_ids != [self.own]:
-            raise Misplaced(f"barrier with device_ids {device_ids} on cuda:{self.own}: nccl would guess a GPU")
-        self.watch.note_wait("barrier")
 
-    # What a program asks of tensors and of CUDA.
+def check_pickle(value: Any) -> None:
+    """Raise Misplaced if a tensor in `value` would come out of its pickle on the GPU of the sender's number."""
+    for leaf in leaves(value):
+        if isinstance(leaf, Tensor) and leaf.is_cuda:
+            raise Misplaced("a tensor of a GPU is pickled: it comes back on the sender's GPU")
 
-    def count_step(self, *_: Any) -> None:
-        self.watch.steps += 1
 
-    def as_array(self, tensor: Tensor) -> numpy.ndarray:
-        self.watch.check_arrived(tensor)
-        return numpy.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
-
-    def functions(self) -> dict[str, Any]:
-        """The functions of torch.cuda that answer from here."""
-
-        def synchronize(device: Any = None) -> None:
-            if self.index(device) != self.own:
-                raise Misplaced(f"rank {self.rank}, on cuda:{self.own}, waits for cuda:{self.index(device)}")
-            self.watch.arrived(len(self.watch.operations))
-            self.watch.note_wait("synchronize")
-
-        stream = SimpleNamespace(
-            record_event=lambda: Event(self.watch), is_capturing=lambda: False, synchronize=synchronize
-        )
-        return {
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "device_count": lambda: self.gpus,
-            "current_device": self.index,
-            "set_device": self.set_device,
-            "current_stream": lambda device=None: stream,
-            "is_current_stream_capturing": lambda: False,
-            "synchronize": synchronize,
-            "reset_peak_memory_stats": lambda device=None: self.ask_for_peak("reset_peak_memory_stats", device),
-            "max_memory_allocated": lambda device=None: self.ask_for_peak("max_memory_allocated", device),
-            "get_rng_state": self.get_rng_state,
-            "set_rng_state": self.set_rng_state,
-            "get_device_capability": lambda device=None: (9, 0),
-            "is_bf16_supported": lambda including_emulation=True: True,
-            "empty_cache": lambda: None,
-            "default_generators": (SimpleNamespace(manual_seed=lambda seed: None),) * self.gpus,
-            "manual_seed": lambda seed: None,
-            "manual_seed_all": lambda seed: None,
-            "_lazy_init": lambda: None,
-            "_lazy_call": lambda callable, **kwargs: None,
-        }
+def meet(store: Any, rank: int, world_size: int, timeout: Any, backend: str) -> str:
+    """In place of comparing the backend with the other ranks."""
+    return ""
 
 
 def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-    """In place of backward, which does not run on imitated GPUs: every parameter that made `loss` gets a gradient."""
+    """In place of backward, whose engine asks the driver: every parameter that made `loss` gets a gradient."""
     seen = set()
     nodes = [loss.grad_fn]
     while nodes:
@@ -227,86 +198,85 @@ def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-# What DataParallel and DDP do in Python here: they hold the network, and DDP sends rank 0's weights to all.
+def broadcast_coalesced(group: Any, tensors: list[Tensor], buffer_size: int, source: int, *args: Any) -> None:
+    """In place of the C++ by which DDP sends rank 0's weights to all."""
+    for tensor in tensors:
+        dist.broadcast(tensor, source)
 
 
-def wrap_for_data_parallel(wrapper: nn.Module, module: nn.Module, device_ids: list[torch.device]) -> None:
-    nn.Module.__init__(wrapper)
-    wrapper.module = module
-    wrapper.device_ids = [device.index for device in device_ids]
+@dataclass
+class Machine:
+    """What a rank asked of its GPUs and of the other ranks, its operations, and what its training returned."""
 
+    watch: Watch
+    cuda: Cuda
+    group: ProcessGroup
+    result: dict[str, Any] = field(default_factory=dict)
 
-def wrap_for_ddp(wrapper: nn.Module, module: nn.Module, device_ids: list[int] | None = None, **options: Any) -> None:
-    nn.Module.__init__(wrapper)
-    wrapper.module = module
-    if device_ids not in (None, [torch.cuda.current_device()]):
-        raise Misplaced(f"DDP on {device_ids} after set_device({torch.cuda.current_device()})")
-    for parameter in module.parameters():
-        dist.broadcast(parameter.detach(), 0)
-
-
-def forward_of_wrapped(wrapper: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
-    return wrapper.module(*inputs, **kwargs)
+    def replacements(self) -> Iterator[tuple[Any, str, Any]]:
+        """What is another one on this machine: its owner, its name, and what stands in its place."""
+        for name, function in (*public_methods(self.cuda), *self.cuda.answers.items()):
+            yield torch.cuda, name, function
+            if hasattr(torch.accelerator, name):  # which asks whatever GPU there is
+                yield torch.accelerator, name, function
+        yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+        for name, function in public_methods(self.group):
+            yield dist, name, function
+        yield dist.distributed_c10d, "_abort_process_group", self.group._abort_process_group
+        yield state, "meet", meet
+        yield nn.DataParallel, "forward", lambda wrapper, *inputs: wrapper.module(*inputs)
+        # DDP's C++.
+        for name in ("Reducer", "Logger", "_verify_params_across_processes"):
+            yield dist, name, mock.MagicMock()
+        yield dist, "_broadcast_coalesced", broadcast_coalesced
+        yield Tensor, "backward", give_gradients
+        yield Tensor, "pin_memory", lambda tensor, *args: self.watch.pin(tensor.clone())
+        yield Tensor, "numpy", lambda tensor, **kwargs: self.watch.as_array(tensor)
+        # A network that moves to a GPU keeps its Parameters, which the optimizer knows. torch swaps the contents of
+        # FakeTensors only if nobody refers to them weakly, as the fake mode's own memory does.
+        yield torch.__future__, "_swap_module_params_on_conversion", True
+        yield torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: [])
+        # It then asks no driver, although `torch.cuda.is_available` says that there is one.
+        yield FakeTensorMode, "avoid_device_init", True
 
 
 @contextlib.contextmanager
-def imitated_rank(
-    rank: int = 0, world_size: int = 1, gpus: int = GPUS, nodes: int = 1, integers: int = 1
-) -> Iterator[Machine]:
+def imitated_rank(rank: int = 0, world_size: int = 1, gpus: int = GPUS, nodes: int = 1) -> Iterator[Machine]:
     """This process as rank `rank` of `world_size` on nodes of `gpus` GPUs each, as torchrun would start it.
 
-    A single process is started without torchrun. Every integer that is read from a tensor is `integers`.
+    A single process is started without torchrun, and all GPUs are its own.
     """
-    if not hasattr(torch_optimizer, "_foreach_supported_types"):
-        pytest.skip(f"torch {torch.__version__} has no list of tensors for foreach")
-    machine = Machine(rank, world_size, gpus, nodes, integers)
+    environment = {}
+    own_gpus = range(gpus)
+    if world_size > 1:
+        local_world_size = world_size // nodes
+        local_rank = rank % local_world_size
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+        }
+        own_gpus = range(local_rank % gpus, local_rank % gpus + 1)
+    watch = Watch(own_gpus)
+    cuda = Cuda(gpus, own_gpus, watch)
+    machine = Machine(watch, cuda, ProcessGroup(rank, world_size, cuda, watch))
     forget_states()
     with contextlib.ExitStack() as stack:
         stack.callback(forget_states)
-        stack.enter_context(mock.patch.dict(os.environ, machine.environment()))
-        for owner, name, new in _replacements(machine):
-            if hasattr(owner, name):  # else this torch does without it
-                stack.enter_context(mock.patch.object(owner, name, new))
-        swapped = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        stack.callback(torch.__future__.set_swap_module_params_on_conversion, swapped)
-        hook = torch_optimizer.register_optimizer_step_post_hook(machine.count_step)
+        stack.enter_context(mock.patch.dict(os.environ, environment))
+        for owner, name, new in machine.replacements():
+            if not hasattr(owner, name):
+                pytest.skip(f"torch {torch.__version__} has no {owner.__name__}.{name}")
+            stack.enter_context(mock.patch.object(owner, name, new))
+        hook = register_optimizer_step_post_hook(watch.count_step)
         stack.callback(hook.remove)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         try:
             torch.empty(1).to("cuda")
         except RuntimeError as error:  # torch 2.11 asks the driver, even for a FakeTensor
             pytest.skip(f"torch {torch.__version__} has no FakeTensors of a GPU where there is none: {error}")
-        stack.enter_context(machine.watch)
+        stack.enter_context(watch)
         yield machine
-
-
-def _replacements(machine: Machine) -> Iterator[tuple[Any, str, Any]]:
-    """What is another one on the imitated machine: its owner, its name, and what stands in its place."""
-    answers = machine.functions()
-    for name, answer in answers.items():
-        yield torch.cuda, name, answer
-    for name in ("current_stream", "synchronize", "is_available"):
-        yield torch.accelerator, name, answers[name]
-    yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
-    for name in ("init_process_group", "get_backend", "all_gather_object", "broadcast_object_list", "barrier"):
-        yield dist, name, getattr(machine, name)
-    yield dist, "destroy_process_group", machine.destroy_process_group
-    yield dist.distributed_c10d, "_abort_process_group", machine.abort_process_group
-    yield dist, "rendezvous", lambda *args, **kwargs: iter([(FakeStore(), machine.rank, machine.world_size)])
-    yield state, "meet", machine.meet
-    yield nn.DataParallel, "__init__", wrap_for_data_parallel
-    yield nn.DataParallel, "forward", forward_of_wrapped
-    yield DistributedDataParallel, "__init__", wrap_for_ddp
-    yield DistributedDataParallel, "forward", forward_of_wrapped
-    yield DistributedDataParallel, "no_sync", lambda model: contextlib.nullcontext()
-    yield Tensor, "backward", give_gradients
-    yield Tensor, "pin_memory", lambda tensor, *args: machine.watch.pin(tensor.clone())
-    yield Tensor, "numpy", lambda tensor, **kwargs: machine.as_array(tensor)
-    # A network that moves to a GPU keeps its Parameters, which the optimizer knows. torch swaps the contents of
-    # FakeTensors only if nobody refers to them weakly, as the fake mode's own memory does.
-    yield torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: [])
-    # By default foreach is for tensors and parameters themselves, not for subclasses.
-    yield torch_optimizer, "_foreach_supported_types", [*torch_optimizer._foreach_supported_types, FakeTensor]
-    # It then asks no driver, although `torch.cuda.is_available` says that there is one.
-    yield FakeTensorMode, "avoid_device_init", True

@@ -1,7 +1,7 @@
 """Every rung on a rank of eight GPUs: its tensors lie on the rank's own GPU, and what a step waits for is known."""
 
-import contextlib
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,12 +9,19 @@ import torch
 
 from common import ladder
 from common.accelerator import Accelerator
+from common.args import parse_args
+from common.data import loading
+from common.data.synthetic import draw_cache, read_synthetic
+from common.machine import fit_to_machine
 from common.process_group import process_group
-from tests.gpu.levels import BATCH, STEPS, train_on_rank
-from tests.gpu.machine import GPUS, Machine, imitated_rank
-from tests.gpu.watch import Misplaced, Wait
+from tests.gpu import machine as imitation
+from tests.gpu.machine import GPUS, Machine, imitated_rank, peak_of
+from tests.gpu.watch import READ, Misplaced
 
 SLOW = pytest.mark.slow
+BATCH = 16
+STEPS = 15  # more than the warm-up, of 10
+FLAGS = f"--device cuda --dataset synthetic --batch-size {BATCH} --train-samples {STEPS * BATCH}".split()
 # The images and the targets of a step: the lessons copy them from memory that is not pinned.
 COPIES = ["copy from cpu to cuda"] * 2
 
@@ -23,56 +30,73 @@ def is_distributed(rung: str) -> bool:
     return ladder.level_of(rung) in ladder.DISTRIBUTED
 
 
-def train(rung: str, rank: int = 3, flags: tuple[str, ...] = (), **options) -> Machine:
-    """The rung on rank 3 of eight, or as one process where it is one."""
+def train(
+    rung: str, *flags: str, rank: int = 3, path: Path | None = None, eval_samples: int = 2 * BATCH, **options: Any
+) -> Machine:
+    """Train a rung from its first line to its last on rank 3 of eight, or as one process where it is one.
+
+    Args:
+        path: of another version of the rung.
+        options: of the machine.
+    """
+    world_size = GPUS
     if not is_distributed(rung):
-        return train_on_rank(rung, 0, 1, flags, **options)
-    return train_on_rank(rung, rank, GPUS, flags, **options)
+        rank = 0
+        world_size = 1
+    module = ladder.load(rung, path)
+    draw_cache()
+    sets = read_synthetic()  # before the imitation begins, in which no tensor has values
+    with (
+        mock.patch.object(loading, "read_synthetic", lambda: sets),
+        imitated_rank(rank, world_size, **options) as machine,
+    ):
+        args = parse_args(module.__file__, [*FLAGS, "--eval-samples", str(eval_samples), *flags])
+        machine.result = module.train(fit_to_machine(args))
+    return machine
 
 
 def waits_of_steps(machine: Machine) -> list[list[str]]:
-    """What each step after the first waits for, but for the clock at the end of the warm-up, which must wait."""
-    waits = machine.waits_within_steps()
-    of_the_clock = [wait for wait in waits if wait.operation == "synchronize"]
-    assert of_the_clock == [Wait(10, "synchronize")]
-    steps = range(1, machine.watch.steps)
-    return [[wait.operation for wait in waits if wait.step == step and wait not in of_the_clock] for step in steps]
+    """What each step after the first waits for, but for the clock, which stops and starts at the end of the warm-up."""
+    waits = machine.watch.waits
+    for _ in range(2):
+        waits[10].remove("synchronize")  # a ValueError if it is not there
+    return waits[1:-1]
 
 
-QUICK = ("00_single_gpu", "02_ddp_raw")
-RUNGS = [pytest.param(rung, marks=[] if rung in QUICK else SLOW) for rung in ladder.rungs()]
+def all_rungs(*quick: str) -> list:
+    """All rungs, those that are not `quick` marked as slow."""
+    return [pytest.param(rung, marks=[] if rung in quick else SLOW) for rung in ladder.rungs()]
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", all_rungs("00_single_gpu", "02_ddp_raw"))
 def test_a_rank_uses_its_own_gpu_and_a_step_waits_for_its_batch_only(rung):
     machine = train(rung)
     assert waits_of_steps(machine) == [COPIES] * (STEPS - 1)
     if is_distributed(rung):
-        assert (machine.backend, machine.named) == ("nccl", 3)
-        assert machine.watch.collectives
-        assert machine.peaks == [("reset_peak_memory_stats", 3), ("max_memory_allocated", 3)]
-        assert machine.result["peak_memory_bytes"] == [Machine.peak_of(3)] * GPUS
-        assert machine.endings == ["destroyed"]
+        assert machine.group.backend == "nccl"
+        assert any(name.startswith("c10d.") for name in machine.watch.operations)  # collectives
+        assert machine.cuda.calls["reset_peak_memory_stats"] == [3]
+        assert machine.result["peak_memory_bytes"] == [peak_of(3)] * GPUS
+        assert machine.group.endings == ["destroyed"]
 
 
-@SLOW
-@pytest.mark.parametrize("rung", ladder.rungs())
+@pytest.mark.parametrize("rung", all_rungs())
 def test_with_the_data_on_the_gpu_a_step_waits_for_nothing(rung):
-    assert waits_of_steps(train(rung, flags=("--data", "device"))) == [[]] * (STEPS - 1)
+    assert waits_of_steps(train(rung, "--data", "device")) == [[]] * (STEPS - 1)
 
 
 @SLOW
 @pytest.mark.parametrize("rung", [*ladder.DISTRIBUTED, *ladder.with_checkpoints()])
 def test_on_a_second_node_it_is_the_local_rank_that_names_the_gpu(rung):
-    machine = train_on_rank(rung, rank=5, nodes=2)  # of four on a node, which use half of its GPUs
-    assert machine.named == 1
-    assert machine.peaks == [("reset_peak_memory_stats", 1), ("max_memory_allocated", 1)]
+    machine = train(rung, rank=5, nodes=2)  # of four on a node, which use half of its GPUs
+    assert machine.cuda.calls["set_device"] == [1]
+    assert machine.cuda.calls["max_memory_allocated"] == [1]
 
 
 def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
-    machine = train_on_rank("01_data_parallel", 0, 1, ("--max-steps", "2"), gpus=3)
-    assert machine.result["peak_memory_bytes"] == [Machine.peak_of(index) for index in range(3)]
-    assert machine.peaks[:3] == [("reset_peak_memory_stats", index) for index in range(3)]
+    machine = train("01_data_parallel", "--max-steps", "2", gpus=3)
+    assert machine.result["peak_memory_bytes"] == [peak_of(0), peak_of(1), peak_of(2)]
+    assert machine.cuda.calls["reset_peak_memory_stats"] == [0, 1, 2]
 
 
 @SLOW
@@ -82,11 +106,11 @@ def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
     [
         ("bf16", torch.bfloat16, []),
         # GradScaler.step reads from the GPU whether a gradient was not finite, before it lets the optimizer step.
-        ("fp16", torch.float16, ["aten._local_scalar_dense.default"]),
+        ("fp16", torch.float16, [READ]),
     ],
 )
 def test_mixed_precision_computes_in_its_dtype_and_only_fp16_waits(rung, precision, dtype, waits):
-    machine = train(rung, flags=("--mixed-precision", precision, "--data", "device"))
+    machine = train(rung, "--mixed-precision", precision, "--data", "device")
     assert waits_of_steps(machine) == [waits] * (STEPS - 1)
     assert machine.watch.computed_in == {dtype}
 
@@ -96,20 +120,17 @@ def test_mixed_precision_computes_in_its_dtype_and_only_fp16_waits(rung, precisi
 def test_ranks_ask_each_other_every_ten_steps(rung, tmp_path):
     """And read the answer, for which they wait. The last step's checkpoint would have no values to write."""
     flags = ("--checkpoint-dir", str(tmp_path / "c"), "--checkpoint-every", "1000", "--data", "device")
-    with mock.patch.object(Accelerator, "save_state"), contextlib.suppress(FileNotFoundError):
-        machine = train(rung, flags=flags, integers=0)  # no signal
-        waits = waits_of_steps(machine)
-        assert [step for step, found in enumerate(waits, start=1) if found] == [10]
+    with mock.patch.object(Accelerator, "save_state"):
+        waits = waits_of_steps(train(rung, *flags))
+    assert [step for step, found in enumerate(waits, start=1) if found] == [10]
 
 
-@pytest.mark.parametrize(
-    "rung", [pytest.param(rung, marks=() if rung == "04_trainer" else SLOW) for rung in ladder.rungs()]
-)
+@pytest.mark.parametrize("rung", all_rungs("04_trainer"))
 def test_a_longer_evaluation_waits_for_its_batches_only(rung):
     counts = []
     for batches in (2, 4):
-        machine = train(rung, flags=("--max-steps", "2", "--data", "device"), eval_samples=batches * BATCH)
-        counts.append(len(machine.watch.waits))
+        machine = train(rung, "--max-steps", "2", "--data", "device", eval_samples=batches * BATCH)
+        counts.append(len(machine.watch.waits[-1]))
     few, many = counts
     assert few == many
 
@@ -129,42 +150,52 @@ def planted(rung: str, folder: Path, *changes: tuple[str, str]) -> Path:
     return path
 
 
-SET_DEVICE = ("torch.cuda.set_device(device)", "pass")
-
-
 @pytest.mark.parametrize(
     "change, error",
     [
-        (SET_DEVICE, "before set_device"),
-        (("dist.all_reduce(totals)", "dist.all_reduce(totals.cpu())"), "of a tensor on cpu"),
-        (("loss = F.nll_loss(model(images)", 'loss = F.nll_loss(model(images.to("cuda:0"))'), "cuda:[03].*cuda:[03]"),
-        (("build_model(args).to(device)", 'build_model(args).to("cuda:0")'), "cuda:[03]"),
-        (('"nccl" if', '"gloo" if'), None),
+        (("torch.cuda.set_device(device)", "pass"), "before set_device"),
+        (("dist.all_reduce(totals)", "dist.all_reduce(totals.cpu())"), "of a tensor on the CPU"),
+        (("loss = F.nll_loss(model(images)", 'loss = F.nll_loss(model(images.to("cuda:0"))'), "on cuda:0"),
+        (("build_model(args).to(device)", 'build_model(args).to("cuda:0")'), "on cuda:0"),
         (("    with measured", "    torch.cuda.reset_peak_memory_stats(0)\n    with measured"), "of cuda:0"),
         (("    with measured", "    dist.barrier()\n    with measured"), "device_ids None"),
     ],
 )  # fmt: skip
 def test_a_bug_of_level_02_on_gpus_is_found(change, error, tmp_path):
-    path = planted("02_ddp_raw", tmp_path, change)
-    if error is None:
-        assert train("02_ddp_raw", path=path).backend != "nccl"
-        return
-    with pytest.raises((Misplaced, RuntimeError), match=error):
-        train("02_ddp_raw", path=path)
+    with pytest.raises(Misplaced, match=error):
+        train("02_ddp_raw", path=planted("02_ddp_raw", tmp_path, change))
+
+
+def test_gloo_on_gpus_is_found(tmp_path):
+    path = planted("02_ddp_raw", tmp_path, ('"nccl" if', '"gloo" if'))
+    assert train("02_ddp_raw", path=path).group.backend != "nccl"
 
 
 def test_the_rank_in_place_of_the_local_rank_is_found_on_a_second_node(tmp_path):
     path = planted("02_ddp_raw", tmp_path, ('os.environ["LOCAL_RANK"]', 'os.environ["RANK"]'))
-    train_on_rank("02_ddp_raw", rank=3, path=path)
-    with pytest.raises(Misplaced, match=r"set_device\(cuda:5\) on a machine of 4 GPUs"):
-        train_on_rank("02_ddp_raw", rank=5, gpus=4, nodes=2, path=path)
+    train("02_ddp_raw", rank=3, path=path)
+    with pytest.raises(Misplaced, match="set_device of cuda:5"):
+        train("02_ddp_raw", rank=5, gpus=4, nodes=2, path=path)
 
 
 @pytest.mark.parametrize("rung", ["00_single_gpu", pytest.param("03_accelerate", marks=SLOW)])
 def test_a_loss_that_is_read_in_the_loop_is_found(rung, tmp_path):
     path = planted(rung, tmp_path, ("train_loss += loss.detach()", "train_loss += loss.item()"))
-    waits = waits_of_steps(train(rung, flags=("--data", "device"), path=path))
-    assert waits == [["aten._local_scalar_dense.default"]] * (STEPS - 1)
+    waits = waits_of_steps(train(rung, "--data", "device", path=path))
+    assert waits == [[READ]] * (STEPS - 1)
+
+
+@pytest.mark.parametrize("pins, waits", [("True", []), ("False", ["copy from cpu to cuda, not pinned"] * 2)])
+def test_a_copy_that_is_to_wait_for_nothing_needs_pinned_memory(pins, waits, tmp_path):
+    non_blocking = (
+        ('"num_workers": args.num_workers', f'"pin_memory": {pins}'),
+        (
+            "images.to(device), targets.to(device)\n                loss",
+            "images.to(device, non_blocking=True), targets.to(device, non_blocking=True)\n                loss",
+        ),
+    )
+    machine = train("00_single_gpu", path=planted("00_single_gpu", tmp_path, *non_blocking))
+    assert waits_of_steps(machine) == [waits] * (STEPS - 1)
 
 
 @SLOW
@@ -173,7 +204,7 @@ def test_a_trainer_that_clips_and_schedules_waits_in_no_step_before_it_logs(tmp_
         ("max_grad_norm=0,", "max_grad_norm=1.0,"),
         ('lr_scheduler_type="constant",', 'lr_scheduler_type="linear",'),
     )
-    machine = train("04_trainer", flags=("--data", "device"), path=planted("04_trainer", tmp_path, *defaults))
+    machine = train("04_trainer", "--data", "device", path=planted("04_trainer", tmp_path, *defaults))
     assert waits_of_steps(machine) == [[]] * (STEPS - 1)
     assert any("linalg_vector_norm" in name for name in machine.watch.operations)
 
@@ -186,18 +217,19 @@ def test_memory_that_is_read_before_the_copy_has_arrived_is_found():
             copy.tolist()
         event = torch.cuda.current_stream().record_event()
         on_gpu += 1  # the GPU has something to do while the CPU waits
-        machine.watch.waits.clear()
+        machine.watch.waits = [[]]
         event.synchronize()
         assert copy.tolist() == [1, 1, 1]
-    assert machine.watch.waits == []
+    assert machine.watch.waits == [[]]
 
 
 def test_after_an_error_the_group_of_a_pool_is_aborted():
     """nccl's `destroy_process_group` would wait until the other ranks come to it, which wait for this one."""
     with imitated_rank(3, GPUS) as machine:
+        torch.cuda.set_device(3)
         with pytest.raises(ArithmeticError), process_group("nccl"):
             raise ArithmeticError
-        assert machine.endings == ["aborted"]
+        assert machine.group.endings == ["aborted"]
 
 
 @pytest.mark.parametrize("rung", ["03_accelerate", "04_trainer"])
@@ -208,5 +240,5 @@ def test_ranks_compare_the_backends_of_their_nodes_before_they_wait_for_each_oth
         raise ValueError(f"this node chose {backend}")
 
     for gpus, backend in ((GPUS, "nccl"), (4, "gloo")):
-        with mock.patch.object(Machine, "meet", staticmethod(differ)), pytest.raises(ValueError, match=backend):
-            train_on_rank(rung, 3, gpus=gpus)
+        with mock.patch.object(imitation, "meet", differ), pytest.raises(ValueError, match=backend):
+            train(rung, gpus=gpus)

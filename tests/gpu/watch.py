@@ -1,143 +1,139 @@
-"""What the CPU waits for and what it reads too early, seen in each operation on a FakeTensor.
+"""What a GPU would make the CPU wait for, and what it would hide: seen in each operation on a FakeTensor.
 
-A `Watch` looks at every operation for mistakes that a real GPU would hide: the CPU waits for the GPU, or it reads
-memory into which a copy from the GPU has not arrived. It also answers those that ask for a value, which no FakeTensor
-has.
+Every operation is asked four questions:
+
+- does its result lie on this rank's own GPU?
+- is nccl given tensors of the GPU only?
+- does the CPU wait for the GPU here?
+- does it read memory of the CPU into which a copy from the GPU has not arrived?
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
+import numpy
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 _aten = torch.ops.aten
-READS = (_aten._local_scalar_dense.default, _aten.equal.default)
+READ = "aten._local_scalar_dense.default"  # .item(), .tolist(), float(), if
 INDEXINGS = (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
 
 
 class Misplaced(AssertionError):
-    """Something that belongs to this rank's GPU is on another device, or was asked of another one."""
-
-
-class Wait(NamedTuple):
-    """The CPU waited for the GPU in `operation`, after `step` optimizer steps."""
-
-    step: int
-    operation: str
+    """What belongs to this rank's GPU is on another device, is asked of another one, or is not there yet."""
 
 
 class Watch(TorchDispatchMode):
-    """Looks at each operation.
+    """Looks at each operation, while `with watch:` lasts.
+
+    Args:
+        own_gpus: the indices of the GPUs that this process is to use.
 
     Attributes:
-        check_collective: is called with the name and the tensors of each collective.
-        integers: what a tensor of integers says its values are.
-        waits: all Waits so far.
-        steps: optimizer steps so far.
-        collectives: the names of the collectives so far.
+        waits: for what the CPU waited before the first optimizer step, between it and the second, and so on: the list
+            of names number n is of the time after n steps.
+        operations: the names of those so far that had a GPU's tensor among their arguments: the GPU's queue.
         computed_in: the dtypes of the layers' products of matrices so far.
-        operations: the names of those so far that had a GPU's tensor among their arguments.
     """
 
-    def __init__(self, check_collective: Callable[[str, list[Tensor]], None], integers: int) -> None:
+    def __init__(self, own_gpus: range) -> None:
         super().__init__()
-        self.check_collective = check_collective
-        self.integers = integers
-        self.waits: list[Wait] = []
-        self.steps = 0
-        self.collectives: list[str] = []
-        self.computed_in: set[torch.dtype] = set()
+        self.waits: list[list[str]] = [[]]
         self.operations: list[str] = []
+        self.computed_in: set[torch.dtype] = set()
+        self._own_gpus = own_gpus
         self._pinned: set[StorageWeakRef] = set()
-        # Memory that a copy from the GPU is still to fill, and how many operations came before the copy's end.
+        # Memory of the CPU that a copy is to fill, and the length of the GPU's queue when the copy was put there.
         self._in_flight: dict[StorageWeakRef, int] = {}
 
-    def note_wait(self, operation: str) -> None:
-        self.waits.append(Wait(self.steps, operation))
+    def count_step(self, *_: Any) -> None:
+        """A hook after each optimizer step."""
+        self.waits.append([])
+
+    def note_wait(self, name: str) -> None:
+        self.waits[-1].append(name)
 
     def pin(self, tensor: Tensor) -> Tensor:
         """Remember that the memory of `tensor` is pinned."""
         self._pinned.add(StorageWeakRef(tensor.untyped_storage()))
         return tensor
 
-    def is_pinned(self, tensor: Tensor) -> bool:
-        return StorageWeakRef(tensor.untyped_storage()) in self._pinned
-
     def arrived(self, operations: int) -> None:
-        """The GPU has done its first `operations`."""
-        self._in_flight = {memory: copy for memory, copy in self._in_flight.items() if copy > operations}
+        """The GPU has done the first `operations` of its queue."""
+        self._in_flight = {memory: position for memory, position in self._in_flight.items() if position > operations}
 
     def check_arrived(self, tensor: Tensor) -> None:
         """Raise Misplaced if nobody has waited for the copy that fills `tensor`."""
         if StorageWeakRef(tensor.untyped_storage()) in self._in_flight:
             raise Misplaced("memory of the CPU is read before a copy from the GPU has arrived there")
 
+    def as_array(self, tensor: Tensor) -> numpy.ndarray:
+        """In place of `Tensor.numpy`."""
+        self.check_arrived(tensor)
+        return numpy.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        name = str(function)
-        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
-        on_gpu = any(tensor.device.type == "cuda" for tensor in tensors)
-        if on_gpu:
-            self.operations.append(name)
-        if name.startswith("c10d."):
-            self.collectives.append(name)
-            self.check_collective(name, tensors)
-        if function in READS:
-            return self._read(function, args[0], on_gpu)
-        if function is _aten.is_pinned.default:
-            return self.is_pinned(args[0])
-        if not function.is_view:
-            for tensor in tensors:
-                self.check_arrived(tensor)
-        pins = kwargs.pop("pin_memory", False)
+        kwargs = kwargs or {}
+        inputs = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(tensor.is_cuda for tensor in inputs):
+            self.operations.append(str(function))
+        self._check_inputs(function, inputs)
+        if function is _aten._local_scalar_dense.default:
+            return self._read(args[0])
         result = function(*args, **kwargs)
-        if pins:
-            self.pin(result)
-        self._look_at_result(function, args, kwargs, result)
+        self._look_at_result(function, result)
+        self._look_for_wait(function, args, kwargs, result)
         return result
 
-    def _look_at_result(self, function, args, kwargs, result) -> None:
+    def _check_inputs(self, function: Any, inputs: list[Tensor]) -> None:
+        is_sent = function.namespace == "c10d" and dist.get_backend() == "nccl"
+        for tensor in inputs:
+            if is_sent and not tensor.is_cuda:
+                raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
+            if not function.is_view:
+                self.check_arrived(tensor)
+
+    def _look_at_result(self, function: Any, result: Any) -> None:
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.device.index not in self._own_gpus:
+                raise Misplaced(f"{function} makes a tensor on {tensor.device}, where other ranks compute")
         if function is _aten.addmm.default:
             self.computed_in.add(result.dtype)
-        elif function in INDEXINGS and args[0].device.type == "cuda":
-            on_cpu = [index for index in args[1] if index is not None and index.device.type == "cpu"]
-            if on_cpu:
+
+    def _read(self, tensor: Tensor) -> float:
+        """A value for those that ask for one, which no FakeTensor has."""
+        if tensor.is_cuda:
+            self.note_wait(READ)
+        # From the GPU a gradient scaler reads, in float32, how many gradients are not finite, and a checkpoint's
+        # schedule, in integers, whether a rank was told to stop. The rest are divisors: AdamW's step, counted samples.
+        value = 0 if tensor.is_cuda and tensor.dtype != torch.float64 else 1
+        return float(value) if tensor.is_floating_point() else value
+
+    def _look_for_wait(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        if function in INDEXINGS and args[0].is_cuda:
+            if any(index is not None and not index.is_cuda for index in args[1]):
                 self.note_wait(f"{function} with indices on the CPU")
         elif function is _aten._to_copy.default:
-            asynchronous = bool(kwargs.get("non_blocking"))
-            if asynchronous and (args[0].device.type, result.device.type) == ("cuda", "cpu"):
-                self.pin(result)  # torch takes pinned memory then
-            self._look_at_copy(args[0], result, asynchronous)
+            self._look_at_copy(args[0], result, kwargs.get("non_blocking", False), is_new=True)
         elif function is _aten.copy_.default:
-            asynchronous = args[2] if len(args) > 2 else kwargs.get("non_blocking")
-            self._look_at_copy(args[1], args[0], bool(asynchronous))
+            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+            self._look_at_copy(args[1], args[0], non_blocking, is_new=False)
 
-    def _read(self, function, tensor: Tensor, on_gpu: bool) -> bool | float:
-        self.check_arrived(tensor)
-        if on_gpu:
-            self.note_wait(str(function))
-        if tensor.dtype == torch.bool or function is _aten.equal.default:
-            return True
-        if not tensor.dtype.is_floating_point:
-            return self.integers
-        # A gradient scaler reads from the GPU, in float32, how many gradients are not finite. AdamW reads its step's
-        # number from the CPU; samples are counted in float64. Both are divisors.
-        return 0.0 if on_gpu and tensor.dtype == torch.float32 else 1.0
-
-    def _look_at_copy(self, source: Tensor, target: Tensor, asynchronous: bool) -> None:
+    def _look_at_copy(self, source: Tensor, target: Tensor, non_blocking: bool, is_new: bool) -> None:
         if source.device == target.device:
             return
-        if source.device.type == target.device.type:
-            raise Misplaced(f"a copy from {source.device} to {target.device}")
-        on_cpu = source if source.device.type == "cpu" else target
+        if is_new and non_blocking and source.is_cuda:
+            self.pin(target)  # torch takes pinned memory then
+        on_cpu = target if source.is_cuda else source
+        is_pinned = StorageWeakRef(on_cpu.untyped_storage()) in self._pinned
         way = f"from {source.device.type} to {target.device.type}"
-        if not asynchronous:
+        if not non_blocking:
             self.note_wait(f"copy {way}")
-        elif not self.is_pinned(on_cpu):
+        elif not is_pinned:
             self.note_wait(f"copy {way}, not pinned")
         elif on_cpu is target:
             self._in_flight[StorageWeakRef(target.untyped_storage())] = len(self.operations)

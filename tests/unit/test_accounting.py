@@ -1,6 +1,6 @@
 """The memory accounting on cases whose every byte can be counted by hand, and on the levels."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 from common import ladder
 from common.args import parse_args
 from common.machine import fit_to_machine
-from common.memory import accounting, copy_to, inherited
+from common.memory import accounting, copy_to
 from common.processes import ranks
 from tests.levels import SHORT
 
@@ -106,18 +106,11 @@ def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
     assert ledger.peaks()[1]["parameters"] == 2048 and ledger.peaks()[1]["gradients"] >= 2048
 
 
-def test_threads_are_accounted_for_when_they_inherit():
-    with accounting() as ledger:
-        weight, kept = torch.ones(128).to(DEVICE), []
-
-        def work():
-            with inherited():
-                kept.append(weight + 1)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        assert ledger.current() == 1024
+def test_the_jobs_of_a_thread_pool_are_accounted_for():
+    with accounting() as ledger, ThreadPoolExecutor(1) as pool:
+        weight = torch.ones(128).to(DEVICE)
+        kept = pool.submit(torch.add, weight, 1).result()
+        assert kept.numel() == 128 and ledger.current() == 1024
 
 
 def test_only_one_accounting_at_a_time_and_none_after_an_error():

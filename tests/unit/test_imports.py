@@ -36,10 +36,10 @@ BASE = {
 ROOMS = {
     "common.accelerator": set(),
     "common.allocator": set(),
-    "common.memory": set(),
+    "common.memory": {"common.small"},
     "common.processes": {"common.allocator"},
     "common.model": set(),
-    "common.small": {"common.memory"},
+    "common.small": set(),
     "common.trainer": {"common.accelerator"},
     "common.args": {"common.checkpoint_schedule", "common.instruments"},
     "common.checkpoint_schedule": set(),
