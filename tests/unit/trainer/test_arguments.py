@@ -260,6 +260,7 @@ def test_a_schedule_and_a_metric_are_refused_by_name_where_they_are_used(tmp_pat
 
 IMPOSSIBLE = {
     "per_device_train_batch_size": [0, 1.5],
+    "num_train_epochs": [-1, "three"],
     "max_steps": [0, -2, "1e-3"],
     "learning_rate": [-1, "1e-3"],
     "optim": ["adam"],

@@ -307,6 +307,14 @@ def test_no_epoch_is_no_step(tmp_path):
     assert ours[0] == 0
 
 
+@pytest.mark.parametrize("epochs", [-1, 0, 9])
+def test_max_steps_overrides_any_number_of_epochs(epochs, tmp_path):
+    def script(library, folder):
+        return train(library, folder, num_train_epochs=epochs, max_steps=4)
+
+    assert same_on_both(script, tmp_path)["steps"][0] == 4
+
+
 def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
     def script(library, folder):
         calls = []
