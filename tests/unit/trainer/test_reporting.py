@@ -1,12 +1,11 @@
-"""What a run shows: lines, a bar, a notebook's table, trackers."""
+"""What a run shows: lines, a bar, trackers."""
 
 import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from common.trainer import PrinterCallback, ProgressCallback
-from common.trainer.reporting import NotebookProgressCallback, default_reporter
+from common.trainer.reporting import default_reporter
 from tests.unit.trainer.toy import accuracy, make_trainer
 
 EVALUATED = {"evaluate": 8, "eval_strategy": "epoch", "num_train_epochs": 2, "logging_steps": 3}
@@ -56,26 +55,7 @@ def test_the_bar_shows_loss_learning_rate_and_time_left(tmp_path, capsys):
     assert "10/10" in last and "loss=" in last and "learning_rate=" in last and "<" in last
 
 
-def test_a_notebook_gets_a_table_redrawn_in_place(tmp_path, capsys, monkeypatch):
-    pages = []
-    module = ModuleType("IPython.display")
-    module.HTML = lambda page: page
-    module.display = lambda page, display_id: SimpleNamespace(update=pages.append)
-    ipython = ModuleType("IPython")
-    ipython.get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", module)
-    assert isinstance(default_reporter(None), NotebookProgressCallback)
-    assert isinstance(default_reporter(True), PrinterCallback)
-    shown(tmp_path, capsys, NotebookProgressCallback())
-    assert "10/10" in pages[-1]
-    for cell in ("Epoch", "Training Loss", "Validation Loss", "Accuracy"):
-        assert f"<td>{cell}</td>" in pages[-1]
-    assert pages[-1].count("<tr>") == 3
-
-
 def test_a_log_file_gets_lines_and_a_terminal_a_bar(monkeypatch):
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
     for terminal, expected in ((True, ProgressCallback), (False, PrinterCallback)):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
         assert type(default_reporter(None)) is expected
