@@ -86,7 +86,7 @@ def save_on_a_full_disk(folder) -> str:
         raise OSError(28, "No space left on device", path)
 
     try:
-        with mock.patch("common.trainer.callbacks.TrainerState.save_to_json", full):
+        with mock.patch("common.trainer.TrainerState.save_to_json", full):
             run(folder, world_size=2, save_strategy="steps", save_steps=1, max_steps=1)
     except (OSError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"

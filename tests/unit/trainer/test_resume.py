@@ -22,21 +22,17 @@ class Killed(BaseException):
     """Not an Exception, so that nothing takes it for an error to handle."""
 
 
-class Killer(TrainerCallback):
+class KillAt(TrainerCallback):
     """Ends the run the `count`-th time that `event` happens."""
 
     def __init__(self, event: str, count: int) -> None:
         self.left = count
-        setattr(type(self), event, Killer.strike)
+        setattr(self, event, self.strike)
 
     def strike(self, args, state, control, **kwargs):
         self.left -= 1
         if self.left == 0:
             raise Killed
-
-
-def killer(event: str, count: int) -> Killer:
-    return type("Killer", (Killer,), {})(event, count)
 
 
 def busy_trainer(folder, callbacks=(), **arguments):
@@ -58,7 +54,7 @@ def trained_busily(folder, callbacks=(), resume=None, **arguments):
 def interrupted_and_resumed(folder, event: str, count: int, **arguments):
     """Kill a run, resume it until it ends; returns the Trainer that ended it and the number of runs."""
     runs = 0
-    callbacks = [killer(event, count)]
+    callbacks = [KillAt(event, count)]
     while True:
         runs += 1
         found = folder.is_dir() and get_last_checkpoint(str(folder)) is not None
@@ -186,7 +182,7 @@ def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
     straight = run(tmp_path / "straight", False)
     assert straight.state.global_step == 16
     with pytest.raises(Killed):
-        run(tmp_path / "killed", False, killer("on_save", 3))
+        run(tmp_path / "killed", False, KillAt("on_save", 3))
     assert_same_end(run(tmp_path / "killed", True), straight)
     assert_same_end(run(tmp_path / "killed", True), straight)
 
@@ -221,7 +217,7 @@ def test_an_epoch_that_a_callback_cut_short_survives_a_restart(name, event, coun
     straight = trained_busily(tmp_path / "straight", [ThreeSteps], **arguments)
     assert straight.state.global_step == 9
     with pytest.raises(Killed):
-        trained_busily(tmp_path / "killed", [ThreeSteps, killer(event, count)], **arguments)
+        trained_busily(tmp_path / "killed", [ThreeSteps, KillAt(event, count)], **arguments)
     assert_same_end(trained_busily(tmp_path / "killed", [ThreeSteps], True, **arguments), straight)
 
 
@@ -296,7 +292,7 @@ def cut_short(path: Path) -> None:
 
 def killed_after_two_checkpoints(folder) -> None:
     with pytest.raises(Killed):
-        trained_busily(folder, [killer("on_step_end", 7)], **SETTINGS["steps"])
+        trained_busily(folder, [KillAt("on_step_end", 7)], **SETTINGS["steps"])
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-3", "checkpoint-6"]
 
 
