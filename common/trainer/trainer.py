@@ -669,19 +669,17 @@ class Trainer:
             results.add(evaluation.BatchResult(rows, num_real, loss, logits, labels))
             self.call_event("on_prediction_step")
 
-        # The batches of all ranks, in the order of the data set, and without the repetitions at its end.
         own = results.on_host()
-        steps = evaluation.gather_steps(own)
-        rows_of_last_step = evaluation.rows_of_last_step(steps)
-        predictions = evaluation.join_rows(steps, "logits", rows_of_last_step)
-        label_ids = evaluation.join_rows(steps, "labels", rows_of_last_step)
+        gathered = evaluation.gather_batches(own)
+        predictions = gathered.rows("logits")
+        label_ids = gathered.rows("labels")
 
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
         rows_per_batch = batch_size if loading.is_prepared(dataloader) else None
-        losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)
+        losses = gathered.losses(rows_per_batch)
         if losses is not None:
             filters = self.args.logging_nan_inf_filter
             metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(losses, filters)
