@@ -262,8 +262,10 @@ LABELLED = {
 
 
 @pytest.mark.parametrize("name", LABELLED)
-def test_labels_are_stacked_alike(name, transformers):
-    samples = [{"x": torch.ones(2), **LABELLED[name]} for _ in range(3)]
+def test_dicts_are_stacked_alike(name, transformers):
+    left_out = {"text": "a", "none": None}
+    columns = {"x": torch.ones(2), "array": np.ones(3), "number": 0.5, **left_out}
+    samples = [columns | LABELLED[name] for _ in range(3)]
     ours = default_data_collator(samples)
     theirs = transformers.default_data_collator(samples)
     assert ours.keys() == theirs.keys()
