@@ -346,9 +346,10 @@ class Trainer:
         if that one gave NaN.
         """
         state = self.state
+        higher_is_better = self.args.greater_is_better
         if state.best_metric is None:
-            state.best_metric = float("-inf") if self.args.greater_is_better else float("inf")
-        is_best = bool(metric > state.best_metric if self.args.greater_is_better else metric < state.best_metric)
+            state.best_metric = float("-inf") if higher_is_better else float("inf")
+        is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
         if is_best:
             state.best_metric = metric
             if self.args.save_strategy != "no":

@@ -290,10 +290,9 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
-DAMAGES = [(damage, "model.safetensors"), (Path.unlink, "trainer_state.json"), (cut_short, "manifest.json")]
-
-
-@pytest.mark.parametrize("how, name", DAMAGES)
+@pytest.mark.parametrize(
+    "how, name", [(damage, "model.safetensors"), (Path.unlink, "trainer_state.json"), (cut_short, "manifest.json")]
+)
 def test_a_damaged_newest_checkpoint_is_named_and_put_aside_and_the_one_before_taken(how, name, tmp_path, caplog):
     folder = tmp_path / "killed"
     with pytest.raises(Killed):

@@ -42,15 +42,6 @@ def test_the_steps_are_those_of_a_raw_loop(batch, accumulation, tmp_path):
     torch.testing.assert_close(got, by_hand(steps, lr=0.5), atol=1e-13, rtol=0)
 
 
-def test_training_twice_goes_on(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.train()
-    first = weights(trainer)
-    trainer.train()
-    assert not torch.equal(weights(trainer), first)
-    assert trainer.state.global_step == 5
-
-
 class PlainDescent(Trainer):
     """Makes optimizer and schedule where transformers' documentation says that a subclass may."""
 
