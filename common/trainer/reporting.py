@@ -1,18 +1,18 @@
 """Callbacks that show a run: plain lines, a progress bar, and trackers. Only rank 0 shows."""
 
 import sys
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from common.accelerator import Accelerator, PartialState
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import TrainerCallback
+from common.trainer.loading import length_of
 from common.trainer.state import TrainerState
 
 
@@ -26,13 +26,11 @@ def training_summary(args: TrainingArguments, state: TrainerState, model: nn.Mod
     """A few lines on the training that is about to begin."""
     num_processes = PartialState().num_processes
     total_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
-    dataset = getattr(train_dataloader, "dataset", None)
-    has_length = isinstance(dataset, Sized) and not isinstance(dataset, IterableDataset)
-    num_examples = len(dataset) if has_length else "unknown"
+    num_examples = length_of(getattr(train_dataloader, "dataset", None))
     trainable = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     lines = [
         "***** Running training *****",
-        f"  Num examples = {num_examples}",
+        f"  Num examples = {'unknown' if num_examples is None else num_examples}",
         f"  Num epochs = {state.num_train_epochs}",
         f"  Batch size per device = {args.per_device_train_batch_size}",
         f"  Total batch size = {total_batch}",

@@ -236,11 +236,10 @@ class ShuffledStream(IterableDataset):
         return (points[index] for index in order.tolist())
 
 
-def run_on_stream(folder, callbacks=(), resume=None, **arguments):
-    """A training on 6 micro-batches an epoch, which are a stream."""
-    extra = {"train_dataset": ShuffledStream(), "callbacks": list(callbacks)}
-    arguments = {"max_steps": 8, "logging_steps": 1, "save_strategy": "epoch"} | arguments
-    trainer = make_trainer(folder, extra=extra, per_device_train_batch_size=4, **arguments)
+def run_on_stream(folder, callbacks=(), resume=None):
+    """A training on 6 batches an epoch, which are a stream."""
+    settings = {"per_device_train_batch_size": 4, "max_steps": 8, "logging_steps": 1, "save_strategy": "epoch"}
+    trainer = make_trainer(folder, extra={"train_dataset": ShuffledStream(), "callbacks": callbacks}, **settings)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 

@@ -422,7 +422,7 @@ def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path):
 
 
 def end_of_resumed(trainer, output) -> tuple:
-    """The same, but for the logs of what came before the checkpoint."""
+    """What a resumed training came to, but for the logs of what came before the checkpoint."""
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return output.global_step, losses, end(trainer)["weights"], torch.rand(()).item()
 
