@@ -18,6 +18,7 @@ from torch.utils.data import RandomSampler
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointSchedule, noted_signals
 from common.data import collate, load_data
+from common.errors import fail
 from common.instruments import measured, prepare_process
 from common.model import build_model
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
@@ -34,6 +35,11 @@ class DigitTrainer(Trainer):
         log_probs = model(inputs["images"])  # by default model(**inputs), which is to return its loss
         loss = F.nll_loss(log_probs, inputs["labels"])
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
+
+    def _save_checkpoint(self, model, trial):
+        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+            fail(f"the model's weights are not finite at step {self.state.global_step}: no checkpoint is made of them")
+        super()._save_checkpoint(model, trial)
 
 
 class SaveOnTime(TrainerCallback):

@@ -167,7 +167,9 @@ class TrainingArguments:
             self._check(name, lambda value: value > 0, "above 0")
         for name in ("logging_steps", "save_steps", "eval_steps", "warmup_steps"):
             self._check(name, lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
-        for name in ("num_train_epochs", "learning_rate", "weight_decay", "max_grad_norm", "eval_delay"):
+        if self.max_steps == -1:  # else they override the epochs, also a number of epochs that is none
+            self._check("num_train_epochs", lambda value: value >= 0, "0 or more")
+        for name in ("learning_rate", "weight_decay", "max_grad_norm", "eval_delay"):
             self._check(name, lambda value: value >= 0, "0 or more")
 
     def _check(self, name: str, holds: Callable[[Any], bool], description: str) -> None:

@@ -14,9 +14,6 @@ LABELS = "labels"
 # The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
 CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 
-# Bytes: torch allocates memory on the CPU at multiples of it.
-ALIGNMENT = 64
-
 
 def default_data_collator(samples: list) -> Any:
     """Stack samples along a new first dimension: dicts become a dict, tuples a tuple, anything else a tensor.
@@ -166,14 +163,6 @@ def count_samples(batch: Any) -> int | None:
             if found is not None:
                 return found
     return None
-
-
-def aligned(leaf: Any) -> Any:
-    """A tensor that begins at a multiple of 64 bytes, as torch's own do, or a copy that does; others as they are."""
-    if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
-        return leaf
-    is_aligned = leaf.data_ptr() % ALIGNMENT == 0
-    return leaf if is_aligned else leaf.clone()
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:

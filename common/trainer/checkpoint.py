@@ -1,9 +1,11 @@
 """Checkpoints: `checkpoint-<step>/` folders that are complete as soon as they have that name.
 
 The accelerator saves and loads weights, optimizer, scheduler, gradient scaler, each rank's random state and the
-loader's position, and verifies them all; the Trainer adds `trainer_state.json`.
+loader's position, and verifies them all. The Trainer adds `trainer_state.json`, which is that of `transformers`, and
+`progress.json`, what else it needs to go on exactly.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and
 from common.trainer.state import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
+PROGRESS_NAME = "progress.json"
 PREFIX = "checkpoint-"
 
 
@@ -24,16 +27,26 @@ def checkpoint_folder(output_dir: str, step: int) -> Path:
     return Path(output_dir, f"{PREFIX}{step}")
 
 
-def save_checkpoint(accelerator: Accelerator, state: TrainerState, output_dir: str, limit: int | None) -> None:
-    """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this."""
+def save_checkpoint(
+    accelerator: Accelerator, state: TrainerState, progress: dict[str, Any], output_dir: str, limit: int | None
+) -> None:
+    """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this.
+
+    Args:
+        progress: what `read_progress` shall return, of JSON values.
+    """
     folder = checkpoint_folder(output_dir, state.global_step)
     is_main = accelerator.is_main_process
 
-    def add_trainer_state(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
-        # Before the manifest is written, so that this file is in it.
-        run_on_all_ranks(lambda: state.save_to_json(f"{draft}/{TRAINER_STATE_NAME}"), is_main)
+    def write_own_files(draft: str) -> None:
+        state.save_to_json(f"{draft}/{TRAINER_STATE_NAME}")
+        Path(draft, PROGRESS_NAME).write_text(json.dumps(progress), encoding="utf-8")
 
-    with accelerator.register_save_state_pre_hook(add_trainer_state):
+    def add_own_files(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
+        # Before the manifest is written, so that these files are in it.
+        run_on_all_ranks(lambda: write_own_files(draft), is_main)
+
+    with accelerator.register_save_state_pre_hook(add_own_files):
         accelerator.save_state(folder)
     if limit is not None:
         run_on_all_ranks(lambda: _delete_oldest(folder, state.best_model_checkpoint, limit), is_main)
@@ -69,6 +82,11 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
 def read_trainer_state(folder: str) -> TrainerState:
     """The state in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
     return run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
+
+
+def read_progress(folder: str) -> dict[str, Any]:
+    """The progress in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
+    return run_on_all_ranks(lambda: json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8")))
 
 
 def load_best_model(model: nn.Module, folder: str) -> None:

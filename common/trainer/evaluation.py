@@ -5,6 +5,7 @@ even the ranks out are cut off.
 """
 
 import time
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -107,11 +108,49 @@ class Results:
         self._leaving = None
 
 
-def gather_steps(own: list[BatchResult]) -> list[list[BatchResult]]:
-    """The batches of all ranks for each step of a loop, in the order of the ranks. All ranks must call this.
+@dataclass(frozen=True)
+class GatheredBatches:
+    """The batches of all ranks, from which the repetitions at the end of the last step are to be cut off.
 
-    A rank with fewer steps than the others has nothing in the last ones. Only some steps are gathered at a time,
-    because the collective may pass through the device's memory.
+    Attributes:
+        steps: for each step of the loop the batches of the ranks, in the order of the ranks, which is that of the data
+            set. A rank with fewer steps than the others has nothing in the last ones.
+        rows_of_last_step: the samples of the last step without repetitions; None if it has none of these.
+    """
+
+    steps: list[list[BatchResult]]
+    rows_of_last_step: int | None
+
+    def rows(self, name: str) -> Any:
+        """The "logits" or "labels" of all samples, in the order of the data set."""
+        if not self.steps:
+            return None
+        *whole, last = self.steps
+        parts = [getattr(batch, name) for step in whole for batch in step]
+        last_part = concatenate([getattr(batch, name) for batch in last])
+        parts.append(first_rows(last_part, self.rows_of_last_step))
+        return concatenate(parts)
+
+    def losses(self, rows_per_batch: int | None) -> np.ndarray | None:
+        """The loss of each sample, which is the mean loss of its batch, in the order of the data set; None without.
+
+        Args:
+            rows_per_batch: how often every batch counts; None if each counts as often as it has samples.
+        """
+        joined = []
+        for number, step in enumerate(self.steps, start=1):
+            batches = [batch for batch in step if batch.loss is not None]
+            if batches:
+                counts = [rows_per_batch or batch.rows for batch in batches]
+                losses = np.repeat(np.concatenate([batch.loss for batch in batches]), counts)
+                joined.append(losses[: self.rows_of_last_step] if number == len(self.steps) else losses)
+        return np.concatenate(joined) if joined else None
+
+
+def gather_batches(own: list[BatchResult]) -> GatheredBatches:
+    """The batches of all ranks. All ranks must call this.
+
+    Only some steps are gathered at a time, because the collective may pass through the device's memory.
     """
     num_steps = max(gather_object([len(own)]))
     steps = []
@@ -119,33 +158,10 @@ def gather_steps(own: list[BatchResult]) -> list[list[BatchResult]]:
         of_ranks = gather_object([own[start : start + STEPS_AT_ONCE]])
         for of_step in zip_longest(*of_ranks):
             steps.append([batch for batch in of_step if batch is not None])
-    return steps
-
-
-def rows_of_last_step(steps: list[list[BatchResult]]) -> int | None:
-    """Samples of all ranks in the last step without repetitions, which stand at its end; None if there are none."""
-    if not steps or steps[-1][0].num_real is None:
-        return None
-    return sum(batch.num_real for batch in steps[-1])
-
-
-def join_losses(
-    steps: list[list[BatchResult]], rows_of_last_step: int | None, rows_per_batch: int | None
-) -> np.ndarray | None:
-    """The loss of each sample, which is the mean loss of its batch, in the order of the dataset; None without losses.
-
-    Args:
-        rows_of_last_step: where repetitions begin in the last step, which is cut off there.
-        rows_per_batch: how often every batch counts; None if each counts as often as it has samples.
-    """
-    joined = []
-    for number, step in enumerate(steps, start=1):
-        batches = [batch for batch in step if batch.loss is not None]
-        if batches:
-            counts = [rows_per_batch or batch.rows for batch in batches]
-            losses = np.repeat(np.concatenate([batch.loss for batch in batches]), counts)
-            joined.append(losses[:rows_of_last_step] if number == len(steps) else losses)
-    return np.concatenate(joined) if joined else None
+    rows_of_last_step = None
+    if steps and steps[-1][0].num_real is not None:
+        rows_of_last_step = sum(batch.num_real for batch in steps[-1])
+    return GatheredBatches(steps, rows_of_last_step)
 
 
 def mean_loss(losses: np.ndarray, filter_not_finite: bool) -> float:
@@ -154,17 +170,6 @@ def mean_loss(losses: np.ndarray, filter_not_finite: bool) -> float:
     if filter_not_finite and finite.any():
         losses = losses[finite]
     return losses.mean().item()
-
-
-def join_rows(steps: list[list[BatchResult]], name: str, rows_of_last_step: int | None) -> Any:
-    """The "logits" or "labels" of all steps in the order of the dataset, cut off where repetitions begin."""
-    if not steps:
-        return None
-    *whole, last = steps
-    parts = [getattr(batch, name) for step in whole for batch in step]
-    last_part = concatenate([getattr(batch, name) for batch in last])
-    parts.append(first_rows(last_part, rows_of_last_step))
-    return concatenate(parts)
 
 
 def as_arrays(data: Any) -> Any:

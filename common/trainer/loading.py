@@ -75,35 +75,35 @@ def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:
         yield utils.send_to_device(batch, device)
 
 
-class PassedOver(NamedTuple):
+class SkippedBatches(NamedTuple):
     """What a resumed run leaves out of its first epoch, and the random states to go on with after that.
 
-    What is passed over is drawn with the states that the run itself has, as in `transformers`.
+    What is skipped is drawn with the states that the run itself has, as in `transformers`.
     """
 
     batches: int
-    random_states: dict[str, Any]
+    random_states_after: dict[str, Any]
 
 
 def read_windows(
-    loader: Any, epoch: int, sizes: Iterable[int], passed_over: PassedOver | None, device: torch.device
+    loader: Any, epoch: int, sizes: Iterable[int], skipped: SkippedBatches | None, device: torch.device
 ) -> Generator[list[Any], None, None]:
     """The micro-batches of an epoch on the device, in windows of the given sizes; the last one may be smaller.
 
     A whole window is read at once, because the loss of each of its micro-batches may depend on the labels of all.
     """
-    batches_to_skip = 0 if passed_over is None else passed_over.batches
-    if is_prepared(loader) and batches_to_skip > 0:
-        loader = skip_first_batches(loader, batches_to_skip)
-        batches_to_skip = 0
+    left_to_skip = 0 if skipped is None else skipped.batches
+    if is_prepared(loader) and left_to_skip > 0:
+        loader = skip_first_batches(loader, left_to_skip)
+        left_to_skip = 0
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
-    micro_batches = islice(read_batches(loader, device), batches_to_skip, None)
+    micro_batches = islice(read_batches(loader, device), left_to_skip, None)
     for size in sizes:
         window = list(islice(micro_batches, size))
-        if passed_over is not None:
-            set_random_states(device, passed_over.random_states)
-            passed_over = None
+        if skipped is not None:
+            set_random_states(device, skipped.random_states_after)
+            skipped = None
         if not window:
             # A stream has no length, so its end is not planned.
             return

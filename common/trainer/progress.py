@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,22 @@ from torch import Tensor
 
 from common.accelerator import Accelerator
 from common.trainer.arguments import TrainingArguments
-from common.trainer.loading import length_of
+from common.trainer.loading import length_of, samples_per_batch
+
+
+@dataclass
+class Position:
+    """The place that a training has come to. Every checkpoint holds it.
+
+    Attributes:
+        epoch: the epoch to go on with, counted from 0.
+        batches: how many of its batches are done.
+        epoch_ended: whether what follows an epoch has begun.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    epoch_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,7 @@ class Plan:
         batches_per_epoch: batches of a whole epoch.
         accumulation: batches of a step, but for the last step of an epoch, which may have fewer.
         num_samples: samples in the whole training, of all ranks, for the speed that is logged.
+        order: what decides which samples a step has, as JSON. Where two runs have the same, so are their samples.
     """
 
     num_epochs: int = 0
@@ -33,6 +49,7 @@ class Plan:
     batches_per_epoch: int = 0
     accumulation: int = 1
     num_samples: float = 0
+    order: dict[str, Any] = field(default_factory=dict)
 
     def window_sizes(self, batches_done: int) -> Iterator[int]:
         """The number of batches of each step that is left of an epoch."""
@@ -42,6 +59,20 @@ class Plan:
     def ends_step(self, batches_done: int) -> bool:
         """True if an optimizer step follows the last of so many batches of an epoch."""
         return batches_done % self.accumulation == 0 or batches_done == self.batches_per_epoch
+
+    def start_of_step(self, position: Position) -> Position:
+        """`position`, or the start of its step if that is not complete."""
+        if self.ends_step(position.batches):
+            return position
+        return replace(position, batches=position.batches - position.batches % self.accumulation)
+
+    def after_steps(self, steps: int, position: Position) -> Position:
+        """`position` of a run in another order, after the same number of steps in this one.
+
+        All epochs are taken for whole ones, as in `transformers`, also where a callback has cut one short.
+        """
+        steps_in_epoch = steps % self.steps_per_epoch
+        return replace(position, epoch=steps // self.steps_per_epoch, batches=steps_in_epoch * self.accumulation)
 
 
 def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
@@ -53,52 +84,35 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
     accumulation = args.gradient_accumulation_steps
     samples_per_step = args.per_device_train_batch_size * accumulation * num_processes
     batches_per_epoch = length_of(loader)
-    if not batches_per_epoch:
-        if args.max_steps <= 0:
-            raise ValueError(
-                "the training set has no batch or no length, so the number of steps is not known: set max_steps"
-            )
-        return Plan(
-            num_epochs=sys.maxsize,
-            max_steps=args.max_steps,
-            steps_per_epoch=args.max_steps,
-            batches_per_epoch=args.max_steps * accumulation if batches_per_epoch is None else 0,
-            accumulation=accumulation,
-            num_samples=args.max_steps * samples_per_step,
+    if not batches_per_epoch and args.max_steps <= 0:
+        raise ValueError(
+            "the training set has no batch or no length, so the number of steps is not known: set max_steps"
         )
-    steps_per_epoch = math.ceil(batches_per_epoch / accumulation)
-    if args.max_steps > 0:
+    if not batches_per_epoch:
+        num_epochs = sys.maxsize
         max_steps = args.max_steps
-        num_epochs = math.ceil(max_steps / steps_per_epoch)
-        num_samples = float(max_steps * samples_per_step)
+        steps_per_epoch = args.max_steps
+        num_samples = float(args.max_steps * samples_per_step)
+        if batches_per_epoch is None:
+            batches_per_epoch = max_steps * accumulation
     else:
-        max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
-        num_epochs = math.ceil(args.num_train_epochs)
-        samples = length_of(getattr(loader, "dataset", None)) or batches_per_epoch * args.per_device_train_batch_size
-        num_samples = samples * args.num_train_epochs
-    return Plan(num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, num_samples)
-
-
-@dataclass
-class Position:
-    """The place that a training has come to. Every checkpoint holds it.
-
-    Attributes:
-        epoch: the epoch to go on with, counted from 0.
-        batches: how many of its batches are done.
-        epoch_ended: whether what follows an epoch has begun.
-        saved_steps: the steps of which this run has saved a checkpoint. Others in the folder are another run's.
-    """
-
-    epoch: int = 0
-    batches: int = 0
-    epoch_ended: bool = False
-    saved_steps: list[int] = field(default_factory=list)
-
-    def move_to(self, epoch: int, batches: int) -> None:
-        """Go on after so many batches of an epoch."""
-        self.epoch = epoch
-        self.batches = batches
+        steps_per_epoch = math.ceil(batches_per_epoch / accumulation)
+        if args.max_steps > 0:
+            max_steps = args.max_steps
+            num_epochs = math.ceil(max_steps / steps_per_epoch)
+            num_samples = float(max_steps * samples_per_step)
+        else:
+            max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
+            num_epochs = math.ceil(args.num_train_epochs)
+            dataset_size = length_of(getattr(loader, "dataset", None))
+            num_samples = (dataset_size or batches_per_epoch * args.per_device_train_batch_size) * args.num_train_epochs
+    order = {
+        "batches_per_epoch": batches_per_epoch,
+        "samples_per_batch": samples_per_batch(loader, num_processes),
+        "accumulation": accumulation,
+        "seeds": [args.seed, args.data_seed],
+    }
+    return Plan(num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, num_samples, order)
 
 
 class LossLog:

@@ -1,19 +1,18 @@
-"""Callbacks that show a run: plain lines, a progress bar, a notebook's table, and trackers. Only rank 0 shows."""
+"""Callbacks that show a run: plain lines, a progress bar, and trackers. Only rank 0 shows."""
 
 import sys
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from dataclasses import asdict
-from html import escape
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from common.accelerator import Accelerator, PartialState
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import TrainerCallback
+from common.trainer.loading import length_of
 from common.trainer.state import TrainerState
 
 
@@ -27,13 +26,11 @@ def training_summary(args: TrainingArguments, state: TrainerState, model: nn.Mod
     """A few lines on the training that is about to begin."""
     num_processes = PartialState().num_processes
     total_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
-    dataset = getattr(train_dataloader, "dataset", None)
-    has_length = isinstance(dataset, Sized) and not isinstance(dataset, IterableDataset)
-    num_examples = len(dataset) if has_length else "unknown"
+    num_examples = length_of(getattr(train_dataloader, "dataset", None))
     trainable = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     lines = [
         "***** Running training *****",
-        f"  Num examples = {num_examples}",
+        f"  Num examples = {'unknown' if num_examples is None else num_examples}",
         f"  Num epochs = {state.num_train_epochs}",
         f"  Batch size per device = {args.per_device_train_batch_size}",
         f"  Total batch size = {total_batch}",
@@ -96,10 +93,10 @@ class PrinterCallback(TrainerCallback):
         row = table_row(args, state, metrics)
         if tuple(row) != self.columns:
             self.columns = tuple(row)
-            self.show_row(state, row)
-        self.show_row(state, row.values())
+            self.say_row(row)
+        self.say_row(row.values())
 
-    def show_row(self, state: TrainerState, cells: Iterable[str]) -> None:
+    def say_row(self, cells: Iterable[str]) -> None:
         """Add a row to the table, or its titles."""
         padded = []
         for column, cell in zip(self.columns, cells, strict=True):
@@ -134,44 +131,6 @@ class ProgressCallback(PrinterCallback):
             self.bar.close()
 
 
-class NotebookProgressCallback(PrinterCallback):
-    """The summary, and below it a bar and the table, redrawn in place in a notebook's output."""
-
-    output: Any = None
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        from IPython.display import HTML, display
-
-        super().on_train_begin(args, state, control, **kwargs)
-        self.html = HTML
-        self.rows = ""
-        if state.is_world_process_zero:
-            self.output = display(HTML(""), display_id=True)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        # A drawing takes longer than many a step: two hundred have to do.
-        steps_between_drawings = max(1, state.max_steps // 200)
-        if state.global_step % steps_between_drawings == 0:
-            self.redraw(state)
-
-    def on_log(self, args, state, control, logs, **kwargs):
-        """Nothing: the table shows the losses."""
-
-    def show_row(self, state: TrainerState, cells: Iterable[str]) -> None:
-        """Add a row to the table, or its titles."""
-        if self.output is not None:
-            filled = [f"<td>{escape(cell)}</td>" for cell in cells]
-            self.rows += f"<tr>{''.join(filled)}</tr>"
-            self.redraw(state)
-
-    def redraw(self, state: TrainerState) -> None:
-        """Put the bar and the table in the place of those before."""
-        if self.output is not None:
-            bar = f"<progress value='{state.global_step}' max='{state.max_steps}' style='width:300px'></progress>"
-            position = f"<p>{bar} {state.global_step}/{state.max_steps}, epoch {state.epoch:.2f}</p>"
-            self.output.update(self.html(f"{position}<table>{self.rows}</table>"))
-
-
 class TrackerCallback(TrainerCallback):
     """Hands what is logged to the accelerator's trackers, as `train/…`, `eval/…` and `test/…`, and the arguments."""
 
@@ -200,18 +159,7 @@ def _tracked_name(name: str) -> str:
 
 
 def default_reporter(disable_tqdm: bool | None) -> TrainerCallback:
-    """The callback that fits where the process runs: notebook, terminal, or (and with `disable_tqdm`) neither."""
-    in_notebook = _runs_in_notebook()
+    """A bar, or plain lines with `disable_tqdm`; by default a bar where stderr is a terminal, and so in no notebook."""
     if disable_tqdm is None:
-        disable_tqdm = not in_notebook and not sys.stderr.isatty()
-    if disable_tqdm:
-        return PrinterCallback()
-    return NotebookProgressCallback() if in_notebook else ProgressCallback()
-
-
-def _runs_in_notebook() -> bool:
-    # Where IPython runs it has been imported.
-    if "IPython" not in sys.modules:
-        return False
-    shell = sys.modules["IPython"].get_ipython()
-    return "IPKernelApp" in getattr(shell, "config", ())
+        disable_tqdm = not sys.stderr.isatty()
+    return PrinterCallback() if disable_tqdm else ProgressCallback()

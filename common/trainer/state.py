@@ -46,6 +46,15 @@ class TrainerState:
     trial_params: dict[str, Any] | None = None
     stateful_callbacks: dict[str, Any] = field(default_factory=dict)
 
+    def go_on_from(self, saved: "TrainerState") -> None:
+        """Take over what a run has come to. The other fields are settings, which may have changed since."""
+        self.epoch = saved.epoch
+        self.global_step = saved.global_step
+        self.log_history = saved.log_history
+        self.best_metric = saved.best_metric
+        self.best_global_step = saved.best_global_step
+        self.best_model_checkpoint = saved.best_model_checkpoint
+
     def save_to_json(self, json_path: str) -> None:
         """Write all fields to a file; arrays and tensors among the logged values become lists."""
         text = json.dumps(asdict(self), indent=2, sort_keys=True, default=as_json)

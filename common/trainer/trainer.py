@@ -6,9 +6,9 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Sized
 from contextlib import closing, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,9 @@ from common.accelerator import Accelerator, utils
 from common.accelerator.checkpointing import get_random_states, set_random_states
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
-from common.nested import map_nested
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
 from common.trainer.arguments import AcceleratorConfig, TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
-from common.trainer.loading import PassedOver
 from common.trainer.progress import LossLog, Plan, Position, make_plan
 from common.trainer.state import TrainerControl, TrainerState
 
@@ -79,6 +77,8 @@ class Trainer:
     plan: Plan
     position: Position
     loss_log: LossLog
+    # The steps of which this run has saved a checkpoint. Others in the folder are another run's.
+    saved_steps: list[int]
     # Micro-batches of the step under way: the name that overrides of `training_step` know from `transformers`.
     current_gradient_accumulation_steps: int
 
@@ -128,6 +128,7 @@ class Trainer:
         self.plan = Plan()
         self.position = Position()
         self.loss_log = LossLog()
+        self.saved_steps = []
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.state = self._new_state()
         self.control = TrainerControl()
@@ -158,9 +159,9 @@ class Trainer:
             CheckpointError: a ValueError too, naming what is damaged, if there is no whole checkpoint to resume from;
                 on the other processes a RuntimeError that quotes it.
         """
-        resume_from = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
+        folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
-        passed_over = None if resume_from is None else self._load_checkpoint(resume_from)
+        to_skip = None if folder is None else self._load_checkpoint(folder)
         start_time = time.time()
         first_step = self.state.global_step
 
@@ -178,60 +179,52 @@ class Trainer:
             self.position.epoch_ended = False
             self.call_event("on_epoch_begin")
             sizes = self.plan.window_sizes(self.position.batches)
-            windows = loading.read_windows(self.train_dataloader, epoch, sizes, passed_over, self.accelerator.device)
+            windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+            to_skip = None
+            # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
             with closing(windows):
-                self._train_epoch(windows)
+                for window in windows:
+                    self._train_window(window)
+                    if self.control.should_epoch_stop or self.control.should_training_stop:
+                        break
+                else:  # no callback has stopped it
+                    self._complete_epoch()
                 self._end_epoch()
-            passed_over = None
             if self.control.should_training_stop:
                 break
         return self._finish(start_time, first_step)
 
-    def _train_epoch(self, windows: Iterator[list[Any]]) -> None:
-        """A step for each window of micro-batches, until the epoch ends or a callback stops it."""
+    def _train_window(self, window: list[Any]) -> None:
+        """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
         accelerator = self.accelerator
-        plan = self.plan
-        position = self.position
-        for window in windows:
-            self._check_window(window)
-            num_items = self._count_items(window)
-            # Every micro-batch weighs the same in the window, however many samples it has.
-            self.current_gradient_accumulation_steps = len(window)
-            self.call_event("on_step_begin")
-            for number, inputs in enumerate(window, start=1):
-                position.batches += 1
-                # A stream may end within a window. As in the original, no optimizer step follows its last micro-batch
-                # then, and the next epoch's first step takes the gradients in.
-                ends_step = plan.ends_step(position.batches)
-                accelerator.sync_gradients = ends_step
-                # The ranks average their gradients once in a window, in its last micro-batch.
-                is_last = number == len(window)
-                with nullcontext() if is_last else accelerator.no_sync(self.model_wrapped):
-                    loss = self.training_step(self.model_wrapped, inputs, num_items)
-                self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-                if ends_step:
-                    self._optimizer_step()
-                    self.call_event("on_step_end")
-                    self._log_evaluate_save()
-                else:
-                    self.call_event("on_substep_end")
-                if self.control.should_epoch_stop or self.control.should_training_stop:
-                    return
-        if position.batches == 0:
-            logger.warning(
-                "epoch %s has no batch to train on: training stops after %s of %s steps",
-                position.epoch,
-                self.state.global_step,
-                self.state.max_steps,
-            )
-            self.control.should_training_stop = True
-        # The end of a stream is not planned: its epoch is whole where it ends.
-        position.batches = plan.batches_per_epoch
+        self._check_window(window)
+        # A stream may end within a window. As in the original, no optimizer step follows then, and the next epoch's
+        # first step takes the gradients in.
+        ends_in_step = self.plan.ends_step(self.position.batches + len(window))
+        num_items = self._count_items(window)
+        # Every micro-batch weighs the same in the window, however many samples it has.
+        self.current_gradient_accumulation_steps = len(window)
+        self.call_event("on_step_begin")
+        for number, inputs in enumerate(window, start=1):
+            is_last = number == len(window)
+            self.position.batches += 1
+            accelerator.sync_gradients = is_last and ends_in_step
+            # The ranks average their gradients once in a window, in its last micro-batch.
+            with nullcontext() if is_last else accelerator.no_sync(self.model_wrapped):
+                loss = self.training_step(self.model_wrapped, inputs, num_items)
+            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+            if is_last and ends_in_step:
+                self._optimizer_step()
+                self.call_event("on_step_end")
+                self._log_evaluate_save()
+            else:
+                self.call_event("on_substep_end")
+            if self.control.should_epoch_stop or self.control.should_training_stop:
+                return
 
     def _check_window(self, window: list[Any]) -> None:
         accumulation = self.plan.accumulation
-        is_cut_short = not self.plan.ends_step(self.position.batches + len(window))
-        if is_cut_short and self.position.batches == 0:
+        if self.position.batches == 0 and not self.plan.ends_step(len(window)):
             raise ValueError(
                 f"the stream ends after {len(window)} of the {accumulation} batches that a step "
                 "accumulates: no epoch would ever have a step"
@@ -241,6 +234,19 @@ class Trainer:
                 f"gradient_accumulation_steps has become {self.args.gradient_accumulation_steps} within a training, "
                 f"which goes on with {accumulation}: a callback cannot change it"
             )
+
+    def _complete_epoch(self) -> None:
+        """Note that the loader has ended; no training goes on if it had nothing to begin with."""
+        if self.position.batches == 0:
+            logger.warning(
+                "epoch %s has no batch to train on: training stops after %s of %s steps",
+                self.position.epoch,
+                self.state.global_step,
+                self.state.max_steps,
+            )
+            self.control.should_training_stop = True
+        # The end of a stream is not planned: its epoch is whole where it ends.
+        self.position.batches = self.plan.batches_per_epoch
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -309,12 +315,14 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
-        is_whole = self.position.batches == self.plan.batches_per_epoch
+        position = self.position
+        is_whole = position.batches == self.plan.batches_per_epoch
         self.call_event("on_epoch_end")
-        self.position.epoch_ended = True
+        position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
         if is_whole or self.control.should_epoch_stop or not self.control.should_training_stop:
-            self.position.move_to(self.position.epoch + 1, batches=0)
+            position.epoch += 1
+            position.batches = 0
         self._log_evaluate_save()
 
     def _log_evaluate_save(self) -> None:
@@ -325,12 +333,29 @@ class Trainer:
             metrics = self.evaluate()
             if self._follows_metric():
                 self.lr_scheduler.step(self._watched_metric(metrics))
-            is_best = self._compare_with_best(metrics)
-            if self.args.save_strategy == "best":
-                self.control.should_save = is_best
+            if self.args.best_metric_key is not None:
+                self._update_best(self._watched_metric(metrics))
         if self.control.should_save:
             self._save_checkpoint(self.model_wrapped, trial=None)
             self.call_event("on_save")
+
+    def _update_best(self, metric: float) -> None:
+        """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it.
+
+        NaN is never the best. After the first evaluation there is always a best metric, as in the original: infinity
+        if that one gave NaN.
+        """
+        state = self.state
+        higher_is_better = self.args.greater_is_better
+        if state.best_metric is None:
+            state.best_metric = float("-inf") if higher_is_better else float("inf")
+        is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
+        if is_best:
+            state.best_metric = metric
+            if self.args.save_strategy != "no":
+                state.best_global_step = state.global_step
+        if self.args.save_strategy == "best":
+            self.control.should_save = is_best
 
     def _log_training(self) -> None:
         """Log the mean loss of the steps since the last time, over all ranks. It waits for the device."""
@@ -384,6 +409,7 @@ class Trainer:
         self.plan = make_plan(self.args, loader, accelerator.num_processes)
         self.position = Position()
         self.loss_log = LossLog(accelerator.device)
+        self.saved_steps = []
         self.state = self._new_state()
         self.control.reset()  # the same object: a signal handler may have taken it before the training
 
@@ -419,13 +445,13 @@ class Trainer:
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch for the model; an override may change it.
 
-        With several processes on the CPU, tensors that do not begin at an aligned address are copied, as in the
-        original: a product may take another path over such rows and end with other bits. One of them is a rank's part
-        of a batch that the main process has read for all.
+        With several processes on the CPU its tensors are copied, as in the original: a copy begins at an aligned
+        address, and a product over rows that do not may take another path and end with other bits. A rank's part of a
+        batch that the main process has read for all may begin anywhere.
         """
         if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
             return inputs
-        return map_nested(batches.aligned, inputs)
+        return utils.recursively_apply(torch.clone, inputs)
 
     def _set_optimizer_mode(self, mode: str) -> None:
         """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
@@ -472,22 +498,6 @@ class Trainer:
             raise KeyError(f"metric_for_best_model needs {key!r}, but the evaluation gave {', '.join(metrics)}")
         return metrics[key]
 
-    def _compare_with_best(self, metrics: dict[str, Any]) -> bool:
-        """Note in the state whether the model of this moment is the best so far, and return it. NaN never is."""
-        state = self.state
-        if self.args.best_metric_key is None:
-            return False
-        metric = self._watched_metric(metrics)
-        if state.best_metric is None:
-            # As in the original, it is a number from then on, also where the first metric is NaN.
-            state.best_metric = float("-inf") if self.args.greater_is_better else float("inf")
-        is_best = metric > state.best_metric if self.args.greater_is_better else metric < state.best_metric
-        if is_best:
-            state.best_metric = metric
-            if self.args.save_strategy != "no":
-                state.best_global_step = state.global_step
-        return bool(is_best)
-
     # Checkpoints.
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -497,77 +507,66 @@ class Trainer:
             model, trial: for overrides as they are written for `transformers`: the prepared model, and None.
         """
         state = self.state
-        self.position.saved_steps.append(state.global_step)
-        if state.best_global_step in self.position.saved_steps:
+        self.saved_steps.append(state.global_step)
+        if state.best_global_step in self.saved_steps:
             # Another run's folder of that step is not the best model.
             folder = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
             if state.best_global_step == state.global_step or folder.exists():
                 state.best_model_checkpoint = str(folder)
-        position = asdict(self.position)
-        if self.control.should_epoch_stop and not self.position.epoch_ended:
-            # A callback has ended the epoch, so nothing of it is left for a resumed run.
-            position["batches"] = self.plan.batches_per_epoch
-        progress = {
-            "counted_in": self._counted_in(),
-            "position": position,
-            "loss_log": self.loss_log.state_dict(self.accelerator),
-        }
         state.stateful_callbacks = self.callback_handler.states()
-        for name, args in (("TrainerControl", asdict(self.control)), ("Progress", progress)):
-            state.stateful_callbacks[name] = {"args": args, "attributes": {}}
-        checkpoint.save_checkpoint(self.accelerator, state, self.args.output_dir, self.args.save_total_limit)
+        state.stateful_callbacks["TrainerControl"] = {"args": asdict(self.control), "attributes": {}}
 
-    def _counted_in(self) -> dict[str, Any]:
-        """What a number of batches stands for: where these are the same, it means the same samples."""
-        return {
-            "batches_per_epoch": self.plan.batches_per_epoch,
-            "samples_per_batch": loading.samples_per_batch(self.train_dataloader, self.accelerator.num_processes),
-            "accumulation": self.plan.accumulation,
-            "seeds": [self.args.seed, self.args.data_seed],
+        position = replace(self.position)
+        if self.control.should_epoch_stop and not position.epoch_ended:
+            # A callback has ended the epoch, so nothing of it is left for a resumed run.
+            position.batches = self.plan.batches_per_epoch
+        progress = {
+            "position": asdict(position),
+            "order": self.plan.order,
+            "loss_log": self.loss_log.state_dict(self.accelerator),
+            "saved_steps": self.saved_steps,
         }
+        limit = self.args.save_total_limit
+        checkpoint.save_checkpoint(self.accelerator, state, progress, self.args.output_dir, limit)
 
-    def _load_checkpoint(self, folder: str) -> PassedOver | None:
-        """Put everything back as it was; returns what the first epoch has to pass over.
+    def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
+        """Put everything back as it was; returns what the loader has to skip in the first epoch.
 
-        That is nothing (None) where the loader knows its own position. It does not for steps of another size, in the
-        order of another seed, or within a step that was not complete: as in `transformers` the same number of steps is
-        then passed over, and a step that was not complete is trained again from its start.
+        That is nothing (None) where the loader takes its own position from the checkpoint. It cannot do so in another
+        order than that of the saved run, nor where the run was stopped within a step, which is trained again.
         """
+        saved = checkpoint.read_trainer_state(folder)
+        progress = checkpoint.read_progress(folder)
+        self.state.go_on_from(saved)
+        self.callback_handler.restore(saved.stateful_callbacks)
+        self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
+        self.saved_steps = progress["saved_steps"]
+
+        saved_position = Position(**progress["position"])
+        is_same_order = progress["order"] == self.plan.order
+        if is_same_order:
+            self.position = self.plan.start_of_step(saved_position)
+        else:
+            self.position = self.plan.after_steps(saved.global_step, saved_position)
+        is_same_place = is_same_order and self.position == saved_position
+        if is_same_place and loading.keeps_position(self.train_dataloader):
+            self.accelerator.load_state(folder)
+            return None
+        return self._load_without_loader(folder)
+
+    def _load_without_loader(self, folder: str) -> loading.SkippedBatches | None:
+        """Load a checkpoint whose position of the loader is not valid here: `position` says what to skip instead."""
         accelerator = self.accelerator
         own_random_states = get_random_states(accelerator.device)
-        loader_goes_on = self._take_over(checkpoint.read_trainer_state(folder))
-        if loader_goes_on:
-            accelerator.load_state(folder)
-            return None
-        accelerator.forget_loader(self.train_dataloader)  # the position in the checkpoint is not for it
+        accelerator.forget_loader(self.train_dataloader)
         accelerator.load_state(folder)
         if loading.is_prepared(self.train_dataloader):
-            self.train_dataloader = accelerator.prepare(self.train_dataloader)  # checkpoints hold it again
+            accelerator.prepare_data_loader(self.train_dataloader)  # the next checkpoints hold it again
         if not 0 < self.position.batches < self.plan.batches_per_epoch:
             return None
         random_states = get_random_states(accelerator.device)
         set_random_states(accelerator.device, own_random_states)
-        return PassedOver(self.position.batches, random_states)
-
-    def _take_over(self, saved: TrainerState) -> bool:
-        """Go on where the saved state says, and the callbacks too; True if the loader's own position is valid here."""
-        # The other fields of the state are settings, which may have changed.
-        for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
-            setattr(self.state, name, getattr(saved, name))
-        self.callback_handler.restore(saved.stateful_callbacks)
-        progress = saved.stateful_callbacks["Progress"]["args"]
-        self.position = position = Position(**progress["position"])
-        self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
-        plan = self.plan
-        if progress["counted_in"] != self._counted_in():
-            # All epochs are taken for whole ones, as in `transformers`, also where a callback had cut one short.
-            steps = self.state.global_step % plan.steps_per_epoch
-            position.move_to(self.state.global_step // plan.steps_per_epoch, steps * plan.accumulation)
-            return False
-        if not plan.ends_step(position.batches):
-            position.batches -= position.batches % plan.accumulation
-            return False
-        return loading.keeps_position(self.train_dataloader)
+        return loading.SkippedBatches(self.position.batches, random_states)
 
     # Evaluation.
 
@@ -671,19 +670,17 @@ class Trainer:
             results.add(evaluation.BatchResult(rows, num_real, loss, logits, labels))
             self.call_event("on_prediction_step")
 
-        # The batches of all ranks, in the order of the data set, and without the repetitions at its end.
         own = results.on_host()
-        steps = evaluation.gather_steps(own)
-        rows_of_last_step = evaluation.rows_of_last_step(steps)
-        predictions = evaluation.join_rows(steps, "logits", rows_of_last_step)
-        label_ids = evaluation.join_rows(steps, "labels", rows_of_last_step)
+        gathered = evaluation.gather_batches(own)
+        predictions = gathered.rows("logits")
+        label_ids = gathered.rows("labels")
 
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
         rows_per_batch = batch_size if loading.is_prepared(dataloader) else None
-        losses = evaluation.join_losses(steps, rows_of_last_step, rows_per_batch)
+        losses = gathered.losses(rows_per_batch)
         if losses is not None:
             filters = self.args.logging_nan_inf_filter
             metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(losses, filters)

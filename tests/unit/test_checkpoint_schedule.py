@@ -84,3 +84,13 @@ def test_a_checkpoint_of_a_longer_training_is_one_line(tmp_path):
     module.train(fit_to_machine(parse_args(module.__file__, [*flags, "--epochs", "2"])))
     with pytest.raises(UserError, match="--epochs 1: the checkpoint is of a longer training, in its epoch 2"):
         module.train(fit_to_machine(parse_args(module.__file__, flags)))
+
+
+@pytest.mark.parametrize("level", ladder.with_checkpoints())
+def test_no_checkpoint_is_made_of_a_training_that_is_not_finite(level, tmp_path, capsys):
+    module = ladder.load(level)
+    flags = ["--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "32", "--batch-size", "32"]
+    flags += ["--lr", "1e30", "--checkpoint-dir", str(tmp_path)]
+    with pytest.raises(UserError, match=r"not finite.* at step 3: no checkpoint is made"):
+        module.train(fit_to_machine(parse_args(module.__file__, flags)))
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []

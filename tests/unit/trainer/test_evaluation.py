@@ -1,5 +1,7 @@
 """Evaluation: each sample once, with its weight, in order, in time and memory proportional to their number."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -16,8 +18,23 @@ from tests.unit.trainer.toy import accuracy, make_trainer
 N = 101
 
 
-def outcome(folder, batch: int, dtype=torch.float64, kind: str = "map", n: int = N):
-    """Loss, accuracy and predictions for n samples; samples are unlike, so that their number and weight show."""
+class Outcome(NamedTuple):
+    """What an evaluation and a prediction came to; `error` is that of the predictions, `reference` the true loss."""
+
+    loss: float
+    accuracy: float
+    has_all_labels: bool
+    error: float
+    reference: float
+
+
+def outcome(folder, batch: int, dtype=torch.float64, kind: str = "map", n: int = N) -> Outcome:
+    """The outcome for n samples; they are unlike, so that their number and weight show.
+
+    Args:
+        kind: a "map" or a "stream" of samples, a "plain" loader of an override, or whole batches that the main process
+            "split"s among the ranks.
+    """
     points = Points(n, dtype)
     points.x *= torch.linspace(0, 10, n, dtype=dtype)[:, None]
     dataset = Stream(points) if kind == "stream" else points
@@ -29,11 +46,14 @@ def outcome(folder, batch: int, dtype=torch.float64, kind: str = "map", n: int =
         trainer.get_eval_dataloader = lambda dataset=None: DataLoader(points, batch_size=batch)
     metrics = trainer.evaluate()
     prediction = trainer.predict(dataset)
-    same = torch.equal(torch.from_numpy(prediction.label_ids), points.labels)
     expected = model(points.x)["logits"].detach()
-    error = np.abs(prediction.predictions - expected.numpy()).max()
-    reference = F.cross_entropy(expected.double(), points.labels).item()
-    return metrics["eval_loss"], metrics["eval_accuracy"], same, error, reference
+    return Outcome(
+        loss=metrics["eval_loss"],
+        accuracy=metrics["eval_accuracy"],
+        has_all_labels=torch.equal(torch.from_numpy(prediction.label_ids), points.labels),
+        error=np.abs(prediction.predictions - expected.numpy()).max(),
+        reference=F.cross_entropy(expected.double(), points.labels).item(),
+    )
 
 
 def outcomes_on_rank(folder, *settings):
@@ -48,30 +68,28 @@ def outcomes_on_rank(folder, *settings):
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
-def test_the_loss_does_not_depend_on_the_batch_size(batch, tmp_path):
-    for kind in ("map", "stream", "plain"):
-        loss, accurate, same, error, reference = outcome(tmp_path, batch, torch.float64, kind)
-        assert loss == pytest.approx(reference, rel=1e-14)
-        assert accurate == outcome(tmp_path, N)[1]
-        assert same and error < 1e-12
+@pytest.mark.parametrize("kind", ["map", "stream", "plain"])
+def test_the_loss_does_not_depend_on_the_batch_size(batch, kind, tmp_path):
+    got = outcome(tmp_path, batch, kind=kind)
+    assert got.loss == pytest.approx(got.reference, rel=1e-14)
+    assert got.accuracy == outcome(tmp_path, N).accuracy
+    assert got.has_all_labels and got.error < 1e-12
 
 
 def test_predictions_do_not_depend_on_the_number_of_processes(tmp_path):
     settings = [{"batch": batch, "kind": kind} for batch in (1, 64) for kind in ("map", "plain")]
     # Fewer samples than processes, and than the batches of all of them.
     settings += [{"batch": 2, "n": n} for n in (1, 2, 4, 7)]
-    expected = [outcome(tmp_path, each.get("n", N), n=each.get("n", N))[1] for each in settings]
+    expected = [outcome(tmp_path, each.get("n", N), n=each.get("n", N)).accuracy for each in settings]
     for outcomes in ranks(3).run(outcomes_on_rank, tmp_path, *settings):
-        assert [accurate for _, accurate, *_ in outcomes] == expected
-        for _, _, same, error, _ in outcomes:
-            assert same and error < 1e-12
+        assert [got.accuracy for got in outcomes] == expected
+        assert all(got.has_all_labels and got.error < 1e-12 for got in outcomes)
 
 
 def test_the_last_losses_of_all_ranks_count_where_the_main_process_deals_out_parts_of_whole_batches(tmp_path):
-    for outcomes in ranks(2).run(outcomes_on_rank, tmp_path, {"batch": 4, "kind": "split", "n": 8}):
-        [(loss, _, same, error, reference)] = outcomes
-        assert loss == pytest.approx(reference, rel=1e-14)
-        assert same and error < 1e-12
+    for [got] in ranks(2).run(outcomes_on_rank, tmp_path, {"batch": 4, "kind": "split", "n": 8}):
+        assert got.loss == pytest.approx(got.reference, rel=1e-14)
+        assert got.has_all_labels and got.error < 1e-12
 
 
 def test_a_mean_of_means_would_have_been_noticed(tmp_path):
@@ -79,7 +97,7 @@ def test_a_mean_of_means_would_have_been_noticed(tmp_path):
     points.x *= torch.linspace(0, 10, N, dtype=torch.float64)[:, None]
     model = seeded_net(dtype=torch.float64)
     means = [model(x, y)["loss"].item() for x, y in zip(points.x.split(64), points.labels.split(64), strict=True)]
-    assert abs(np.mean(means) - outcome(tmp_path, 64)[0]) > 1e-3
+    assert abs(np.mean(means) - outcome(tmp_path, 64).loss) > 1e-3
 
 
 def test_metrics_and_their_names(tmp_path):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -21,6 +22,19 @@ ROOT = Path(__file__).parents[3]
 GLOBAL_BATCH = 12
 
 
+class Outcome(NamedTuple):
+    """What a training came to on a rank."""
+
+    weights: torch.Tensor
+    log_history: list[dict]
+    next_random_number: float
+
+
+def outcome(trainer) -> Outcome:
+    log_history = without_timings(trainer.state.log_history)
+    return Outcome(weights(trainer), log_history, torch.rand(()).item())
+
+
 @on_a_rank
 def run(folder, accumulation=1, world_size=1, resume=None, stop_at=(), dropout=0.0, **arguments):
     settings = {"gradient_accumulation_steps": accumulation, "dataloader_drop_last": True, "num_train_epochs": 2}
@@ -36,14 +50,13 @@ def run(folder, accumulation=1, world_size=1, resume=None, stop_at=(), dropout=0
     if stop_at:
         trainer.add_callback(StopAt(*stop_at))
     trainer.train(resume_from_checkpoint=resume)
-    next_random_number = torch.rand(()).item()
-    return weights(trainer), without_timings(trainer.state.log_history), next_random_number
+    return outcome(trainer)
 
 
 def assert_same(outcomes, expected) -> None:
-    for got, log_history, _ in outcomes:
-        torch.testing.assert_close(got, expected[0], atol=1e-12, rtol=0)
-        for entry, other in zip(log_history, expected[1], strict=True):
+    for got in outcomes:
+        torch.testing.assert_close(got.weights, expected.weights, atol=1e-12, rtol=0)
+        for entry, other in zip(got.log_history, expected.log_history, strict=True):
             # Losses are added up in float32, whatever the model computes in.
             assert entry == pytest.approx(other, rel=1e-6)
 
@@ -52,7 +65,7 @@ def assert_same(outcomes, expected) -> None:
 def test_processes_and_accumulation_do_not_change_the_training(world_size, accumulation, tmp_path):
     outcomes = ranks(world_size).run(run, tmp_path, accumulation, world_size)
     assert_same(outcomes, run(tmp_path))
-    assert len({drawn for *_, drawn in outcomes}) == 1  # all ranks have the same seed
+    assert len({got.next_random_number for got in outcomes}) == 1  # all ranks have the same seed
 
 
 def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(tmp_path):
@@ -62,10 +75,10 @@ def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(t
     stopped = tmp_path / "stopped"
     ranks(2).run(run, stopped, 2, 2, stop_at=("on_substep_end", 4), **saving)
     resumed = ranks(2).run(run, stopped, 2, 2, resume=str(stopped / "checkpoint-3"), **saving)
-    assert torch.equal(resumed[0][0], resumed[1][0])
+    assert torch.equal(resumed[0].weights, resumed[1].weights)
     for got, expected in zip(resumed, straight, strict=True):
-        assert torch.equal(got[0], expected[0])
-        assert got[1] == expected[1]
+        assert torch.equal(got.weights, expected.weights)
+        assert got.log_history == expected.log_history
 
 
 def test_two_processes_pass_over_a_damaged_checkpoint_alike(tmp_path):
@@ -76,8 +89,8 @@ def test_two_processes_pass_over_a_damaged_checkpoint_alike(tmp_path):
     (tmp_path / "killed" / "checkpoint-10" / "random_states_1.pkl").unlink()
     resumed = ranks(2).run(run, tmp_path / "killed", 2, 2, resume=True, **saving)
     for got, expected in zip(resumed, straight, strict=True):
-        assert torch.equal(got[0], expected[0])
-        assert got[1] == expected[1]
+        assert torch.equal(got.weights, expected.weights)
+        assert got.log_history == expected.log_history
     assert len(list((tmp_path / "killed").glob("checkpoint-10.damaged-*"))) == 1
 
 
@@ -86,7 +99,7 @@ def save_on_a_full_disk(folder) -> str:
         raise OSError(28, "No space left on device", path)
 
     try:
-        with mock.patch("common.trainer.callbacks.TrainerState.save_to_json", full):
+        with mock.patch("common.trainer.TrainerState.save_to_json", full):
             run(folder, world_size=2, save_strategy="steps", save_steps=1, max_steps=1)
     except (OSError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
@@ -121,7 +134,7 @@ def run_with_ignored_labels(folder, world_size: int, accumulation: int):
     extra = {"train_dataset": points, "compute_loss_func": token_loss}
     trainer = make_trainer(folder, model=seeded_net(dtype=torch.float64), extra=extra, **settings)
     trainer.train()
-    return weights(trainer), without_timings(trainer.state.log_history), None
+    return outcome(trainer)
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 3), (3, 2)])

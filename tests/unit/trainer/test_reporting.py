@@ -1,22 +1,20 @@
-"""What a run shows: lines, a bar, a notebook's table, trackers."""
+"""What a run shows: lines, a bar, trackers."""
 
 import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from common.trainer import PrinterCallback, ProgressCallback
-from common.trainer.reporting import NotebookProgressCallback, default_reporter
+from common.trainer.reporting import default_reporter
 from tests.unit.trainer.toy import accuracy, make_trainer
 
-EVALUATED = {"evaluate": 8, "eval_strategy": "epoch", "num_train_epochs": 2, "logging_steps": 3}
 
-
-def shown(tmp_path, capsys, reporter=None) -> str:
-    trainer = make_trainer(tmp_path, extra={"compute_metrics": accuracy}, **EVALUATED)
-    if reporter is not None:
-        trainer.pop_callback(PrinterCallback)
-        trainer.add_callback(reporter)
+def shown(tmp_path, capsys, reporter) -> str:
+    """What a reporter writes of a training with an evaluation in each of two epochs."""
+    evaluated = {"evaluate": 8, "eval_strategy": "epoch", "num_train_epochs": 2, "logging_steps": 3}
+    trainer = make_trainer(tmp_path, extra={"compute_metrics": accuracy}, **evaluated)
+    trainer.pop_callback(PrinterCallback)
+    trainer.add_callback(reporter)
     trainer.train()
     captured = capsys.readouterr()
     return captured.out + captured.err
@@ -42,7 +40,7 @@ def test_the_summary_and_what_is_logged(tmp_path, capsys):
 
 @pytest.mark.parametrize("reporter", [PrinterCallback, ProgressCallback])
 def test_the_table_has_a_row_for_each_evaluation(reporter, tmp_path, capsys):
-    lines = [line.split() for line in shown(tmp_path, capsys, reporter()).splitlines()]
+    lines = [line.split() for line in shown(tmp_path, capsys, reporter).splitlines()]
     header = ["Epoch", "Training", "Loss", "Validation", "Loss", "Accuracy"]
     assert lines.count(header) == 1
     rows = [line for line in lines[lines.index(header) :] if len(line) == 4 and line[0] in ("1", "2")]
@@ -51,31 +49,12 @@ def test_the_table_has_a_row_for_each_evaluation(reporter, tmp_path, capsys):
 
 
 def test_the_bar_shows_loss_learning_rate_and_time_left(tmp_path, capsys):
-    out = shown(tmp_path, capsys, ProgressCallback())
+    out = shown(tmp_path, capsys, ProgressCallback)
     last = out.split("\r")[-1]
     assert "10/10" in last and "loss=" in last and "learning_rate=" in last and "<" in last
 
 
-def test_a_notebook_gets_a_table_redrawn_in_place(tmp_path, capsys, monkeypatch):
-    pages = []
-    module = ModuleType("IPython.display")
-    module.HTML = lambda page: page
-    module.display = lambda page, display_id: SimpleNamespace(update=pages.append)
-    ipython = ModuleType("IPython")
-    ipython.get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", module)
-    assert isinstance(default_reporter(None), NotebookProgressCallback)
-    assert isinstance(default_reporter(True), PrinterCallback)
-    shown(tmp_path, capsys, NotebookProgressCallback())
-    assert "10/10" in pages[-1]
-    for cell in ("Epoch", "Training Loss", "Validation Loss", "Accuracy"):
-        assert f"<td>{cell}</td>" in pages[-1]
-    assert pages[-1].count("<tr>") == 3
-
-
 def test_a_log_file_gets_lines_and_a_terminal_a_bar(monkeypatch):
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
     for terminal, expected in ((True, ProgressCallback), (False, PrinterCallback)):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
         assert type(default_reporter(None)) is expected

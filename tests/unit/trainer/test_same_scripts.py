@@ -3,6 +3,7 @@
 Each script is written once, for whichever library it is given, and what it comes to is compared bit for bit.
 """
 
+import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,19 +17,15 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from common.trainer import default_data_collator
 from common.trainer.batches import CAUSAL_LOSS_TYPES
-from common.trainer.reporting import _tracked_name
 from tests.parity.random_trainers import comparable, digest, reset
 from tests.toys import Points, Stream, seeded_net
 from tests.unit.trainer.both import end, make, on_both, same_on_both, train
-from tests.unit.trainer.toy import without_timings
+from tests.unit.trainer.toy import make_trainer, without_timings
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
 
-def end_of_resumed(trainer, output) -> tuple:
-    """The same, but for the logs of what came before the checkpoint."""
-    losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    return output.global_step, losses, end(trainer)["weights"], torch.rand(()).item()
+# Losses, labels and outputs.
 
 
 class Texts(Points):
@@ -107,6 +104,80 @@ def test_a_loss_in_half_precision_is_divided_in_float32(tmp_path):
     same_on_both(script, tmp_path)
 
 
+LABELLED = {
+    "whole numbers": {"label": 3},
+    "numbers": {"label": 0.5},
+    "lists": {"label": [1, 0]},
+    "arrays": {"label": np.array([1, 0])},
+    "tensors": {"label": torch.tensor(3, dtype=torch.int32)},
+    "tensors of numbers": {"label": torch.tensor(0.5, dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_dicts_are_stacked_alike(name, transformers):
+    left_out = {"text": "a", "none": None}
+    columns = {"x": torch.ones(2), "array": np.ones(3), "number": 0.5, **left_out}
+    samples = [columns | LABELLED[name] for _ in range(3)]
+    ours = default_data_collator(samples)
+    theirs = transformers.default_data_collator(samples)
+    assert ours.keys() == theirs.keys()
+    for key, tensor in ours.items():
+        assert tensor.dtype == theirs[key].dtype
+        assert torch.equal(tensor, theirs[key])
+
+
+class Sums(nn.Module):
+    """Returns, besides the logits, a number for each class: no row of it belongs to a sample."""
+
+    def __init__(self, **numbers) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.linear = nn.Linear(16, 10)
+        self.numbers = numbers
+
+    def forward(self, x, labels=None):
+        logits = self.linear(x)
+        outputs = {"loss": F.cross_entropy(logits, labels), "logits": logits, "sums": logits.sum(0)}
+        return outputs | self.numbers
+
+
+def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_path):
+    def script(library, folder, **numbers):
+        trainer = make(library, folder, extra={"model": Sums(**numbers)}, per_device_eval_batch_size=4)
+        return digest(torch.from_numpy(trainer.predict(Points(6)).predictions[1]))
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    ours_with_number, theirs_with_number = on_both(partial(script, number=torch.tensor(1.0)), tmp_path)
+    assert ours_with_number == ours
+    assert theirs_with_number != theirs
+
+
+# How long it trains, with which optimizer and schedule.
+
+
+def test_no_epoch_is_no_step(tmp_path):
+    def script(library, folder):
+        trainer = make(library, folder, num_train_epochs=0, eval_strategy="epoch")
+        output = trainer.train()
+        weights = [digest(parameter) for parameter in trainer.model.parameters()]
+        # Not `comparable`, for which 0 and 0.0 are different numbers.
+        logs = without_timings(trainer.state.log_history)
+        return output.global_step, output.training_loss, weights, logs
+
+    ours = same_on_both(script, tmp_path)
+    assert ours[0] == 0
+
+
+@pytest.mark.parametrize("epochs", [-1, 0, 9])
+def test_max_steps_overrides_any_number_of_epochs(epochs, tmp_path):
+    def script(library, folder):
+        return train(library, folder, num_train_epochs=epochs, max_steps=4)
+
+    assert same_on_both(script, tmp_path)["steps"][0] == 4
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_scheduler_that_was_assigned_is_kept(accumulation, tmp_path):
     def script(library, folder):
@@ -140,6 +211,38 @@ def test_callbacks_get_the_scheduler_of_the_script_and_not_a_wrapper(tmp_path):
         return positions, trainer.lr_scheduler is schedule
 
     assert same_on_both(script, tmp_path) == ([(1, [0.05], True), (2, [0.05], True), (3, [0.05], True)], True)
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Notes whenever it is told of a mode, in which an optimizer of this kind has other weights."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.calls = []
+
+    def train(self) -> None:
+        self.calls.append("train")
+
+    def eval(self) -> None:
+        self.calls.append("eval")
+
+
+def test_an_optimizer_with_modes_is_told_of_them(tmp_path):
+    def script(library, folder):
+        model = seeded_net()
+        optimizer = ScheduleFree(model.parameters())
+        extra = {"model": model, "optimizers": (optimizer, None)}
+        trainer = make(library, folder, extra=extra, eval_strategy="epoch")
+        trainer.evaluate()
+        trainer.train()
+        trainer.predict(Points(5))
+        return optimizer.calls
+
+    ours = same_on_both(script, tmp_path)
+    assert ours[:2] == ["eval", "train"] and ours[-1] == "eval"
+
+
+# Loaders.
 
 
 class NoisyPoints(Points):
@@ -201,6 +304,9 @@ def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
     same_on_both(script, tmp_path)
 
 
+# Callbacks, trackers and overrides.
+
+
 @pytest.mark.parametrize(
     "event", ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_epoch_end"]
 )
@@ -236,75 +342,16 @@ def test_a_callback_that_changes_the_accumulation_loses_no_sample_and_is_told(tm
     assert "gradient_accumulation_steps has become 1 within a training, which goes on with 3" in caplog.text
 
 
-@pytest.mark.parametrize("loads_best", [False, True])
-def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path):
-    """The original leaves the best one alone, from which the run cannot go on."""
+def test_trackers_get_the_names_of_transformers(tmp_path):
+    from transformers.integrations.integration_utils import rewrite_logs
 
-    def script(library, folder):
-        by_epoch = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
-        best = {"metric_for_best_model": "score", "load_best_model_at_end": loads_best, "save_total_limit": 1}
-        trainer = make(library, folder, **by_epoch, **best)
-        trainer.compute_metrics = lambda prediction: {"score": {3: 9, 6: 1, 9: 2}[trainer.state.global_step]}
-        trainer.train()
-        return sorted(path.name for path in Path(folder).iterdir())
-
-    assert on_both(script, tmp_path) == (["checkpoint-3", "checkpoint-9"], ["checkpoint-3"])
-
-
-LABELLED = {
-    "whole numbers": {"label": 3},
-    "numbers": {"label": 0.5},
-    "lists": {"label": [1, 0]},
-    "arrays": {"label": np.array([1, 0])},
-    "tensors": {"label": torch.tensor(3, dtype=torch.int32)},
-    "tensors of numbers": {"label": torch.tensor(0.5, dtype=torch.float64)},
-}
-
-
-@pytest.mark.parametrize("name", LABELLED)
-def test_labels_are_stacked_alike(name, transformers):
-    samples = [{"x": torch.ones(2), **LABELLED[name]} for _ in range(3)]
-    ours = default_data_collator(samples)
-    theirs = transformers.default_data_collator(samples)
-    assert ours.keys() == theirs.keys()
-    for key, tensor in ours.items():
-        assert tensor.dtype == theirs[key].dtype
-        assert torch.equal(tensor, theirs[key])
-
-
-@pytest.mark.parametrize(("step", "is_stream"), [(1, False), (3, False), (4, False), (1, True), (2, True)])
-def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_stream, tmp_path):
-    """Both train the whole step again. 7 micro-batches make the steps 3 + 3 + 1; of a stream, the last is no step."""
-    points = {"train_dataset": Stream(Points(25)) if is_stream else Points(25)}
-    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "save_strategy": "epoch"}
-    if is_stream:
-        settings["max_steps"] = 6
-
-    def script(library, folder):
-        class StopWithinStep(library.TrainerCallback):
-            def on_substep_end(self, args, state, control, **kwargs):
-                if state.global_step == step:
-                    control.should_training_stop = True
-
-        make(library, folder, extra=points | {"callbacks": [StopWithinStep]}, **settings).train()
-        reset(library.__name__)
-        resumed = make(library, folder, extra=points, **settings)
-        return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}"))
-
-    same_on_both(script, tmp_path)
-
-
-def test_no_epoch_is_no_step(tmp_path):
-    def script(library, folder):
-        trainer = make(library, folder, num_train_epochs=0, eval_strategy="epoch")
-        output = trainer.train()
-        weights = [digest(parameter) for parameter in trainer.model.parameters()]
-        # Not `comparable`, for which 0 and 0.0 are different numbers.
-        logs = without_timings(trainer.state.log_history)
-        return output.global_step, output.training_loss, weights, logs
-
-    ours = same_on_both(script, tmp_path)
-    assert ours[0] == 0
+    logs = {"loss": 1.0, "eval_loss": 2.0, "test_loss": 3.0, "eval_test_loss": 4.0}
+    trainer = make_trainer(tmp_path, report_to="jsonl", logging_strategy="no")
+    trainer.train()
+    trainer.log(dict(logs))
+    [file] = tmp_path.rglob("*.jsonl")
+    tracked = json.loads(file.read_text().splitlines()[-1])
+    assert rewrite_logs(logs).items() <= tracked.items()
 
 
 def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
@@ -340,33 +387,7 @@ def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
     same_on_both(script, tmp_path)
 
 
-class ScheduleFree(torch.optim.SGD):
-    """Notes whenever it is told of a mode, in which an optimizer of this kind has other weights."""
-
-    def __init__(self, parameters) -> None:
-        super().__init__(parameters, lr=0.1)
-        self.calls = []
-
-    def train(self) -> None:
-        self.calls.append("train")
-
-    def eval(self) -> None:
-        self.calls.append("eval")
-
-
-def test_an_optimizer_with_modes_is_told_of_them(tmp_path):
-    def script(library, folder):
-        model = seeded_net()
-        optimizer = ScheduleFree(model.parameters())
-        extra = {"model": model, "optimizers": (optimizer, None)}
-        trainer = make(library, folder, extra=extra, eval_strategy="epoch")
-        trainer.evaluate()
-        trainer.train()
-        trainer.predict(Points(5))
-        return optimizer.calls
-
-    ours = same_on_both(script, tmp_path)
-    assert ours[:2] == ["eval", "train"] and ours[-1] == "eval"
+# Checkpoints.
 
 
 def test_an_override_that_saves_a_checkpoint_is_called(tmp_path):
@@ -385,31 +406,47 @@ def test_an_override_that_saves_a_checkpoint_is_called(tmp_path):
     assert ours[0][0] == (4, True, None)
 
 
-class Sums(nn.Module):
-    """Returns, besides the logits, a number for each class: no row of it belongs to a sample."""
+@pytest.mark.parametrize("loads_best", [False, True])
+def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path):
+    """The original leaves the best one alone, from which the run cannot go on."""
 
-    def __init__(self, **numbers) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.linear = nn.Linear(16, 10)
-        self.numbers = numbers
+    def script(library, folder):
+        by_epoch = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
+        best = {"metric_for_best_model": "score", "load_best_model_at_end": loads_best, "save_total_limit": 1}
+        trainer = make(library, folder, **by_epoch, **best)
+        trainer.compute_metrics = lambda prediction: {"score": {3: 9, 6: 1, 9: 2}[trainer.state.global_step]}
+        trainer.train()
+        return sorted(path.name for path in Path(folder).iterdir())
 
-    def forward(self, x, labels=None):
-        logits = self.linear(x)
-        outputs = {"loss": F.cross_entropy(logits, labels), "logits": logits, "sums": logits.sum(0)}
-        return outputs | self.numbers
+    assert on_both(script, tmp_path) == (["checkpoint-3", "checkpoint-9"], ["checkpoint-3"])
 
 
-def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_path):
-    def script(library, folder, **numbers):
-        trainer = make(library, folder, extra={"model": Sums(**numbers)}, per_device_eval_batch_size=4)
-        return digest(torch.from_numpy(trainer.predict(Points(6)).predictions[1]))
+def end_of_resumed(trainer, output) -> tuple:
+    """What a resumed training came to, but for the logs of what came before the checkpoint."""
+    losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    return output.global_step, losses, end(trainer)["weights"], torch.rand(()).item()
 
-    ours, theirs = on_both(script, tmp_path)
-    assert ours == theirs
-    ours_with_number, theirs_with_number = on_both(partial(script, number=torch.tensor(1.0)), tmp_path)
-    assert ours_with_number == ours
-    assert theirs_with_number != theirs
+
+@pytest.mark.parametrize(("step", "is_stream"), [(1, False), (3, False), (4, False), (1, True), (2, True)])
+def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_stream, tmp_path):
+    """Both train the whole step again. 7 micro-batches make the steps 3 + 3 + 1; of a stream, the last is no step."""
+    points = {"train_dataset": Stream(Points(25)) if is_stream else Points(25)}
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "save_strategy": "epoch"}
+    if is_stream:
+        settings["max_steps"] = 6
+
+    def script(library, folder):
+        class StopWithinStep(library.TrainerCallback):
+            def on_substep_end(self, args, state, control, **kwargs):
+                if state.global_step == step:
+                    control.should_training_stop = True
+
+        make(library, folder, extra=points | {"callbacks": [StopWithinStep]}, **settings).train()
+        reset(library.__name__)
+        resumed = make(library, folder, extra=points, **settings)
+        return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}"))
+
+    same_on_both(script, tmp_path)
 
 
 CHANGES = {
@@ -438,10 +475,3 @@ def test_a_training_resumed_with_other_settings_ends_the_same(name, tmp_path):
         return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-3"))
 
     same_on_both(script, tmp_path)
-
-
-def test_trackers_get_the_names_of_transformers(transformers):
-    from transformers.integrations.integration_utils import rewrite_logs
-
-    names = ["loss", "eval_loss", "test_loss", "eval_test_loss", "epoch"]
-    assert [_tracked_name(name) for name in names] == list(rewrite_logs(dict.fromkeys(names)))
