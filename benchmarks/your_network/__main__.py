@@ -28,7 +28,6 @@ QUESTIONS = {
 }
 OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("no", "bf16", "fp16")
-SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
 LEVELS = ("00", "01", "02", "03", "04")
 GLOBAL_BATCH = "global batch: samples of a step on ALL devices together (64)"
 
@@ -39,10 +38,10 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
     flag = add_question(questions, "memory", "what each strategy needs on each device, and which batch fits")
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
-    flag("--devices", type=positive, nargs="+", default=[1, 2, 4, 8], metavar="N", help="how many (1 2 4 8)")
+    flag("--devices", type=positive, nargs="+", default=[1, 8], metavar="N", help="how many (1 8)")
     flag("--precision", choices=PRECISIONS, default="no", help="of mixed precision (no)")
     flag("--checkpointing", action="store_true", help="activation checkpointing of each block")
-    flag("--gib", type=positive, nargs="+", default=SIZES, metavar="N", help="memory of a device (8 16 24 40 80)")
+    flag("--gib", type=positive, default=24, metavar="N", help="memory of a device, for the largest batch (24)")
 
     flag = add_question(questions, "predict", "how fast a step would be on 1 to 512 GPUs")
     usual = presets.Hardware()

@@ -36,18 +36,16 @@ class Strategy:
 
     Attributes:
         name: for tables.
-        wrap: of the model, which lies on its device, and the group's mesh.
+        wrap: makes of the model, which lies on its device, and of the group's mesh the model that is trained.
+        make_optimizer: of the network, for that model.
         cuts_inputs: DataParallel: one process has the inputs of all devices, and cuts them, those too that all samples
             share.
-        is_alone: whether a rank needs the same however many others there are.
-        warm_up: the steps before one that is as all later ones. DDP has its final buckets only in the third.
     """
 
     name: str
     wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
+    make_optimizer: Callable[[UserNetwork, nn.Module], Any]
     cuts_inputs: bool = False
-    is_alone: bool = False
-    warm_up: int = 0
 
 
 class Replicated(nn.Module):
@@ -91,6 +89,14 @@ def _joined(*leaves: Any) -> Any:
     if isinstance(leaves[0], Tensor):
         return gather([torch.atleast_1d(leaf) for leaf in leaves])
     return leaves[0]
+
+
+def _alone(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return model
+
+
+def _data_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return Replicated(model, mesh.size())
 
 
 def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -151,20 +157,6 @@ def checkpointed(model: nn.Module) -> nn.Module:
     return model
 
 
-ONE_DEVICE = Strategy("one device", lambda model, _: model)
-DATA_PARALLEL = Strategy("DataParallel", lambda model, mesh: Replicated(model, mesh.size()), cuts_inputs=True)
-DDP = Strategy("DDP", _ddp, is_alone=True, warm_up=2)
-ZERO_1 = Strategy("ZeRO-1", _ddp, warm_up=1)
-ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False))
-ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True))
-ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
-
-
-def on(devices: int) -> tuple[Strategy, ...]:
-    """The strategies for so many devices."""
-    return (ONE_DEVICE,) if devices == 1 else ON_SEVERAL
-
-
 @contextmanager
 def lone_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
     """This process as a rank of a group without other members."""
@@ -200,14 +192,28 @@ class ShardedOptimizer:
             tensor.grad = None
 
 
-def make_optimizer(network: UserNetwork, model: nn.Module, strategy: Strategy) -> Any:
-    """The network's optimizer, or ZeRO's."""
-    if strategy in (ZERO_2, ZERO_3):
-        return ShardedOptimizer(network, model)
-    parameters = training.trained(model)
-    if strategy is not ZERO_1:
-        return training.make_optimizer(network, parameters)
+def _whole(network: UserNetwork, model: nn.Module) -> torch.optim.Optimizer:
+    """The network's optimizer, for all parameters."""
+    return training.make_optimizer(network, training.trained(model))
+
+
+def _by_parameters(network: UserNetwork, model: nn.Module) -> ZeroRedundancyOptimizer:
+    """The network's optimizer, for the parameters that ZeRO-1 gives to this rank."""
     with training.explained(f"the optimizer of {network.title} cannot be sharded"):
-        optimizer = ZeroRedundancyOptimizer(parameters, network.optimizer)
+        optimizer = ZeroRedundancyOptimizer(training.trained(model), network.optimizer)
     training.for_all_at_once(optimizer.optim)
     return optimizer
+
+
+ONE_DEVICE = Strategy("one device", _alone, _whole)
+DATA_PARALLEL = Strategy("DataParallel", _data_parallel, _whole, cuts_inputs=True)
+DDP = Strategy("DDP", _ddp, _whole)
+ZERO_1 = Strategy("ZeRO-1", _ddp, _by_parameters)
+ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False), ShardedOptimizer)
+ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True), ShardedOptimizer)
+ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
+
+
+def on(devices: int) -> tuple[Strategy, ...]:
+    """The strategies for so many devices."""
+    return (ONE_DEVICE,) if devices == 1 else ON_SEVERAL
