@@ -246,7 +246,6 @@ def line_of(row: Row) -> str:
     cells = "".join(f"{fullest[category] / 2**20:>7.0f}" for category in CATEGORIES)
     peaks = f"{row.need.most / 2**20:>8.0f}{min(row.need.peaks) / 2**20:>8.0f}"
     if row.largest is None:
-        fits = "cannot"
-    else:
-        fits = str(row.largest or "–")
+        return f"{row.label:<18}{cells}{peaks}  cannot"
+    fits = str(row.largest or "–")
     return f"{row.label:<18}{cells}{peaks}{fits:>8}"

@@ -229,16 +229,17 @@ def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, tmp_pa
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=lambda strategy: strategy.name)
-def test_a_row_has_the_need_of_its_fullest_rank_and_the_largest_batch_that_fits(texts, strategy):
+def test_a_row_has_the_need_of_its_fullest_rank_and_the_largest_batch_that_fits(strategy, network_of):
+    network = network_of("def build(): return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 640))", (64,))
     devices = 1 if strategy is strategies.ONE_DEVICE else 2
     limit = 20 * 2**20
-    row = memory.row_of(texts, Setting(strategy, devices), 16, limit)
+    row = memory.row_of(network, Setting(strategy, devices), 16, limit)
     of_ranks = [Setting(strategy, devices, rank=rank) for rank in range(devices)]
-    needs = [memory.need(texts, setting, 16 // devices) for setting in of_ranks]
+    needs = [memory.need(network, setting, 16 // devices) for setting in of_ranks]
     assert row.need == max(needs, key=lambda need: need.most)
     share = row.largest // devices
-    assert max(memory.need(texts, setting, share).most for setting in of_ranks) <= limit
-    assert max(memory.need(texts, setting, share + 1).most for setting in of_ranks) > limit
+    assert max(memory.need(network, setting, share).most for setting in of_ranks) <= limit
+    assert max(memory.need(network, setting, share + 1).most for setting in of_ranks) > limit
 
 
 def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_there(written, tmp_path, monkeypatch):
@@ -483,7 +484,7 @@ def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, tm
     assert list(problems) == ["DataParallel", "ZeRO-2", "ZeRO-3 / FSDP"]
     assert "input batch_size (2) to match target batch_size (4)" in problems["DataParallel"]
     assert "scalar parameters" in problems["ZeRO-2"]
-    assert "DataParallel, 2     cannot: " in printed
+    assert "DataParallel, 2   cannot: " in printed
     assert max(map(len, printed.splitlines())) <= 84
 
 
