@@ -4,8 +4,7 @@ The process is one rank of a group that has no other members (torch's fake backe
 What a rank allocates does not depend on what the others send. DataParallel is one process for all devices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -51,44 +50,52 @@ class Strategy:
 class Replicated(nn.Module):
     """DataParallel's four steps, as in `common.small.data_parallel`, for inputs and outputs of any structure.
 
-    Args:
-        threads: of each replica. Without them only two replicas run, one after the other: what the devices behind the
-            second need is what it needs, and the first device gets its outputs in place of theirs.
+    Only two replicas run. What the devices behind the second need is what the second needs, and the first device
+    gathers its outputs in place of theirs.
     """
 
-    def __init__(self, module: nn.Module, devices: int, threads: Sequence[ThreadPoolExecutor] = ()) -> None:
+    def __init__(self, module: nn.Module, devices: int) -> None:
         super().__init__()
         self.module = module
         self.devices = devices
-        self.threads = threads
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = tree_flatten((args, kwargs))
-        shards = []
-        for leaf in leaves:
-            # What is no tensor goes to all of them.
-            shards.append(leaf.chunk(self.devices) if isinstance(leaf, Tensor) else [leaf] * self.devices)
-        count = min(len(shard) for shard in shards)
-        run = count if self.threads else min(count, 2)
-        forwards = []
-        for device, replica in enumerate(replicate(self.module, run)):
-            own = [tree_map_only(Tensor, partial(copy_to, source=0, target=device), shard[device]) for shard in shards]
-            own_args, own_kwargs = tree_unflatten(own, structure)
-            forwards.append(partial(replica, *own_args, **own_kwargs))
-        if self.threads:
-            jobs = [thread.submit(forward) for thread, forward in zip(self.threads, forwards, strict=False)]
-            outputs = [job.result() for job in jobs]
-        else:
-            outputs = [forward() for forward in forwards]
+        shards = cut_inputs((args, kwargs), self.devices)
+        outputs = []
+        for device, replica in enumerate(replicate(self.module, min(len(shards), 2))):
+            own_args, own_kwargs = on_device(shards[device], device)
+            outputs.append(replica(*own_args, **own_kwargs))
         others = tree_map_only(Tensor, Tensor.detach, outputs[-1])
-        return tree_map(_joined, *outputs, *[others] * (count - run))
+        missing = len(shards) - len(outputs)
+        return join_outputs([*outputs, *[others] * missing])
 
 
-def _joined(*leaves: Any) -> Any:
+def cut_inputs(inputs: Any, devices: int) -> list[Any]:
+    """Inputs of any structure, each tensor cut along its first dimension, for so many devices or for fewer."""
+    leaves, structure = tree_flatten(inputs)
+    chunks = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            chunks.append(leaf.chunk(devices))
+        else:
+            chunks.append([leaf] * devices)
+    return [tree_unflatten(shard, structure) for shard in zip(*chunks, strict=False)]
+
+
+def on_device(shard: Any, device: int) -> Any:
+    """A copy of a part of the inputs, which are on the first device."""
+    return tree_map_only(Tensor, partial(copy_to, source=0, target=device), shard)
+
+
+def join_outputs(outputs: list[Any]) -> Any:
     """The outputs of the replicas on the first device; numbers become a vector, as with torch's."""
-    if isinstance(leaves[0], Tensor):
-        return gather([torch.atleast_1d(leaf) for leaf in leaves])
-    return leaves[0]
+
+    def join(*leaves: Any) -> Any:
+        if isinstance(leaves[0], Tensor):
+            return gather([torch.atleast_1d(leaf) for leaf in leaves])
+        return leaves[0]
+
+    return tree_map(join, *outputs)
 
 
 def _alone(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
