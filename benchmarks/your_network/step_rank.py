@@ -213,8 +213,13 @@ class OnThreads(nn.Module):
         super().__init__()
         self.module = module
         self.threads = []
+
+        def take_cores(device: int) -> None:
+            confine_thread_to_device(device)
+            torch.set_num_threads(threads_per_worker(devices))
+
         for device in range(devices):
-            self.threads.append(ThreadPoolExecutor(1, "replica", initializer=_take_cores, initargs=(device, devices)))
+            self.threads.append(ThreadPoolExecutor(1, "replica", initializer=take_cores, initargs=(device,)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         shards = strategies.cut_inputs((args, kwargs), len(self.threads))
@@ -223,8 +228,3 @@ class OnThreads(nn.Module):
             own_args, own_kwargs = strategies.on_device(shards[device], device)
             jobs.append(self.threads[device].submit(replica, *own_args, **own_kwargs))
         return strategies.join_outputs([job.result() for job in jobs])
-
-
-def _take_cores(device: int, devices: int) -> None:
-    confine_thread_to_device(device)
-    torch.set_num_threads(threads_per_worker(devices))

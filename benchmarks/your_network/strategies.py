@@ -54,10 +54,10 @@ class Replicated(nn.Module):
     gathers its outputs in place of theirs.
     """
 
-    def __init__(self, module: nn.Module, devices: int) -> None:
+    def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
         super().__init__()
         self.module = module
-        self.devices = devices
+        self.devices = mesh.size()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         shards = cut_inputs((args, kwargs), self.devices)
@@ -96,14 +96,6 @@ def join_outputs(outputs: list[Any]) -> Any:
         return leaves[0]
 
     return tree_map(join, *outputs)
-
-
-def _alone(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return model
-
-
-def _data_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return Replicated(model, mesh.size())
 
 
 def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -212,8 +204,8 @@ def _by_parameters(network: UserNetwork, model: nn.Module) -> ZeroRedundancyOpti
     return optimizer
 
 
-ONE_DEVICE = Strategy("one device", _alone, _whole)
-DATA_PARALLEL = Strategy("DataParallel", _data_parallel, _whole, cuts_inputs=True)
+ONE_DEVICE = Strategy("one device", lambda model, _: model, _whole)
+DATA_PARALLEL = Strategy("DataParallel", Replicated, _whole, cuts_inputs=True)
 DDP = Strategy("DDP", _ddp, _whole)
 ZERO_1 = Strategy("ZeRO-1", _ddp, _by_parameters)
 ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False), ShardedOptimizer)
