@@ -16,16 +16,16 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.harness.paired import Samples, bootstrap, measure, ratios
-from benchmarks.your_network import spec, step_rank
+from benchmarks.your_network import spec
 from benchmarks.your_network.answers import milliseconds, write_json
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.step_rank import Work
+from benchmarks.your_network.step_rank import Work, time_steps
 from common.cores import available_cores
 from common.errors import fail
 from common.processes import RankFailed, ranks
 
 NAMES = {"00": "raw loop", "01": "DataParallel", "02": "DDP", "03": "core", "04": "Trainer"}
-WARM_UP_STEPS = 2  # DDP has its final buckets from the second step on
+WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 SECONDS = 1.0  # that one sample takes, about
 MOST_STEPS = 50  # of one sample
 TIMEOUT = 900  # seconds, for any one sample
@@ -49,9 +49,9 @@ class Row(NamedTuple):
         """
         processes = 1 if self.level in ("00", "01") else self.devices
         pool = ranks(processes, on_cpu=work.cores_per_device is not None)
-        job = (step_rank.time_steps, work, self.level, self.devices, WARM_UP_STEPS, steps)
         try:
-            return max(pool.run(*job, timeout=TIMEOUT))
+            times = pool.run(time_steps, work, self.level, self.devices, WARM_UP_STEPS, steps, timeout=TIMEOUT)
+            return max(times)
         except RankFailed as error:
             raise StepFailed(f"{self.name} cannot (--level leaves it out): {first_failure(error)}") from error
 

@@ -26,7 +26,7 @@ from common.errors import fail
 from common.memory import CATEGORIES, Ledger, accounting, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-WARM_UP_STEPS = 2  # DDP has its final buckets in the third step
+WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
 LARGE = 512  # samples on a device, which for most networks are too many
 HEADS = "on devices        weights  grads optim.  acts.  comm.  temp.    peak   least    fits"
@@ -152,8 +152,9 @@ def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
                                  /
                _________________/
 
-    A line through two batches that do not fit meets the limit at the largest one that does. If there is a bend between
-    them it meets it above that one, at a batch that does not fit either, and the next line begins there.
+    A line through two batches that do not fit meets the limit at the largest batch that does. Where the peak bends
+    below the two, the line meets the limit at a batch that does not fit yet, and the next line begins there. So does a
+    peak that is a curve, as with a score for each pair of samples.
     """
     if peak_of(SMALLEST) > limit:
         return 0

@@ -97,9 +97,9 @@ def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adam
 def _of_torchvision(name: str) -> Callable[[], nn.Module]:
     from torchvision import models
 
-    names = models.list_models(module=models)
-    if name not in names:
-        fail(f"torchvision has no classification network {name!r}; it has {', '.join(names)}")
+    if name not in models.list_models(module=models):  # the module has those for classification
+        lists = "`torchvision.models.list_models(module=torchvision.models)` lists them"
+        fail(f"torchvision has no classification network {name!r}; {lists}")
     return partial(models.get_model, name, weights=None)
 
 

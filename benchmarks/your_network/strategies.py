@@ -136,14 +136,16 @@ def units(model: nn.Module) -> list[nn.Module]:
     """
     found = []
     for child in model.children():
-        holds_blocks = any(list(element.children()) for element in child.children())
-        opened = type(child) in _CONTAINERS and holds_blocks
-        if type(model) in _CONTAINERS and not opened:
-            if any(True for _ in child.parameters()):
+        if type(model) in _CONTAINERS and not _contains_blocks(child):
+            if list(child.parameters()):
                 found.append(child)
         else:
             found += units(child)
     return found
+
+
+def _contains_blocks(module: nn.Module) -> bool:
+    return type(module) in _CONTAINERS and any(list(element.children()) for element in module.children())
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
@@ -177,7 +179,6 @@ class ShardedOptimizer:
         self.parameters = training.trained(model)
         self.shards = [parameter.to_local() for parameter in self.parameters]
         self.optimizer = training.make_optimizer(network, self.shards)
-        self.param_groups = self.optimizer.param_groups
 
     @torch.no_grad()
     def step(self) -> None:

@@ -15,8 +15,6 @@ from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.memory import Setting
 
 ALONE = Setting(strategies.ONE_DEVICE, 1)
-
-
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 

@@ -132,19 +132,20 @@ def test_a_network_that_is_larger_than_the_machine_can_be_asked_about(network_of
 MOMENTS = st.lists(st.tuples(st.integers(0, 2**35), st.integers(0, 2**27)), max_size=4)
 
 
-@given(MOMENTS, st.integers(2**13, 2**27), st.sampled_from([8, 24, 80]))
+@given(MOMENTS, st.integers(2**13, 2**27), st.sampled_from([0, 0, 2**10, 2**20]), st.sampled_from([8, 24, 80]))
 @settings(deadline=None, derandomize=True, max_examples=300)
-def test_the_largest_batch_fits_and_one_more_sample_does_not(moments, of_a_sample, gib):
-    """Whatever straight lines the peak is made of."""
+def test_the_largest_batch_fits_and_one_more_sample_does_not(moments, of_a_sample, of_a_pair, gib):
+    """Whatever straight lines the peak is made of, and where it is a curve."""
     run = []
 
     def peak_of(samples):
         run.append(samples)
-        return max(constant + slope * samples for constant, slope in [*moments, (0, of_a_sample)])
+        lines = [*moments, (0, of_a_sample)]
+        return samples**2 * of_a_pair + max(constant + slope * samples for constant, slope in lines)
 
     limit = gib * 2**30
     found = largest_batch(peak_of, limit)
-    assert len(run) < 20
+    assert len(run) < 40
     if found:
         assert peak_of(found) <= limit < peak_of(found + 1)
     else:
