@@ -145,7 +145,9 @@ def units(model: nn.Module) -> list[nn.Module]:
 
 
 def _contains_blocks(module: nn.Module) -> bool:
-    return type(module) in _CONTAINERS and any(list(element.children()) for element in module.children())
+    if type(module) not in _CONTAINERS:
+        return False
+    return any(list(element.children()) for element in module.children())
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
