@@ -5,31 +5,22 @@
     python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --network 8x400g
     python -m benchmarks.your_network measure torchvision:resnet18 --input 3x64x64 --batch 32 --devices 1 2
 
-What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.py. Nothing here imports torch before
-the flags are known to be right: it takes seconds, and `--help` answers at once.
+What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.py.
 """
 
 import argparse
-import importlib
 import re
 import sys
 from pathlib import Path
 
 from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.predict import presets
+from benchmarks.your_network import measure, memory, predict, spec
 from benchmarks.your_network.errors import StepFailed
 from common.errors import fail
 from common.numbers import positive, positive_float
 
-QUESTIONS = {
-    "memory": "benchmarks.your_network.memory",
-    "predict": "benchmarks.your_network.predict",
-    "measure": "benchmarks.your_network.measure",
-}
-OPTIMIZERS = ("adamw", "sgd")
-PRECISIONS = ("no", "bf16", "fp16")
-SIZES = (8, 16, 24, 40, 80)  # GiB of memory that GPUs have, for the largest batches
-LEVELS = ("00", "01", "02", "03", "04")
+ANSWERS = {"memory": memory.answer, "predict": predict.answer, "measure": measure.answer}
 GLOBAL_BATCH = "global batch: samples of a step on ALL devices together (64)"
 
 
@@ -39,10 +30,10 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
     flag = add_question(questions, "memory", "what each strategy needs on each device, and which batch fits")
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
-    flag("--devices", type=positive, nargs="+", default=[1, 2, 4, 8], metavar="N", help="how many (1 2 4 8)")
-    flag("--precision", choices=PRECISIONS, default="no", help="of mixed precision (no)")
+    flag("--devices", type=positive, nargs="+", default=[1, 8], metavar="N", help="how many (1 8)")
+    flag("--precision", choices=memory.PRECISIONS, default="no", help="of mixed precision (no)")
     flag("--checkpointing", action="store_true", help="activation checkpointing of each block")
-    flag("--gib", type=positive, nargs="+", default=SIZES, metavar="N", help="memory of a device (8 16 24 40 80)")
+    flag("--gib", type=positive, default=24, metavar="N", help="memory of a device, for the largest batch (24)")
 
     flag = add_question(questions, "predict", "how fast a step would be on 1 to 512 GPUs")
     usual = presets.Hardware()
@@ -60,10 +51,16 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag = add_question(questions, "measure", "how long a step takes at each level on this machine")
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
     flag("--devices", type=positive, nargs="+", default=[1, 2], metavar="N", help="how many (1 2)")
-    flag("--level", choices=LEVELS, nargs="+", default=list(LEVELS), metavar="LEVEL", help="00 01 02 03 04 (all)")
+    flag(
+        "--level",
+        choices=measure.NAMES,
+        nargs="+",
+        default=list(measure.NAMES),
+        metavar="LEVEL",
+        help="00 01 02 03 04 (all)",
+    )
     flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
     flag("--minutes", type=positive, default=10, metavar="M", help="that it may take (%(default)s)")
-    flag("--cores-per-device", type=positive, metavar="N", help="without GPUs (an equal part of the cores)")
     return parser.parse_args(argv)
 
 
@@ -73,7 +70,7 @@ def add_question(questions: argparse._SubParsersAction, name: str, about: str):
     flag = parser.add_argument
     flag("spec", metavar="SPEC", help="torchvision:NAME or FILE.py:FUNCTION")
     flag("--input", type=shape, metavar="CxHxW", help="shape of a sample (3x224x224); not where the file has batch")
-    flag("--optimizer", choices=OPTIMIZERS, default="adamw", help="unless the file has its own (adamw)")
+    flag("--optimizer", choices=spec.OPTIMIZERS, default="adamw", help="unless the file has its own (adamw)")
     flag("--json", type=Path, metavar="PATH", help="also write the answer there")
     return flag
 
@@ -87,8 +84,7 @@ def shape(text: str) -> tuple[int, ...]:
 def main(argv: list[str] | None = None) -> None:
     options = parse_options(argv)
     try:
-        question = importlib.import_module(QUESTIONS[options.question])
-        question.answer(options)
+        ANSWERS[options.question](options)
     except KeyboardInterrupt:
         sys.exit("interrupted")
     except StepFailed as error:

@@ -1,4 +1,4 @@
-"""What goes wrong with a network of somebody else's. This imports no torch, so that `--help` answers at once."""
+"""What goes wrong with a network of somebody else's."""
 
 
 class StepFailed(Exception):

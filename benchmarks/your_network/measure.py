@@ -15,17 +15,17 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness.paired import Samples, bootstrap, measure, ratios, summarise
-from benchmarks.your_network import spec, step_rank
+from benchmarks.harness.paired import Samples, bootstrap, measure, ratios
+from benchmarks.your_network import spec
 from benchmarks.your_network.answers import milliseconds, write_json
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.step_rank import RAW, REPLICATED, Work
+from benchmarks.your_network.step_rank import Work, time_steps
 from common.cores import available_cores
 from common.errors import fail
 from common.processes import RankFailed, ranks
 
 NAMES = {"00": "raw loop", "01": "DataParallel", "02": "DDP", "03": "core", "04": "Trainer"}
-WARM_UP_STEPS = 2  # DDP has its final buckets from the second step on
+WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 SECONDS = 1.0  # that one sample takes, about
 MOST_STEPS = 50  # of one sample
 TIMEOUT = 900  # seconds, for any one sample
@@ -47,25 +47,34 @@ class Row(NamedTuple):
         Raises:
             StepFailed: if a process fails.
         """
-        processes = 1 if self.level in (RAW, REPLICATED) else self.devices
+        processes = 1 if self.level in ("00", "01") else self.devices
         pool = ranks(processes, on_cpu=work.cores_per_device is not None)
-        job = (step_rank.time_steps, work, self.level, self.devices, WARM_UP_STEPS, steps)
         try:
-            return max(pool.run(*job, timeout=TIMEOUT))
+            times = pool.run(time_steps, work, self.level, self.devices, WARM_UP_STEPS, steps, timeout=TIMEOUT)
+            return max(times)
         except RankFailed as error:
-            lines = [line for line in str(error).splitlines() if line.startswith("rank ")]
-            raised = [line for line in lines if "no answer" not in line]
-            raise StepFailed(f"{self.name} cannot (--level leaves it out): {(raised or lines)[0]}") from error
+            raise StepFailed(f"{self.name} cannot (--level leaves it out): {first_failure(error)}") from error
+
+
+def first_failure(error: RankFailed) -> str:
+    """The line of the first rank that has raised, else of the first that did not answer."""
+    of_ranks = [line for line in str(error).splitlines() if line.startswith("rank ")]
+    for line in of_ranks:
+        if "no answer" not in line:
+            return line
+    return of_ranks[0]
 
 
 def answer(options: argparse.Namespace) -> None:
-    rows = contestants(options.level, sorted(set(options.devices)))
+    rows = rows_of(options.level, sorted(set(options.devices)))
     devices = max(row.devices for row in rows)
     for row in rows:
         if options.batch % row.devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {row.devices} devices")
-    cores = cores_per_device(devices, options.cores_per_device)
-    device = torch.cuda.get_device_name() if cores is None else f"{cores} of this machine's {available_cores()} cores"
+    cores = cores_per_device(devices)
+    device = f"{cores} of this machine's {available_cores()} cores"
+    if cores is None:
+        device = torch.cuda.get_device_name()
     network = spec.load(options.spec, options.input, options.optimizer)
     print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
@@ -78,35 +87,36 @@ def answer(options: argparse.Namespace) -> None:
     write_json(options, {"rounds": options.rounds, "cores_per_device": cores, "steps": steps, "measure": found})
 
 
-def contestants(levels: Sequence[str], devices: Sequence[int]) -> list[Row]:
+def rows_of(levels: Sequence[str], devices: Sequence[int]) -> list[Row]:
     """Level 00 on one device, level 01 on several, the others on each number of devices."""
     rows = []
     for level in sorted(set(levels)):
-        if level == RAW:
-            rows.append(Row(RAW, 1))
-        else:
-            rows += [Row(level, count) for count in devices if count > 1 or level != REPLICATED]
+        counts = devices
+        if level == "00":
+            counts = [1]
+        elif level == "01":
+            counts = [count for count in devices if count > 1]
+        rows += [Row(level, count) for count in counts]
     if not rows:
         fail("level 01 needs more than one device: give --devices 2")
     return rows
 
 
-def cores_per_device(devices: int, wanted: int | None) -> int | None:
+def cores_per_device(devices: int) -> int | None:
     """The cores of each device; None where the devices are GPUs.
 
     Raises:
         UserError: if the machine has not so many GPUs or cores.
     """
     gpus = torch.cuda.device_count()
-    if gpus and wanted is None:
-        if gpus < devices:
-            fail(f"this machine has {gpus} GPU{'s' * (gpus > 1)}, not {devices}; --cores-per-device measures on cores")
-        return None
     cores = available_cores()
-    share = wanted or cores // devices
-    if share == 0 or share * devices > cores:
-        fail(f"{devices} devices of {max(1, share)} cores each need more than this machine's {cores} cores")
-    return share
+    if 0 < gpus < devices:
+        fail(f"this machine has {gpus} GPUs, not {devices}; without them (CUDA_VISIBLE_DEVICES=) devices are cores")
+    if gpus:
+        return None
+    if cores < devices:
+        fail(f"{devices} devices need more than this machine's {cores} cores")
+    return cores // devices
 
 
 def steps_of_a_sample(rows: Sequence[Row], work: Work, rounds: int, limit: float) -> int:
@@ -131,7 +141,6 @@ def steps_of_a_sample(rows: Sequence[Row], work: Work, rounds: int, limit: float
 
 def record(row: Row, samples: Samples, first: Row) -> dict:
     """A row as the table shows it and as JSON keeps it."""
-    times = summarise(samples[row.name])
     speed_ups = ratios(samples[first.name], samples[row.name])
     interval = bootstrap(speed_ups)
     return {
@@ -139,24 +148,19 @@ def record(row: Row, samples: Samples, first: Row) -> dict:
         "level": row.level,
         "devices": row.devices,
         "samples": samples[row.name],
-        "seconds": times.median,
-        "low": times.low,
-        "high": times.high,
-        "noisy": times.noisy,
+        "seconds": statistics.median(samples[row.name]),
         "speed_up": statistics.median(speed_ups),
         "interval": [interval.low, interval.high],
     }
 
 
 def print_table(found: Sequence[dict], batch: int) -> None:
-    """Print the rows in 76 columns."""
-    print(f"{'level, devices':<17}{'ms a step':>11}{'middle half':>15}{'samples/s':>11}{'faster':>8}{'interval':>13}")
+    """Print the rows in 61 columns."""
+    print(f"{'level, devices':<18}{'ms a step':>11}{'samples/s':>11}{'faster':>8}{'interval':>13}")
     for row in found:
-        times = f"{milliseconds(row['low'])}–{milliseconds(row['high'])}"
-        interval = "{:.2f}–{:.2f}".format(*row["interval"])
         rate = batch / row["seconds"]
-        line = f"{row['name']:<17}{milliseconds(row['seconds']):>11}{times:>15}{rate:>11,.1f}{row['speed_up']:>7.2f}×"
-        print(f"{line}{interval:>13}{'!' if row['noisy'] else ''}")
+        interval = "{:.2f}–{:.2f}".format(*row["interval"])
+        times = f"{milliseconds(row['seconds']):>11}{rate:>11,.1f}"
+        print(f"{row['name']:<18}{times}{row['speed_up']:>7.2f}×{interval:>13}")
     print()
-    print(f"faster: than {found[0]['name']}, round by round, and the interval of the median.")
-    print("!: noisy, the middle half is wide; more --rounds would settle it.")
+    print(f"faster: than {found[0]['name']}, round by round; interval: of the median.")

@@ -1,6 +1,6 @@
 """SPEC: how somebody names a network of their own, and a batch, a loss and an optimizer for it.
 
-    torchvision:resnet50        any name of torchvision's registry; random weights, nothing is fetched
+    torchvision:resnet50        any classification network of torchvision; random weights, nothing is fetched
     my_file.py:build            a function of yours that returns a module
 
 Beside `build` the file may have `batch(n)`, which returns inputs and targets, `loss(outputs, targets)`, by default the
@@ -9,11 +9,11 @@ module or a dict of named ones; targets may be nested as you like. What all samp
 buffer of the module.
 """
 
-import functools
 import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness.hollow import hollow
 from common.errors import fail
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 IMAGE = (3, 224, 224)
-AUXILIARY_WEIGHT = 0.4  # of Inception's second loss. Source: Szegedy et al., 2014, has 0.3 for GoogLeNet's
-_OTHER_TARGETS = ("rcnn", "retinanet", "fcos", "ssd", "keypoint", "raft")
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,12 @@ def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adam
     if not source or not name:
         fail(f"{text!r} names no network: write torchvision:NAME, or FILE.py:FUNCTION")
     if source == "torchvision":
-        build = _of_torchvision(name)
         return UserNetwork(
-            name, build, _batch_of_shape(shape or IMAGE, build), classification_loss, OPTIMIZERS[optimizer]
+            title=name,
+            build=_of_torchvision(name),
+            batch=partial(noise, shape=shape or IMAGE),
+            loss=classification_loss,
+            optimizer=OPTIMIZERS[optimizer],
         )
     path = Path(source)
     module = _imported(path)
@@ -88,7 +88,7 @@ def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adam
     return UserNetwork(
         title=f"{path.stem}:{name}",
         build=build,
-        batch=batch or _batch_of_shape(shape or IMAGE, build),
+        batch=batch or partial(noise, shape=shape or IMAGE),
         loss=getattr(module, "loss", classification_loss),
         optimizer=getattr(module, "optimizer", OPTIMIZERS[optimizer]),
     )
@@ -97,16 +97,10 @@ def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adam
 def _of_torchvision(name: str) -> Callable[[], nn.Module]:
     from torchvision import models
 
-    if name not in models.list_models():
-        fail(f"torchvision has no network {name!r}; `torchvision.models.list_models()` lists those that it has")
-    if name.startswith("quantized_"):
-        fail(f"{name} is quantized, and cannot be trained")
-    if any(word in name for word in _OTHER_TARGETS):
-        fail(f"{name} is trained with boxes or flows, not with classes: write a file with build, batch and loss")
-    without_download = {"weights": None}
-    if models.get_model_builder(name).__module__.startswith("torchvision.models.segmentation"):
-        without_download["weights_backbone"] = None
-    return lambda: models.get_model(name, **without_download)
+    if name not in models.list_models(module=models):  # the module has those for classification
+        lists = "`torchvision.models.list_models(module=torchvision.models)` lists them"
+        fail(f"torchvision has no classification network {name!r}; {lists}")
+    return partial(models.get_model, name, weights=None)
 
 
 def _imported(path: Path) -> Any:
@@ -126,40 +120,12 @@ def _imported(path: Path) -> Any:
     return module
 
 
-def _batch_of_shape(shape: tuple[int, ...], build: Callable[[], nn.Module]) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Noise of a shape, with classes that fit the output of the network: one for each sample, or for each pixel."""
-
-    @torch.no_grad()
-    def logits_of_one() -> Tensor:
-        model = build().eval()
-        return main_output(model(torch.zeros(1, *shape)))
-
-    @functools.cache
-    def target_shape() -> torch.Size:
-        with hollow():
-            return logits_of_one().shape[2:]
-
-    def batch(n: int) -> tuple[Tensor, Tensor]:
-        return torch.randn(n, *shape), torch.zeros(n, *target_shape(), dtype=torch.long)
-
-    return batch
+def noise(n: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """`n` samples of a shape, and a class of each."""
+    return torch.randn(n, *shape), torch.zeros(n, dtype=torch.long)
 
 
-def main_output(outputs: Any) -> Any:
-    """The logits of a network that may have auxiliary ones."""
-    if isinstance(outputs, dict) and "out" in outputs:
-        return outputs["out"]
-    return outputs[0] if isinstance(outputs, tuple) else outputs
-
-
-def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """The cross-entropy; of outputs with auxiliary logits the weighted sum, as torchvision's networks are trained."""
-    if isinstance(outputs, Tensor):
-        return F.cross_entropy(outputs, targets)
-    main = main_output(outputs)
-    if not isinstance(main, Tensor):
-        raise TypeError(f"the network returns a {type(main).__name__} and no tensor: write loss(outputs, targets)")
-    of_main = F.cross_entropy(main, targets)
-    logits = outputs.values() if isinstance(outputs, dict) else outputs
-    others = [output for output in logits if isinstance(output, Tensor) and output is not main]
-    return of_main + AUXILIARY_WEIGHT * sum(F.cross_entropy(output, targets) for output in others)
+def classification_loss(logits: Any, targets: Tensor) -> Tensor:
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"the network returns a {type(logits).__name__} and no tensor: write loss(outputs, targets)")
+    return F.cross_entropy(logits, targets)

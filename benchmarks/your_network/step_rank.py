@@ -1,4 +1,4 @@
-"""Jobs of one rank for `benchmarks.your_network.measure`: some steps of a network, trained in one level's way."""
+"""Some steps of a network on one rank, in the way of one level: the jobs of `benchmarks.your_network.measure`."""
 
 import contextlib
 import copy
@@ -17,22 +17,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.your_network import spec, training
+from benchmarks.your_network import spec, strategies, training
 from benchmarks.your_network.spec import UserNetwork
-from benchmarks.your_network.strategies import Replicated
 from common.cores import confine_thread_to_device, confine_to_device, threads_per_worker
 from common.process_group import process_group
-
-RAW = "00"
-REPLICATED = "01"
-DDP = "02"
-CORE = "03"
-TRAINER = "04"
+from common.small.data_parallel import replicate
 
 
 @dataclass(frozen=True)
 class Work:
-    """What all contestants have in common.
+    """What all levels have in common.
 
     Attributes:
         spec, shape, optimizer: as `spec.load` takes them.
@@ -72,25 +66,32 @@ class Clock:
             self.seconds = (time.perf_counter() - self.began) / (self.all_steps - self.warm_up)
 
 
+@dataclass(frozen=True)
+class Training:
+    """A training of this rank, of as many steps as its clock counts.
+
+    Attributes:
+        model: on the CPU.
+        batch: this rank's share of the global one, which every step moves to the device.
+        devices: of all ranks, or of the replicas.
+    """
+
+    network: UserNetwork
+    model: nn.Module
+    batch: tuple[Any, Any]
+    device: torch.device
+    devices: int
+    clock: Clock
+
+
 def time_steps(work: Work, level: str, devices: int, warm_up: int, steps: int) -> float:
     """Seconds of a step, after a warm-up, with this rank's share of the batch."""
     device = _take_device(work)
-    model = copy.deepcopy(_model(work))
     network = work.network()
-    clock = Clock(device, warm_up, steps)
-    share = work.batch if level in (RAW, REPLICATED) else work.batch // devices
+    share = work.batch // int(os.environ["WORLD_SIZE"])
     batch = training.make_batch(network, share)
-    match level:
-        case "00" | "01":
-            model = model.to(device) if level == RAW else _replicated(model, device, devices)
-            _loop(network, model, device, batch, clock)
-        case "02":
-            with process_group("gloo" if device.type == "cpu" else "nccl"):
-                _loop(network, DistributedDataParallel(model.to(device)), device, batch, clock)
-        case "03":
-            _core(network, model, device, batch, clock)
-        case "04":
-            _trainer(network, model, device, batch, clock)
+    clock = Clock(device, warm_up, steps)
+    LEVELS[level](Training(network, copy.deepcopy(_model(work)), batch, device, devices, clock))
     return clock.seconds
 
 
@@ -106,65 +107,52 @@ def _take_device(work: Work) -> torch.device:
 
 @functools.lru_cache(maxsize=1)
 def _model(work: Work) -> nn.Module:
-    """The network, from which every contestant gets a copy: to draw weights takes longer than to copy them."""
+    """The network, from which every level gets a copy: to draw weights takes longer than to copy them."""
     return training.build(work.network())
 
 
-def _replicated(model: nn.Module, device: torch.device, devices: int) -> nn.Module:
-    """DataParallel: torch's, or, without GPUs, replicas on threads, each on the cores of its device."""
-    if device.type == "cuda":
-        return nn.DataParallel(model.to(device), device_ids=list(range(devices)))
-
-    def take_cores(number: int) -> None:
-        confine_thread_to_device(number)
-        torch.set_num_threads(threads_per_worker(devices))
-
-    threads = []
-    for number in range(devices):
-        threads.append(ThreadPoolExecutor(1, "replica", initializer=take_cores, initargs=(number,)))
-    return Replicated(model, devices, threads)
+def raw_loop(run: Training) -> None:
+    model = run.model.to(run.device)
+    _loop(run, model, _optimizer(run, model))
 
 
-def _loop(
-    network: UserNetwork,
-    model: nn.Module,
-    device: torch.device,
-    batch: Any,
-    clock: Clock,
-    backward: Callable[[Tensor], None] = Tensor.backward,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> None:
-    """The raw loop, which all levels but the Trainer's have."""
-    optimizer = optimizer or training.make_optimizer(network, training.trained(model))
-    while clock.done < clock.all_steps:
-        samples = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-        backward(training.loss_of(network, model, samples))
-        optimizer.step()
-        optimizer.zero_grad()
-        clock.count()
+def data_parallel(run: Training) -> None:
+    """DataParallel: torch's, or, without GPUs, replicas on threads."""
+    model = run.model.to(run.device)
+    optimizer = _optimizer(run, model)
+    if run.device.type == "cuda":
+        _loop(run, nn.DataParallel(model, device_ids=list(range(run.devices))), optimizer)
+    else:
+        _loop(run, OnThreads(model, run.devices), optimizer)
 
 
-def _core(network: UserNetwork, model: nn.Module, device: torch.device, batch: Any, clock: Clock) -> None:
+def ddp(run: Training) -> None:
+    model = run.model.to(run.device)
+    with process_group("gloo" if run.device.type == "cpu" else "nccl"):
+        _loop(run, DistributedDataParallel(model), _optimizer(run, model))
+
+
+def core(run: Training) -> None:
     from common.accelerator import Accelerator
 
-    accelerator = Accelerator(cpu=device.type == "cpu")
-    prepared, optimizer = accelerator.prepare(model, training.make_optimizer(network, training.trained(model)))
-    _loop(network, prepared, device, batch, clock, accelerator.backward, optimizer)
+    accelerator = Accelerator(cpu=run.device.type == "cpu")
+    model, optimizer = accelerator.prepare(run.model, _optimizer(run, run.model))
+    _loop(run, model, optimizer, accelerator.backward)
     accelerator.end_training()
 
 
-def _trainer(network: UserNetwork, model: nn.Module, device: torch.device, batch: Any, clock: Clock) -> None:
+def trainer(run: Training) -> None:
     from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
-    inputs, targets = batch
+    inputs, targets = run.batch
 
     class OwnTrainer(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            return training.loss_of(network, model, (inputs["inputs"], inputs["targets"]))
+            return training.loss_of(run.network, model, (inputs["inputs"], inputs["targets"]))
 
     class Counting(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            clock.count()
+            run.clock.count()
 
     def collate(_: Sequence[int]) -> dict[str, Any]:
         return {"inputs": inputs, "targets": targets}
@@ -174,7 +162,7 @@ def _trainer(network: UserNetwork, model: nn.Module, device: torch.device, batch
         arguments = TrainingArguments(
             folder,
             per_device_train_batch_size=1,  # the collator makes the batch out of any sample
-            max_steps=clock.all_steps,
+            max_steps=run.clock.all_steps,
             lr_scheduler_type="constant",
             max_grad_norm=0,
             save_strategy="no",
@@ -183,12 +171,60 @@ def _trainer(network: UserNetwork, model: nn.Module, device: torch.device, batch
             disable_tqdm=True,
             remove_unused_columns=False,
             ddp_find_unused_parameters=False,
-            use_cpu=device.type == "cpu",
+            use_cpu=run.device.type == "cpu",
         )
         # As many samples as the steps need. What they are does not matter: the collator has the batch.
-        samples = range(clock.all_steps * int(os.environ["WORLD_SIZE"]))
-        optimizers = (training.make_optimizer(network, training.trained(model)), None)
-        more = {"callbacks": [Counting()], "optimizers": optimizers}
-        trainer = OwnTrainer(model, arguments, collate, samples, **more)
-        trainer.train()
-    trainer.end()
+        samples = range(run.clock.all_steps * run.devices)
+        optimizers = (_optimizer(run, run.model), None)
+        own = OwnTrainer(run.model, arguments, collate, samples, callbacks=[Counting()], optimizers=optimizers)
+        own.train()
+    own.end()
+
+
+LEVELS = {"00": raw_loop, "01": data_parallel, "02": ddp, "03": core, "04": trainer}
+
+
+def _optimizer(run: Training, model: nn.Module) -> torch.optim.Optimizer:
+    return training.make_optimizer(run.network, training.trained(model))
+
+
+def _loop(
+    run: Training,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> None:
+    """The raw loop, which all levels but the Trainer's have."""
+    while run.clock.done < run.clock.all_steps:
+        batch = tree_map_only(Tensor, lambda tensor: tensor.to(run.device), run.batch)
+        backward(training.loss_of(run.network, model, batch))
+        optimizer.step()
+        optimizer.zero_grad()
+        run.clock.count()
+
+
+class OnThreads(nn.Module):
+    """DataParallel's four steps, as in `common.small.data_parallel`, for inputs and outputs of any structure.
+
+    Each replica runs on a thread of its own, on the cores of its device.
+    """
+
+    def __init__(self, module: nn.Module, devices: int) -> None:
+        super().__init__()
+        self.module = module
+        self.threads = []
+
+        def take_cores(device: int) -> None:
+            confine_thread_to_device(device)
+            torch.set_num_threads(threads_per_worker(devices))
+
+        for device in range(devices):
+            self.threads.append(ThreadPoolExecutor(1, "replica", initializer=take_cores, initargs=(device,)))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        shards = strategies.cut_inputs((args, kwargs), len(self.threads))
+        jobs = []
+        for device, replica in enumerate(replicate(self.module, len(shards))):
+            own_args, own_kwargs = strategies.on_device(shards[device], device)
+            jobs.append(self.threads[device].submit(replica, *own_args, **own_kwargs))
+        return strategies.join_outputs([job.result() for job in jobs])

@@ -4,8 +4,7 @@ The process is one rank of a group that has no other members (torch's fake backe
 What a rank allocates does not depend on what the others send. DataParallel is one process for all devices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -36,61 +35,67 @@ class Strategy:
 
     Attributes:
         name: for tables.
-        wrap: of the model, which lies on its device, and the group's mesh.
+        wrap: makes of the model, which lies on its device, and of the group's mesh the model that is trained.
+        make_optimizer: of the network, for that model.
         cuts_inputs: DataParallel: one process has the inputs of all devices, and cuts them, those too that all samples
             share.
-        is_alone: whether a rank needs the same however many others there are.
-        warm_up: the steps before one that is as all later ones. DDP has its final buckets only in the third.
     """
 
     name: str
     wrap: Callable[[nn.Module, DeviceMesh], nn.Module]
+    make_optimizer: Callable[[UserNetwork, nn.Module], Any]
     cuts_inputs: bool = False
-    is_alone: bool = False
-    warm_up: int = 0
 
 
 class Replicated(nn.Module):
     """DataParallel's four steps, as in `common.small.data_parallel`, for inputs and outputs of any structure.
 
-    Args:
-        threads: of each replica. Without them only two replicas run, one after the other: what the devices behind the
-            second need is what it needs, and the first device gets its outputs in place of theirs.
+    Only two replicas run. What the devices behind the second need is what the second needs, and the first device
+    gathers its outputs in place of theirs.
     """
 
-    def __init__(self, module: nn.Module, devices: int, threads: Sequence[ThreadPoolExecutor] = ()) -> None:
+    def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
         super().__init__()
         self.module = module
-        self.devices = devices
-        self.threads = threads
+        self.devices = mesh.size()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = tree_flatten((args, kwargs))
-        shards = []
-        for leaf in leaves:
-            # What is no tensor goes to all of them.
-            shards.append(leaf.chunk(self.devices) if isinstance(leaf, Tensor) else [leaf] * self.devices)
-        count = min(len(shard) for shard in shards)
-        run = count if self.threads else min(count, 2)
-        forwards = []
-        for device, replica in enumerate(data_parallel.replicate(self.module, run)):
-            own = [tree_map_only(Tensor, partial(copy_to, source=0, target=device), shard[device]) for shard in shards]
-            own_args, own_kwargs = tree_unflatten(own, structure)
-            forwards.append(partial(replica, *own_args, **own_kwargs))
-        if self.threads:
-            jobs = [thread.submit(forward) for thread, forward in zip(self.threads, forwards, strict=False)]
-            outputs = [job.result() for job in jobs]
-        else:
-            outputs = [forward() for forward in forwards]
+        shards = cut_inputs((args, kwargs), self.devices)
+        outputs = []
+        for device, replica in enumerate(data_parallel.replicate(self.module, min(len(shards), 2))):
+            own_args, own_kwargs = on_device(shards[device], device)
+            outputs.append(replica(*own_args, **own_kwargs))
         others = tree_map_only(Tensor, Tensor.detach, outputs[-1])
-        return tree_map(_joined, *outputs, *[others] * (count - run))
+        missing = len(shards) - len(outputs)
+        return join_outputs([*outputs, *[others] * missing])
 
 
-def _joined(*leaves: Any) -> Any:
+def cut_inputs(inputs: Any, devices: int) -> list[Any]:
+    """Inputs of any structure, each tensor cut along its first dimension, for so many devices or for fewer."""
+    leaves, structure = tree_flatten(inputs)
+    chunks = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            chunks.append(leaf.chunk(devices))
+        else:
+            chunks.append([leaf] * devices)
+    return [tree_unflatten(shard, structure) for shard in zip(*chunks, strict=False)]
+
+
+def on_device(shard: Any, device: int) -> Any:
+    """A copy of a part of the inputs, which are on the first device."""
+    return tree_map_only(Tensor, partial(copy_to, source=0, target=device), shard)
+
+
+def join_outputs(outputs: list[Any]) -> Any:
     """The outputs of the replicas on the first device; numbers become a vector, as with torch's."""
-    if isinstance(leaves[0], Tensor):
-        return data_parallel.gather([torch.atleast_1d(leaf) for leaf in leaves])
-    return leaves[0]
+
+    def join(*leaves: Any) -> Any:
+        if isinstance(leaves[0], Tensor):
+            return data_parallel.gather([torch.atleast_1d(leaf) for leaf in leaves])
+        return leaves[0]
+
+    return tree_map(join, *outputs)
 
 
 def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -131,14 +136,18 @@ def units(model: nn.Module) -> list[nn.Module]:
     """
     found = []
     for child in model.children():
-        holds_blocks = any(list(element.children()) for element in child.children())
-        opened = type(child) in _CONTAINERS and holds_blocks
-        if type(model) in _CONTAINERS and not opened:
-            if any(True for _ in child.parameters()):
+        if type(model) in _CONTAINERS and not _contains_blocks(child):
+            if list(child.parameters()):
                 found.append(child)
         else:
             found += units(child)
     return found
+
+
+def _contains_blocks(module: nn.Module) -> bool:
+    if type(module) not in _CONTAINERS:
+        return False
+    return any(list(element.children()) for element in module.children())
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
@@ -149,20 +158,6 @@ def checkpointed(model: nn.Module) -> nn.Module:
             if child in chosen:
                 setattr(parent, name, checkpoint_wrapper(child))
     return model
-
-
-ONE_DEVICE = Strategy("one device", lambda model, _: model)
-DATA_PARALLEL = Strategy("DataParallel", lambda model, mesh: Replicated(model, mesh.size()), cuts_inputs=True)
-DDP = Strategy("DDP", _ddp, is_alone=True, warm_up=2)
-ZERO_1 = Strategy("ZeRO-1", _ddp, warm_up=1)
-ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False))
-ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True))
-ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
-
-
-def on(devices: int) -> tuple[Strategy, ...]:
-    """The strategies for so many devices."""
-    return (ONE_DEVICE,) if devices == 1 else ON_SEVERAL
 
 
 @contextmanager
@@ -186,7 +181,6 @@ class ShardedOptimizer:
         self.parameters = training.trained(model)
         self.shards = [parameter.to_local() for parameter in self.parameters]
         self.optimizer = training.make_optimizer(network, self.shards)
-        self.param_groups = self.optimizer.param_groups
 
     @torch.no_grad()
     def step(self) -> None:
@@ -200,14 +194,28 @@ class ShardedOptimizer:
             tensor.grad = None
 
 
-def make_optimizer(network: UserNetwork, model: nn.Module, strategy: Strategy) -> Any:
-    """The network's optimizer, or ZeRO's."""
-    if strategy in (ZERO_2, ZERO_3):
-        return ShardedOptimizer(network, model)
-    parameters = training.trained(model)
-    if strategy is not ZERO_1:
-        return training.make_optimizer(network, parameters)
+def _whole(network: UserNetwork, model: nn.Module) -> torch.optim.Optimizer:
+    """The network's optimizer, for all parameters."""
+    return training.make_optimizer(network, training.trained(model))
+
+
+def _by_parameters(network: UserNetwork, model: nn.Module) -> ZeroRedundancyOptimizer:
+    """The network's optimizer, for the parameters that ZeRO-1 gives to this rank."""
     with training.explained(f"the optimizer of {network.title} cannot be sharded"):
-        optimizer = ZeroRedundancyOptimizer(parameters, network.optimizer)
+        optimizer = ZeroRedundancyOptimizer(training.trained(model), network.optimizer)
     training.for_all_at_once(optimizer.optim)
     return optimizer
+
+
+ONE_DEVICE = Strategy("one device", lambda model, _: model, _whole)
+DATA_PARALLEL = Strategy("DataParallel", Replicated, _whole, cuts_inputs=True)
+DDP = Strategy("DDP", _ddp, _whole)
+ZERO_1 = Strategy("ZeRO-1", _ddp, _by_parameters)
+ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False), ShardedOptimizer)
+ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True), ShardedOptimizer)
+ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
+
+
+def on(devices: int) -> tuple[Strategy, ...]:
+    """The strategies for so many devices."""
+    return (ONE_DEVICE,) if devices == 1 else ON_SEVERAL

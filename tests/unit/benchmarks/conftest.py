@@ -1,9 +1,12 @@
 """The recorded comparison, with every promise kept; and a user's network."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from benchmarks.report import page_tables
-from benchmarks.your_network import spec
+from benchmarks.your_network import memory, spec
+from benchmarks.your_network.memory import Setting
 from tests.unit.benchmarks.user_network import TEXTS
 
 
@@ -34,3 +37,25 @@ def texts_file(tmp_path):
 @pytest.fixture
 def texts(texts_file):
     return spec.load(texts_file)
+
+
+@pytest.fixture
+def network_of(written):
+    """A network that is written to a file."""
+
+    def load(text: str, shape: tuple[int, ...] | None = None) -> spec.UserNetwork:
+        return spec.load(written(text), shape)
+
+    return load
+
+
+@pytest.fixture
+def computed_need(monkeypatch):
+    """What a step needs that is really computed."""
+
+    def need(network: spec.UserNetwork, setting: Setting, samples: int) -> memory.Need:
+        with monkeypatch.context() as patched:
+            patched.setattr(memory, "hollow", nullcontext)
+            return memory.need(network, setting, samples)
+
+    return need

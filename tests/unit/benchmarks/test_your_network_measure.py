@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from torch import nn
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure, step_rank
 from benchmarks.your_network.measure import Row
-from benchmarks.your_network.step_rank import Clock
-from benchmarks.your_network.strategies import Replicated
+from benchmarks.your_network.step_rank import Clock, OnThreads
 from common.errors import UserError
 
 
@@ -28,30 +26,23 @@ def tiny(written):
 
 
 def test_level_00_has_one_device_and_data_parallel_several():
-    rows = measure.contestants(["02", "01", "00"], [1, 2])
+    rows = measure.rows_of(["02", "01", "00"], [1, 2])
     assert rows == [Row("00", 1), Row("01", 2), Row("02", 1), Row("02", 2)]
 
 
-def test_a_device_without_gpus_is_an_equal_part_of_the_cores(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(measure, "available_cores", lambda: 8)
-    assert measure.cores_per_device(2, None) == 4
-    assert measure.cores_per_device(3, None) == 2
-    assert measure.cores_per_device(2, 1) == 1
+@pytest.mark.parametrize("gpus, cores, devices, share", [(0, 8, 2, 4), (0, 8, 3, 2), (4, 8, 2, None)])
+def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(gpus, cores, devices, share, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(measure, "available_cores", lambda: cores)
+    assert measure.cores_per_device(devices) == share
+
+
+@pytest.mark.parametrize("gpus, cores, devices", [(0, 8, 16), (1, 8, 2)])
+def test_more_devices_than_there_are_are_refused(gpus, cores, devices, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(measure, "available_cores", lambda: cores)
     with pytest.raises(UserError):
-        measure.cores_per_device(16, None)
-    with pytest.raises(UserError):
-        measure.cores_per_device(2, 5)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError):
-        measure.cores_per_device(2, None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert measure.cores_per_device(2, None) is None
-    assert measure.cores_per_device(2, 3) == 3
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 3
-    assert "2 devices of 5 cores each need more than this machine's 8 cores" in errors[1]
-    assert "this machine has 1 GPU, not 2" in errors[2]
+        measure.cores_per_device(devices)
 
 
 def test_a_clock_counts_no_warm_up(monkeypatch):
@@ -70,12 +61,9 @@ def test_replicas_on_threads_have_the_gradients_of_the_bare_module():
     model(*inputs).square().sum().backward()
     alone = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    threads = [ThreadPoolExecutor(1) for _ in range(3)]
-    Replicated(model, 3, threads)(*inputs).square().sum().backward()
+    OnThreads(model, 3)(*inputs).square().sum().backward()
     for parameter, gradient in zip(model.parameters(), alone, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
-    for thread in threads:
-        thread.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -118,8 +106,9 @@ def test_what_would_take_too_long_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_ctrl_c_ends_in_one_line(tiny):
     command = [sys.executable, "-m", "benchmarks.your_network", "measure", tiny, "--batch", "8", "--rounds", "10000"]
-    command += ["--minutes", "1000", "--cores-per-device", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command += ["--minutes", "1000"]
+    without_gpus = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(command, env=without_gpus, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "10000 rounds" in process.stdout.readline()
     os.kill(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
@@ -130,10 +119,11 @@ def test_ctrl_c_ends_in_one_line(tiny):
 @pytest.mark.parametrize(
     "name", [pytest.param("tiny", marks=pytest.mark.slow), pytest.param("texts_file", marks=pytest.mark.long)]
 )
-def test_all_levels_are_measured_in_turns(name, request, tmp_path, capsys):
+def test_all_levels_are_measured_in_turns(name, request, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     kept = tmp_path / "answer.json"
     network = request.getfixturevalue(name)
-    program.main(["measure", network, "--batch", "8", "--rounds", "1", "--cores-per-device", "1", "--json", str(kept)])
+    program.main(["measure", network, "--batch", "8", "--rounds", "1", "--json", str(kept)])
     printed = capsys.readouterr().out
     answer = json.loads(kept.read_text())
     rows = {row["name"]: row for row in answer["measure"]}
