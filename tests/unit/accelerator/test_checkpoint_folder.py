@@ -95,29 +95,6 @@ def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(vers
         accelerator.load_state(folder)
 
 
-def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(accelerator, tmp_path):
-    folder = tmp_path / "c"
-    accelerator.save_state(folder)
-    (folder / "pytorch_model.bin").mkdir()
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a folder"):
-        accelerator.save_state(folder, safe_serialization=False)
-    accelerator.load_state(folder)
-    assert not list(folder.glob(".*"))
-
-
-@NEEDS_LINKS
-def test_a_link_that_a_hook_makes_is_refused_when_it_is_saved(accelerator, tmp_path):
-    """No load would accept it: what it leads to may be another file by then."""
-
-    def hook(models, weights, draft):
-        Path(draft, "link").symlink_to(tmp_path)
-
-    accelerator.register_save_state_pre_hook(hook)
-    with pytest.raises(CheckpointError, match="link is a symbolic link"):
-        accelerator.save_state(tmp_path / "c")
-    assert not (tmp_path / "c").exists()
-
-
 def test_other_files_in_the_folder_stay_and_only_those_of_the_manifest_are_read(accelerator, tmp_path):
     folder = tmp_path / "c"
     accelerator.save_state(folder)
@@ -224,17 +201,3 @@ def test_only_folders_with_a_number_are_checkpoints(tmp_path):
     (tmp_path / "checkpoint_4").touch()
     (tmp_path / "checkpoint_5").symlink_to("checkpoint_2")
     assert [path.name for path in numbered(tmp_path)] == ["checkpoint_10", "checkpoint_2"]
-
-
-@pytest.mark.parametrize("folder", ["new", "old"])
-def test_a_folder_has_its_name_when_it_is_whole_and_a_save_that_fails_leaves_nothing(folder, accelerator, tmp_path):
-    (tmp_path / "old").mkdir()
-
-    def hook(models, weights, draft):
-        assert not (tmp_path / "new").exists()
-        raise KeyError(draft)
-
-    accelerator.register_save_state_pre_hook(hook)
-    with pytest.raises(KeyError):
-        accelerator.save_state(tmp_path / folder)
-    assert [path.name for path in tmp_path.rglob("*")] == ["old"]

@@ -3,7 +3,6 @@
 import os
 import random
 import time
-import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -229,28 +228,6 @@ def test_a_model_that_outlives_its_group_can_be_freed(tmp_path):
 
 
 # Errors instead of hangs
-
-
-def missing_rank(call, *args):
-    accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=1))], cpu=True)
-    message = None
-    try:
-        if accelerator.is_main_process:
-            getattr(accelerator, call)(*args)
-        else:
-            time.sleep(2)
-    except RuntimeError as error:
-        message = "".join(traceback.format_exception(error))
-    accelerator.end_training()
-    return message
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_only_the_main_process_saves_is_an_error_that_says_so(tmp_path):
-    message, _ = ranks(2).run(missing_rank, "save_state", str(tmp_path / "saved"))
-    assert "in save_state" in message
-    assert "failed on rank 0 of 2: it is a collective, did all processes call it?" in message
-    assert not (tmp_path / "saved").exists()
 
 
 # The environment
