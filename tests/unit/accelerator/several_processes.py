@@ -20,6 +20,7 @@ from common.accelerator import Accelerator
 from common.accelerator.data_loader import prepare_data_loader
 from common.accelerator.state import PartialState
 from common.processes import ranks
+from tests.states import forget_states
 
 
 def on_ranks(
@@ -40,12 +41,13 @@ def on_ranks(
 
 
 def with_accelerator(job: Callable[..., Any], args: tuple, settings: dict[str, Any]) -> Any:
-    """`job` with an Accelerator that ends with it, whatever happens."""
+    """`job` with an Accelerator that ends with it, and is forgotten, whatever happens: the next job may be any."""
     accelerator = Accelerator(cpu=True, **settings)
     try:
         return job(accelerator, *args)
     finally:
         accelerator.end_training()
+        forget_states()
 
 
 def played_loaders(world: int, make: Callable[[], DataLoader], **how: Any) -> list[DataLoader]:

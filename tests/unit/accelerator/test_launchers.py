@@ -1,6 +1,8 @@
 """Processes from a notebook: forked, again and again, whatever the notebook did before."""
 
 import gc
+import importlib
+import inspect
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
 from common.process_group import leave_process_group
 from common.processes import free_port
+from tests.states import OURS, THEIRS
 
 ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
 
@@ -244,6 +247,17 @@ def test_where_forking_would_not_work_it_is_not_tried(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(NotImplementedError, match=r"common\.accelerator launch"):
         notebook_launcher(print, num_processes=2)
+
+
+def test_launchers_take_the_arguments_of_accelerates():
+    pytest.importorskip("accelerate")
+    for name in ("notebook_launcher", "debug_launcher"):
+        ours, theirs = (
+            inspect.signature(getattr(importlib.import_module(library), name)).parameters for library in (OURS, THEIRS)
+        )
+        assert list(ours) == list(theirs)
+        differ = [each for each in ours if ours[each].default != theirs[each].default]
+        assert differ == (["use_port"] if name == "notebook_launcher" else [])  # a free port
 
 
 @ON_CPU
