@@ -2,6 +2,9 @@
 
 import os
 import socket
+import subprocess
+import sys
+import textwrap
 import time
 from datetime import timedelta
 from unittest import mock
@@ -159,3 +162,28 @@ def outlive_groups(folder):
 def test_a_model_that_outlives_its_group_can_be_freed(tmp_path):
     """With torch 2.11 it waited for the group's threads, and they for the GIL that it held."""
     ranks(2).run(outlive_groups, tmp_path, timeout=60)
+
+
+def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
+    """Else a thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
+    script = textwrap.dedent(
+        """
+        import atexit, os
+
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+
+        atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
+        import torch.distributed as dist
+        from common.process_group import leave_process_group
+
+        threads_before = threads()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        leave_process_group()
+        print(threads() - threads_before)
+        """
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    with_group, at_the_end = map(int, finished.stdout.split())
+    assert with_group > 0, finished.stderr
+    assert at_the_end == 0

@@ -43,31 +43,6 @@ def notes(folder) -> dict:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
-    """Else a thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
-    script = textwrap.dedent(
-        """
-        import atexit, os
-
-        def threads():
-            return len(os.listdir("/proc/self/task"))
-
-        atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
-        import torch.distributed as dist
-        from common.process_group import leave_process_group
-
-        threads_before = threads()
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        leave_process_group()
-        print(threads() - threads_before)
-        """
-    )
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    with_group, at_the_end = map(int, finished.stdout.split())
-    assert with_group > 0, finished.stderr
-    assert at_the_end == 0
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_again_and_again_with_functions_no_module_knows(tmp_path):
