@@ -28,6 +28,18 @@ class Augmented(Numbers):
         return torch.tensor([index, torch.rand(()).item()])
 
 
+class NumbersOfEpoch(Numbers):
+    """Numbers that show the epoch which the data set was told: 1000 stands for the first one of epoch 1."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.as_tensor(index + 1000 * self.epoch)
+
+
 class Stream(IterableDataset):
     """Samples one after the other; how many there are is known at their end."""
 
@@ -90,3 +102,8 @@ class Net(nn.Module):
 def seeded_net(**kwargs) -> Net:
     torch.manual_seed(3)
     return Net(**kwargs)
+
+
+def seeded_order(n: int, seed: int, epoch: int = 0) -> list[int]:
+    """The order of n samples that samplers draw which are seeded with seed + epoch."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).tolist()

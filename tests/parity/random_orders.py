@@ -22,17 +22,7 @@ from torch.utils.data import (
 
 from tests.parity.random_scripts import Kind
 from tests.states import OURS, THEIRS, forget_states
-from tests.toys import Numbers, ShuffledStream, SizedStream, Stream
-
-
-class NumbersOfEpoch(Numbers):
-    epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __getitem__(self, index):
-        return torch.as_tensor(index + 1000 * self.epoch)
+from tests.toys import Numbers, NumbersOfEpoch, ShuffledStream, SizedStream, Stream
 
 
 class StreamOfEpoch(ShuffledStream):

@@ -1,27 +1,16 @@
 """`gather_for_metrics`: each real sample once, how often the ranks meet for it, and what comes where results differ."""
 
-import contextlib
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration
 from common.nested import leaves
-from common.processes import ranks
+from tests.unit.accelerator.several_processes import on_ranks
 
 DTYPES = (torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
-
-
-@contextlib.contextmanager
-def accelerating(**config):
-    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(**config), cpu=True)
-    try:
-        yield accelerator
-    finally:
-        accelerator.end_training()
+UNEVEN = DataLoaderConfiguration(even_batches=False)
 
 
 class Collectives(TorchDispatchMode):
@@ -44,69 +33,60 @@ def results_of(numbers):
     return {"columns": columns, "rest": (wide, [nothing, wide.transpose(1, 2)]), "number": numbers}
 
 
-def gather_steps(n, batch_size, even):
+def gather_steps(accelerator, n):
     """Of each step: its collectives, the sample numbers, and whether all that was gathered belongs to them."""
     steps = []
-    with accelerating(even_batches=even) as accelerator:
-        for numbers in accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size)):
-            with Collectives() as counter:
-                gathered = accelerator.gather_for_metrics(results_of(numbers))
-            expected = results_of(gathered["number"])
-            is_equal = all(map(torch.equal, leaves(gathered), leaves(expected)))
-            steps.append((counter.count, gathered["number"].tolist(), is_equal))
+    for numbers in accelerator.prepare(DataLoader(torch.arange(n), batch_size=4)):
+        with Collectives() as counter:
+            gathered = accelerator.gather_for_metrics(results_of(numbers))
+        expected = results_of(gathered["number"])
+        is_equal = all(map(torch.equal, leaves(gathered), leaves(expected)))
+        steps.append((counter.count, gathered["number"].tolist(), is_equal))
     return steps
 
 
-@pytest.mark.parametrize(
-    ("even", "n", "expected"), [(True, 13, [list(range(12)), [12]]), (False, 11, [list(range(11))])]
-)
-def test_every_step_of_any_structure_takes_one_collective(even, n, expected):
-    for steps in ranks(3).run(gather_steps, n, 4, even):
-        if even:
-            assert [count for count, _, _ in steps] == [1] * len(expected)
-        assert [numbers for _, numbers, _ in steps] == expected
-        assert all(is_equal for _, _, is_equal in steps)
+def test_every_step_of_any_structure_takes_one_collective():
+    for steps in on_ranks(3, gather_steps, 13):
+        assert steps == [(1, list(range(12)), True), (1, [12], True)]
 
 
-SIZES = [(11, 2), (1, 4), (5, 1), (8, 2)]  # samples, and samples in a batch
+def test_a_step_that_is_not_filled_up_is_gathered_too():
+    for steps in on_ranks(3, gather_steps, 11, dataloader_config=UNEVEN):
+        assert [(numbers, is_equal) for _, numbers, is_equal in steps] == [(list(range(11)), True)]
 
 
-def gather_texts():
-    of_sizes = []
-    with accelerating() as accelerator:
-        for n, batch_size in SIZES:
-            texts, numbers = [], []
-            for batch in accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size)):
-                texts += accelerator.gather_for_metrics([f"sample {i}" for i in batch.tolist()])
-                structure = accelerator.gather_for_metrics({"pair": (batch, batch.tolist())})
-                numbers += zip(structure["pair"][0].tolist(), structure["pair"][1], strict=True)
-            of_sizes.append((texts, numbers))
-    return of_sizes
+def gather_texts(accelerator, n, batch_size):
+    texts = []
+    numbers = []
+    for batch in accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size)):
+        texts += accelerator.gather_for_metrics([f"sample {i}" for i in batch.tolist()])
+        structure = accelerator.gather_for_metrics({"pair": (batch, batch.tolist())})
+        numbers += zip(structure["pair"][0].tolist(), structure["pair"][1], strict=True)
+    return texts, numbers
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(world):
+@pytest.mark.parametrize(("n", "batch_size"), [(11, 2), (1, 4), (5, 1), (8, 2)])
+def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(n, batch_size, world):
     # https://github.com/huggingface/accelerate/issues/1674
-    for of_sizes in ranks(world).run(gather_texts):
-        for (n, _), (texts, numbers) in zip(SIZES, of_sizes, strict=True):
-            assert texts == [f"sample {i}" for i in range(n)] and numbers == [(i, i) for i in range(n)]
+    for texts, numbers in on_ranks(world, gather_texts, n, batch_size):
+        assert texts == [f"sample {i}" for i in range(n)] and numbers == [(i, i) for i in range(n)]
 
 
-def gather_what_has_no_rows():
-    with accelerating() as accelerator:
-        structures = [
-            accelerator.gather_for_metrics({"logits": torch.ones(1), "past": None}),
-            accelerator.gather_for_metrics((torch.ones(1), 2.5)),
-            accelerator.gather_for_metrics(5 + accelerator.process_index),
-        ]
-        losses = []
-        for sample in accelerator.prepare(DataLoader([torch.ones(2)] * 3, batch_size=1)):
-            losses.append(accelerator.gather_for_metrics(sample.mean()).tolist())
+def gather_what_has_no_rows(accelerator):
+    structures = [
+        accelerator.gather_for_metrics({"logits": torch.ones(1), "past": None}),
+        accelerator.gather_for_metrics((torch.ones(1), 2.5)),
+        accelerator.gather_for_metrics(5 + accelerator.process_index),
+    ]
+    losses = []
+    for sample in accelerator.prepare(DataLoader([torch.ones(2)] * 3, batch_size=1)):
+        losses.append(accelerator.gather_for_metrics(sample.mean()).tolist())
     return structures, losses
 
 
 def test_none_numbers_and_losses_are_gathered_too():
-    for structures, losses in ranks(2).run(gather_what_has_no_rows):
+    for structures, losses in on_ranks(2, gather_what_has_no_rows):
         outputs, (ones, numbers), bare_numbers = structures
         assert outputs["logits"].tolist() == ones.tolist() == [1.0, 1.0]
         assert outputs["past"] == [None, None] and numbers == [2.5, 2.5]
@@ -114,37 +94,34 @@ def test_none_numbers_and_losses_are_gathered_too():
         assert losses == [[1.0, 1.0], [1.0]]  # three samples
 
 
-def gather_what_differs():
+def gather_what_differs(accelerator):
     """The messages about results whose shapes differ between the ranks, although their bytes are equally many."""
     messages = []
-    with accelerating(even_batches=False) as accelerator:
-        rank = accelerator.process_index
-        for batch in accelerator.prepare(DataLoader(range(5), batch_size=2)):
-            columns = [torch.ones(2, 3 + rank), torch.ones(2, 4 - rank)]
-            try:
-                accelerator.gather_for_metrics(columns if len(batch) == 2 else batch)
-            except RuntimeError as error:
-                messages.append(str(error))
+    rank = accelerator.process_index
+    for batch in accelerator.prepare(DataLoader(range(5), batch_size=2)):
+        columns = [torch.ones(2, 3 + rank), torch.ones(2, 4 - rank)]
+        try:
+            accelerator.gather_for_metrics(columns if len(batch) == 2 else batch)
+        except RuntimeError as error:
+            messages.append(str(error))
     return messages
 
 
 def test_gathering_where_a_process_has_no_batch_is_an_error_not_a_hang():
-    (differs, lacks), (differs_too,) = ranks(2).run(gather_what_differs)
+    (differs, lacks), (differs_too,) = on_ranks(2, gather_what_differs, dataloader_config=UNEVEN)
     assert "different shapes or dtypes" in differs and "different shapes or dtypes" in differs_too
     assert "only ranks 0 to 0 have a batch" in lacks
 
 
-def gather_losses():
+def gather_losses(accelerator):
     """In a step of two samples on rank 0 and one on rank 1: a loss, one for each row of a whole batch, and rows."""
-    found = []
-    with accelerating(even_batches=False) as accelerator:
-        for batch in accelerator.prepare(DataLoader(range(3), batch_size=2)):
-            loss = batch.float().mean()
-            found = accelerator.gather_for_metrics((loss, loss.repeat(2), batch))
+    for batch in accelerator.prepare(DataLoader(range(3), batch_size=2)):
+        loss = batch.float().mean()
+        found = accelerator.gather_for_metrics((loss, loss.repeat(2), batch))
     return [each.tolist() for each in found]
 
 
 def test_a_loss_repeated_for_a_whole_batch_is_no_batch_where_some_rank_has_fewer_rows():
-    for loss, repeated, rows in ranks(2).run(gather_losses):
+    for loss, repeated, rows in on_ranks(2, gather_losses, dataloader_config=UNEVEN):
         # As in the original: of what is no batch, as many entries as there are samples.
         assert (loss, repeated, rows) == ([0.5, 2.0], [0.5, 0.5, 2.0], [0, 1, 2])

@@ -1,4 +1,4 @@
-"""Operations on nested structures and collectives: what accelerate's give, and what is said where they fail."""
+"""Operations on nested structures, and collectives: what accelerate's give, and what comes where those fail."""
 
 import collections
 import collections.abc
@@ -11,18 +11,13 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from common.accelerator import Accelerator, PartialState
-from common.accelerator.utils import (
-    find_executable_batch_size,
-    gather,
-    reduce,
-    send_to_device,
-)
+from common.accelerator import PartialState
+from common.accelerator.utils import broadcast, find_executable_batch_size, gather, reduce, send_to_device
 from common.processes import ranks
 from tests.states import OURS, THEIRS, forget_states
+from tests.unit.accelerator.several_processes import on_ranks
 
 Point = collections.namedtuple("Point", "x y")
-UNKNOWN_TO_GLOO = [torch.int16, torch.uint16, torch.float8_e4m3fn]
 
 
 class Records(dict):
@@ -59,21 +54,32 @@ def answer(function, *args, **kwargs):
 # One process
 
 
-def structures() -> list:
-    return [
-        torch.arange(6).view(3, 2),
-        torch.tensor(1.5),
-        [torch.ones(2), (torch.zeros(2, dtype=torch.bfloat16), "text")],
-        Records(a=torch.ones(1, 2), b=None),
-        Point(torch.arange(2), [torch.ones(2, dtype=torch.float16)]),
-        Encoding(ids=torch.arange(3), more=Items([torch.ones(3), Encoding()])),
-        Items([Encoding(ids=torch.ones(1)), 1, Point("text", None)]),
-        {"first": "text", "second": torch.ones(2)},
-        [],
-        {},
-        "text",
-        None,
-    ]
+@pytest.fixture
+def libraries():
+    """The `utils` of both libraries, each with a state."""
+    pytest.importorskip("accelerate")
+    utils = []
+    for library in (OURS, THEIRS):
+        importlib.import_module(f"{library}.state").PartialState(cpu=True)
+        utils.append(importlib.import_module(f"{library}.utils"))
+    yield utils
+    forget_states(THEIRS)
+
+
+STRUCTURES = [
+    torch.arange(6).view(3, 2),
+    torch.tensor(1.5),
+    [torch.ones(2), (torch.zeros(2, dtype=torch.bfloat16), "text")],
+    Records(a=torch.ones(1, 2), b=None),
+    Point(torch.arange(2), [torch.ones(2, dtype=torch.float16)]),
+    Encoding(ids=torch.arange(3), more=Items([torch.ones(3), Encoding()])),
+    Items([Encoding(ids=torch.ones(1)), 1, Point("text", None)]),
+    {"first": "text", "second": torch.ones(2)},
+    [],
+    {},
+    "text",
+    None,
+]
 
 
 @pytest.mark.parametrize(
@@ -91,41 +97,32 @@ def structures() -> list:
         "pad_across_processes",
     ],
 )
-def test_each_operation_of_one_process_gives_what_accelerates_gives(name):
-    theirs = pytest.importorskip("accelerate.utils.operations")
-    ours = importlib.import_module("common.accelerator.utils.operations")
-    importlib.import_module("accelerate.state").PartialState(cpu=True)
-    PartialState(cpu=True)
-    results = []
-    for module in (ours, theirs):
-        results.append([answer(getattr(module, name), structure) for structure in structures()])
-    assert results[0] == results[1]
+def test_each_operation_of_one_process_gives_what_accelerates_gives(name, libraries):
+    ours, theirs = (getattr(library.operations, name) for library in libraries)
+    for structure in STRUCTURES:
+        assert answer(ours, structure) == answer(theirs, structure), structure
 
 
-def test_structures_are_joined_as_in_accelerate():
-    theirs = pytest.importorskip("accelerate.utils.operations")
-    ours = importlib.import_module("common.accelerator.utils.operations")
-    results = []
-    for module in (ours, theirs):
-        results.append(
-            [
-                answer(module.concatenate, [torch.ones(1, 2), torch.zeros(2, 2)]),
-                answer(
-                    module.concatenate, [Point(torch.ones(1), [torch.ones(2)]), Point(torch.zeros(1), [torch.ones(1)])]
-                ),
-                answer(module.concatenate, [Records(x=torch.ones(1, 2)), Records(x=torch.zeros(1, 3))], dim=1),
-                answer(module.concatenate, [[torch.ones(1)], [torch.ones(1), torch.ones(1)]]),
-                answer(module.concatenate, [Encoding(x=Items([torch.ones(1)])), Encoding(x=Items([torch.zeros(1)]))]),
-                answer(module.concatenate, [[torch.ones(1), torch.ones(1)], [torch.ones(1)]]),
-                answer(module.concatenate, [{"x": torch.ones(1)}, {"y": torch.ones(1)}]),
-                answer(module.concatenate, ["text"]),
-                answer(module.send_to_device, Encoding(x=Items([torch.ones(1)]), stays=1), "cpu", skip_keys=["x"]),
-                answer(module.concatenate, ["text", "more"]),
-                answer(module.recursively_apply, torch.neg, ["text"], error_on_other_type=True),
-                answer(module.recursively_apply, torch.neg, {"x": (torch.ones(1), "text")}),
-            ]
-        )
-    assert results[0] == results[1]
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("concatenate", [[torch.ones(1, 2), torch.zeros(2, 2)]], {}),
+        ("concatenate", [[Point(torch.ones(1), [torch.ones(2)]), Point(torch.zeros(1), [torch.ones(1)])]], {}),
+        ("concatenate", [[Records(x=torch.ones(1, 2)), Records(x=torch.zeros(1, 3))]], {"dim": 1}),
+        ("concatenate", [[Encoding(x=Items([torch.ones(1)])), Encoding(x=Items([torch.zeros(1)]))]], {}),
+        ("concatenate", [[[torch.ones(1)], [torch.ones(1), torch.ones(1)]]], {}),
+        ("concatenate", [[[torch.ones(1), torch.ones(1)], [torch.ones(1)]]], {}),
+        ("concatenate", [[{"x": torch.ones(1)}, {"y": torch.ones(1)}]], {}),
+        ("concatenate", [["text"]], {}),
+        ("concatenate", [["text", "more"]], {}),
+        ("send_to_device", [Encoding(x=Items([torch.ones(1)]), stays=1), "cpu"], {"skip_keys": ["x"]}),
+        ("recursively_apply", [torch.neg, ["text"]], {"error_on_other_type": True}),
+        ("recursively_apply", [torch.neg, {"x": (torch.ones(1), "text")}], {}),
+    ],
+)
+def test_structures_are_joined_and_mapped_as_in_accelerate(name, args, kwargs, libraries):
+    ours, theirs = (getattr(library.operations, name) for library in libraries)
+    assert answer(ours, *args, **kwargs) == answer(theirs, *args, **kwargs)
 
 
 def test_an_unknown_reduction_is_refused():
@@ -134,31 +131,26 @@ def test_an_unknown_reduction_is_refused():
         reduce(torch.ones(1), "median")
 
 
-def test_a_packed_sequence_goes_to_the_device_whole():
-    packed = pack_sequence([torch.ones(3), torch.zeros(2)])
-    moved = send_to_device({"packed": packed, "stays": torch.ones(1)}, torch.device("meta"), skip_keys="stays")
-    assert isinstance(moved["packed"], PackedSequence) and moved["packed"].data.device.type == "meta"
-    assert moved["packed"].batch_sizes.tolist() == [2, 2, 1]
-    assert moved["stays"].device.type == "cpu"
-
-
-def test_what_has_a_method_to_is_moved_by_it():
+def test_a_packed_sequence_goes_to_the_device_whole_and_what_has_a_method_to_by_that():
     class Batch(dict):
         def to(self, device):
             return f"moved to {device}"
 
-    assert send_to_device([Batch(x=torch.ones(1)), Point(1, "text")], "meta") == ["moved to meta", Point(1, "text")]
+    packed = pack_sequence([torch.ones(3), torch.zeros(2)])
+    data = {"packed": packed, "stays": torch.ones(1), "own": [Batch(), Point(1, "text")]}
+    moved = send_to_device(data, "meta", skip_keys="stays")
+    assert isinstance(moved["packed"], PackedSequence) and moved["packed"].data.device.type == "meta"
+    assert moved["packed"].batch_sizes.tolist() == [2, 2, 1]
+    assert moved["stays"].device.type == "cpu"
+    assert moved["own"] == ["moved to meta", Point(1, "text")]
 
 
-def test_a_converted_forward_leads_back_to_the_models_own_and_refuses_to_be_pickled():
-    theirs = pytest.importorskip("accelerate.utils")
-    ours = importlib.import_module("common.accelerator.utils")
-
+def test_a_converted_forward_leads_back_to_the_models_own_and_refuses_to_be_pickled(libraries):
     def forward(x):
         return {"y": x.bfloat16(), "n": numpy.float16(1)}
 
-    for module in (ours, theirs):
-        converted = module.convert_outputs_to_fp32(forward)
+    for library in libraries:
+        converted = library.convert_outputs_to_fp32(forward)
         output = converted(torch.ones(1))
         assert output["y"].dtype == torch.float32 and isinstance(output["n"], numpy.float16)
         assert converted.__wrapped__.__wrapped__ is forward
@@ -166,34 +158,43 @@ def test_a_converted_forward_leads_back_to_the_models_own_and_refuses_to_be_pick
             pickle.dumps(converted.__wrapped__)
 
 
-def test_the_batch_size_shrinks_as_in_accelerate():
-    theirs = pytest.importorskip("accelerate.utils")
-    ours = importlib.import_module("common.accelerator.utils")
-    tried = []
-    for module in (ours, theirs):
-        sizes = []
+def test_nested_tensors_are_left_alone_with_a_warning(libraries):
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    for library in libraries:
+        with pytest.warns(library.CannotPadNestedTensorWarning, match="Cannot pad nested tensors"):
+            assert library.pad_across_processes(nested) is nested
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert library.pad_across_processes(torch.ones(2)).tolist() == [1, 1]
 
-        def train(batch_size, model, sizes=sizes):
-            sizes.append(batch_size)
-            if batch_size > 50:
-                raise RuntimeError("CUDA out of memory.")
-            return model
 
-        wrapped = module.find_executable_batch_size(train, starting_batch_size=60)
-        assert wrapped("model") == "model" and wrapped("again") == "again"
-        with pytest.raises(TypeError, match="Batch size was passed into `train` as the first argument"):
-            wrapped(8, "model", 1)
+# Batch sizes that fit
+
+
+def batch_sizes_tried(library, largest_that_fits):
+    sizes = []
+
+    def train(batch_size, model):
+        sizes.append(batch_size)
+        if batch_size > largest_that_fits:
+            raise RuntimeError("CUDA out of memory.")
+        return model
+
+    wrapped = library.find_executable_batch_size(train, starting_batch_size=60)
+    if largest_that_fits == 0:
         with pytest.raises(RuntimeError, match="No executable batch size found, reached zero"):
-            _exhaust(module)
-        tried.append(sizes)
-    assert tried[0] == tried[1]
+            wrapped("model")
+        return sizes
+    assert wrapped("model") == "model" and wrapped("again") == "again"
+    with pytest.raises(TypeError, match="Batch size was passed into `train` as the first argument"):
+        wrapped(8, "model", 1)
+    return sizes
 
 
-def _exhaust(module):
-    def train(batch_size):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    module.find_executable_batch_size(train, starting_batch_size=2)()
+@pytest.mark.parametrize("largest_that_fits", [50, 0])
+def test_the_batch_size_shrinks_as_in_accelerate(largest_that_fits, libraries):
+    ours, theirs = (batch_sizes_tried(library, largest_that_fits) for library in libraries)
+    assert ours == theirs and len(ours) > 2
 
 
 def test_a_function_of_any_number_of_arguments_can_be_retried():
@@ -248,45 +249,41 @@ def test_collectives_give_what_accelerates_give():
     assert ours[0]["gather"] == ours[1]["gather"] and ours[0]["pad"] != ours[1]["pad"]
 
 
-def where_accelerate_fails(dtypes):
-    accelerator = Accelerator(cpu=True)
-    rank = accelerator.process_index
-    results = {"mean of integers": accelerator.reduce(torch.tensor([1, rank]), "mean").tolist()}
-    results["none"] = accelerator.reduce(torch.tensor([rank]), "none").tolist()
-    rows = torch.tensor([[1, 2], [3, 4]]) + 10 * rank
-    broadcast = importlib.import_module("common.accelerator.utils").broadcast
-    results["column"] = broadcast(rows[:, 1], from_process=1).tolist(), rows.tolist()
-    for dtype in dtypes:
-        rows = torch.tensor([[1.0, 2.0], [3.0, rank]]).to(dtype)
+UNKNOWN_TO_GLOO = [torch.int16, torch.uint16, torch.float8_e4m3fn]
+
+
+def move_unknown_dtypes(accelerator):
+    """For each dtype: the dtype that is gathered, and the numbers that are gathered and broadcast."""
+    results = []
+    for dtype in UNKNOWN_TO_GLOO:
+        rows = torch.tensor([[1.0, 2.0], [3.0, accelerator.process_index]]).to(dtype)
         gathered = gather({"rows": rows, "scalar": rows[1, 1]})
-        sent = accelerator.gather(rows).dtype
         everywhere = broadcast(rows[1, 1].clone(), from_process=1)
-        values = gathered["rows"].float().tolist(), gathered["scalar"].float().tolist(), everywhere.float().item()
-        results[str(dtype)] = sent == dtype, values
-    accelerator.end_training()
+        numbers = [tensor.float().tolist() for tensor in (gathered["rows"], gathered["scalar"], everywhere)]
+        results.append((gathered["rows"].dtype, numbers))
     return results
 
 
 def test_dtypes_that_gloo_does_not_know_are_moved_as_bytes():
-    """On accelerate that ends in "Invalid scalar type", a mean of integers in another, a column in wrong numbers."""
-    one, two = ranks(2).run(where_accelerate_fails, UNKNOWN_TO_GLOO)
-    assert one["column"] == ([12, 14], [[1, 12], [3, 14]]) and two["column"][0] == [12, 14]
-    for rank, results in enumerate((one, two)):
-        assert results["mean of integers"] == [1.0, 0.5] and results["none"] == [rank]
-        for dtype in UNKNOWN_TO_GLOO:
-            kept, (rows, scalars, broadcast) = results[str(dtype)]
-            assert kept and rows == [[1, 2], [3, 0], [1, 2], [3, 1]] and scalars == [0, 1] and broadcast == 1
+    """On accelerate that ends in "Invalid scalar type"."""
+    rows = [[1, 2], [3, 0], [1, 2], [3, 1]]
+    expected = [(dtype, [rows, [0, 1], 1]) for dtype in UNKNOWN_TO_GLOO]
+    assert on_ranks(2, move_unknown_dtypes) == [expected, expected]
 
 
-def test_nested_tensors_are_left_alone_with_a_warning(monkeypatch):
-    theirs = pytest.importorskip("accelerate.utils")
-    ours = importlib.import_module("common.accelerator.utils")
-    importlib.import_module("accelerate.state").PartialState(cpu=True)
-    PartialState(cpu=True)
-    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
-    for module in (ours, theirs):
-        with pytest.warns(module.CannotPadNestedTensorWarning, match="Cannot pad nested tensors"):
-            assert module.pad_across_processes(nested) is nested
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert module.pad_across_processes(torch.ones(2)).tolist() == [1, 1]
+def reduce_and_broadcast(accelerator):
+    """A mean of integers, no reduction, and the column that rank 1 sends, in the rows that it came into."""
+    rank = accelerator.process_index
+    rows = torch.tensor([[1, 2], [3, 4]]) + 10 * rank
+    column = broadcast(rows[:, 1], from_process=1)
+    mean = accelerator.reduce(torch.tensor([1, rank]), "mean")
+    unchanged = accelerator.reduce(torch.tensor([rank]), "none")
+    return [each.tolist() for each in (mean, unchanged, column, rows)]
+
+
+def test_integers_have_a_mean_none_changes_nothing_and_a_column_arrives_in_its_place():
+    """On accelerate the first is an error, the second a sum, and of a column other numbers arrive."""
+    assert on_ranks(2, reduce_and_broadcast) == [
+        [[1.0, 0.5], [0], [12, 14], [[1, 12], [3, 14]]],
+        [[1.0, 0.5], [1], [12, 14], [[11, 12], [13, 14]]],
+    ]

@@ -1,5 +1,6 @@
 """Features with a collective or a file of their own do what they do on Accelerate: hooks, local SGD, profiles."""
 
+import contextlib
 import functools
 import importlib
 
@@ -7,11 +8,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from common.accelerator import local_sgd
 from common.accelerator.utils import ProfileKwargs
 from common.processes import ranks
 from tests.parity.random_scripts import differences
 from tests.parity.random_trainings import WIDTH, Script, outcome
 from tests.states import OURS, THEIRS, forget_states
+from tests.unit.accelerator.several_processes import on_ranks
 
 pytest.importorskip("accelerate")
 
@@ -66,13 +69,13 @@ def local(library, local_sgd_steps, enabled):
     averaging = local_sgd_module.LocalSGD(
         accelerator=accelerator, model=model, local_sgd_steps=local_sgd_steps, enabled=enabled
     )
-    with averaging as local_sgd:
+    with averaging as steps:
         for batch in loader:
             accelerator.backward(model(batch).square().mean())
             optimizer.step()
             optimizer.zero_grad()
             seen.append(accelerator.unwrap_model(model).weight.detach().clone())
-            local_sgd.step()
+            steps.step()
     weights = accelerator.unwrap_model(model).weight.detach().clone()
     accelerator.end_training()
     forget_states(library)
@@ -91,6 +94,23 @@ def test_local_sgd_gives_the_weights_that_it_gives_on_accelerate(enabled):
 
 def test_local_sgd_does_nothing_in_one_process():
     assert list(differences(local(OURS, 3, True), local(THEIRS, 3, True))) == []
+
+
+def fail_in_local_sgd(accelerator):
+    """What the main process is told; the other one averages twice: the weight, and the bias."""
+    accelerator.wait_for_everyone = lambda: None  # the other process does not meet this one before it averages
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    with contextlib.suppress(KeyError), local_sgd.LocalSGD(accelerator, model, local_sgd_steps=2):
+        if accelerator.is_main_process:
+            raise KeyError
+    if accelerator.is_main_process:
+        for _ in range(2):
+            accelerator.reduce(torch.ones(1))
+    return True
+
+
+def test_an_error_within_local_sgd_is_raised_at_once():
+    assert on_ranks(2, fail_in_local_sgd, timeout=30) == [True, True]
 
 
 def profiled(library, folder):

@@ -1,98 +1,167 @@
-"""Every sample goes to exactly one process, in the global order, and len() is what comes: arithmetic only."""
+"""Every sample goes to exactly one process, in the global order, whatever the sampler and the sizes."""
 
 import itertools
+from typing import NamedTuple
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler
-
-from common.accelerator.sampler import (
-    BatchSamplerShard,
-    LookAhead,
-    PartialStep,
-    SeedableRandomSampler,
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
-# samples, batch size of one process, processes, split_batches, even_batches, drop_last: 5040 combinations
-GRID = list(itertools.product(range(21), (1, 2, 3, 5, 7), (1, 2, 3, 4, 5, 7), *[(False, True)] * 3))
+from common.accelerator.data_loader import skip_first_batches
+from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler, SeedableRandomSampler
+from tests.toys import Numbers, SizedStream, Stream
+from tests.unit.accelerator.several_processes import gathered, played_loaders
 
 
-def shards(n, batch, world, split, even, drop_last):
-    """The shard of every process, as a list in rank order."""
-    size = batch * world if split else batch
-    return [
-        BatchSamplerShard(BatchSampler(SequentialSampler(range(n)), size, drop_last), world, rank, split, even)
-        for rank in range(world)
-    ]
+class Shape(NamedTuple):
+    """How many samples there are, and how processes share them. `batch_size` is that of one process."""
+
+    samples: int
+    batch_size: int
+    processes: int
+    split_batches: bool
+    even_batches: bool
+    drop_last: bool
+
+    @property
+    def loader_batch_size(self):
+        """The batch size of the script's own loader."""
+        return self.batch_size * self.processes if self.split_batches else self.batch_size
+
+    @property
+    def sharing(self):
+        return {"split_batches": self.split_batches, "even_batches": self.even_batches}
+
+    def without_dropped(self, order):
+        """`order` up to its last whole step, if the rest is dropped."""
+        step = self.batch_size * self.processes
+        return order[: len(order) // step * step] if self.drop_last else order
 
 
-def visited(shard):
-    """For each step: the batch, how many of its samples are real, how many processes take part, whether it is last."""
-    seen = []
-    reading = iter(LookAhead(shard))
-    for batch in reading:
-        drawn = reading.steps.popleft()
-        partial = drawn.partial or PartialStep(len(batch), len(batch), shard.num_processes)
-        assert type(batch) is list and partial.rows == len(batch)
-        seen.append((batch, partial.num_real, partial.num_ranks_present, drawn.is_last))
-    return seen
+SHAPES = st.builds(
+    Shape,
+    samples=st.integers(1, 20),
+    batch_size=st.integers(1, 5),
+    processes=st.integers(1, 4),
+    split_batches=st.booleans(),
+    even_batches=st.booleans(),
+    drop_last=st.booleans(),
+)
+drawn = settings(max_examples=120, deadline=None)
 
 
-def test_every_sample_is_real_on_exactly_one_process_and_in_the_global_order():
-    for shape in GRID:
-        n, batch, world, _, _, drop_last = shape
-        steps = itertools.zip_longest(*map(visited, shards(*shape)))
-        real = [sample for step in steps for share in step if share for sample in share[0][: share[1]]]
-        expected = n // (batch * world) * batch * world if drop_last else n
-        assert real == list(range(expected)), shape
+def seeded():
+    return torch.Generator().manual_seed(5)
 
 
-def test_len_is_the_number_of_batches():
+SAMPLERS = {
+    "sequential": lambda n: SequentialSampler(range(n)),
+    "list": lambda n: list(range(0, n, 2)),
+    "random": lambda n: RandomSampler(range(n), generator=seeded()),
+    "subset": lambda n: SubsetRandomSampler(range(0, n, 2), generator=seeded()),
+    "weighted": lambda n: WeightedRandomSampler(range(1, n + 1), 2 * n, generator=seeded()),
+}
+# The arguments with which a DataLoader makes batches of what a sampler draws.
+BATCHED_BY = {
+    "batch size": lambda sampler, size, drop_last: {"sampler": sampler, "batch_size": size, "drop_last": drop_last},
+    "batch sampler": lambda *batches: {"batch_sampler": BatchSampler(*batches)},
+    "sampler of batches": lambda *batches: {"sampler": BatchSampler(*batches), "batch_size": None},
+}
+
+
+@drawn
+@given(shape=SHAPES, order=st.sampled_from(sorted(SAMPLERS)), batched_by=st.sampled_from(sorted(BATCHED_BY)))
+def test_each_real_sample_is_gathered_once_for_every_sampler(shape, order, batched_by):
+    # https://github.com/huggingface/accelerate/issues/1674 and /issues/226
+    def make():
+        sampler = SAMPLERS[order](shape.samples)
+        batching = BATCHED_BY[batched_by](sampler, shape.loader_batch_size, shape.drop_last)
+        return DataLoader(Numbers(shape.samples), **batching)
+
+    loaders = played_loaders(shape.processes, make, **shape.sharing)
+    assert gathered(loaders) == shape.without_dropped(list(SAMPLERS[order](shape.samples)))
+
+
+@drawn
+@given(shape=SHAPES)
+def test_each_sample_of_a_stream_is_gathered_once(shape):
+    def make():
+        stream = Stream(range(shape.samples))
+        return DataLoader(stream, batch_size=shape.loader_batch_size, drop_last=shape.drop_last)
+
+    loaders = played_loaders(shape.processes, make, **shape.sharing)
+    assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))
+
+
+@drawn
+@given(shape=SHAPES, kind=st.sampled_from([Numbers, Stream]), skips=st.lists(st.integers(0, 3), max_size=2))
+def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once(shape, kind, skips):
+    # https://github.com/huggingface/accelerate/pull/4235: the padding stayed in after skip_first_batches.
+    data = Numbers(shape.samples) if kind is Numbers else Stream(range(shape.samples))
+    loaders = played_loaders(
+        shape.processes,
+        lambda: DataLoader(data, batch_size=shape.loader_batch_size, drop_last=shape.drop_last),
+        **shape.sharing,
+    )
+    for number in skips:
+        loaders = [skip_first_batches(loader, number) for loader in loaders]
+    skipped = sum(skips) * shape.batch_size * shape.processes
+    assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))[skipped:]
+
+
+@drawn
+@given(shape=SHAPES, kind=st.sampled_from([Numbers, SizedStream]), skip=st.integers(0, 3))
+def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping(shape, kind, skip):
     # https://github.com/huggingface/accelerate/issues/4122
-    for shape in GRID:
-        for shard in shards(*shape):
-            assert len(shard) == len(list(shard)), shape
-
-
-def test_the_last_batch_is_known_when_it_is_yielded():
-    for shape in GRID:
-        for shard in shards(*shape):
-            flags = [last for *_, last in visited(shard)]
-            assert flags == [False] * (len(flags) - 1) + [True] * bool(flags), shape
-
-
-def test_processes_agree_on_who_takes_part_in_a_step():
-    for shape in GRID:
-        every = [visited(shard) for shard in shards(*shape)]
-        for step in range(max(map(len, every))):
-            present = [rank for rank, seen in enumerate(every) if step < len(seen)]
-            assert present == list(range(len(present))), shape
-            assert {every[rank][step][2] for rank in present} == {len(present)}, shape
+    data = Numbers(shape.samples) if kind is Numbers else SizedStream(range(shape.samples))
+    for loader in played_loaders(
+        shape.processes,
+        lambda: DataLoader(data, batch_size=shape.loader_batch_size, drop_last=shape.drop_last),
+        **shape.sharing,
+    ):
+        assert len(loader) == len(list(loader))
+        rest = skip_first_batches(loader, skip)
+        assert len(rest) == len(list(rest))
 
 
 def test_indices_equal_those_of_accelerate():
     theirs = pytest.importorskip("accelerate.data_loader")
-    for shape in GRID:
-        n, batch, world, split, even, drop_last = shape
-        for rank, ours in enumerate(shards(*shape)):
-            sampler = BatchSampler(SequentialSampler(range(n)), batch * world if split else batch, drop_last)
-            assert list(ours) == list(theirs.BatchSamplerShard(sampler, world, rank, split, even)), shape
+    booleans = (False, True)
+    for shape in itertools.starmap(
+        Shape, itertools.product(range(21), (1, 2, 3, 5, 7), (1, 2, 3, 4, 5, 7), booleans, booleans, booleans)
+    ):
+        batches = BatchSampler(SequentialSampler(range(shape.samples)), shape.loader_batch_size, shape.drop_last)
+        for rank in range(shape.processes):
+            arguments = batches, shape.processes, rank, shape.split_batches, shape.even_batches
+            assert list(BatchSamplerShard(*arguments)) == list(theirs.BatchSamplerShard(*arguments)), shape
 
 
 @pytest.mark.parametrize("sizes", [[], [3], [1, 4, 2], [2, 2, 3, 1], [4, 1, 1, 1, 2, 3, 2]])
 def test_batches_of_any_size_are_sharded_whole_like_those_of_accelerate(sizes):
     theirs = pytest.importorskip("accelerate.data_loader")
-    ends = list(itertools.accumulate(sizes))
-    batches = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    numbers = iter(range(sum(sizes)))
+    batches = [list(itertools.islice(numbers, size)) for size in sizes]
     for world, even in itertools.product((1, 2, 3, 4), (True, False)):
-        ours = [BatchSamplerShard(batches, world, rank, even_batches=even) for rank in range(world)]
-        peers = [theirs.BatchSamplerShard(batches, world, rank, even_batches=even) for rank in range(world)]
-        assert [list(shard) for shard in ours] == [list(peer) for peer in peers]
-        assert [len(shard) for shard in ours] == [len(list(shard)) for shard in ours]
-        steps = itertools.zip_longest(*map(visited, ours))
-        real = [sample for step in steps for share in step if share for sample in share[0][: share[1]]]
-        assert real == list(range(sum(sizes)))
+        for rank in range(world):
+            ours = BatchSamplerShard(batches, world, rank, even_batches=even)
+            assert list(ours) == list(theirs.BatchSamplerShard(batches, world, rank, even_batches=even))
+            assert len(ours) == len(list(ours))
+        loaders = played_loaders(
+            world, lambda: DataLoader(Numbers(sum(sizes)), batch_sampler=batches), even_batches=even
+        )
+        assert gathered(loaders) == list(range(sum(sizes)))
 
 
 def test_a_short_batch_in_the_middle_is_an_error_where_batches_must_be_even():
@@ -113,12 +182,13 @@ def test_a_batch_size_that_cannot_be_split_is_refused():
         BatchSamplerShard(BatchSampler(range(10), 5, False), 2, 0, split_batches=True)
 
 
-@pytest.mark.parametrize(("n", "seed", "epoch"), [(1, 0, 0), (10, 42, 3), (50, 2**40, 1)])
-def test_the_order_is_randperm_of_seed_plus_epoch(n, seed, epoch):
-    sampler = SeedableRandomSampler(range(n), data_seed=seed)
-    sampler.set_epoch(epoch)
-    for e in (epoch, epoch + 1):  # a full pass moves on by itself
-        assert list(sampler) == torch.randperm(n, generator=torch.Generator().manual_seed(seed + e)).tolist()
+@pytest.mark.parametrize("kind", [DistributedSampler, DistributedEvalSampler])
+def test_a_distributed_sampler_is_refused_where_it_would_shard_twice(kind):
+    # https://github.com/huggingface/accelerate/issues/3520
+    with pytest.raises(ValueError, match="twice"):
+        played_loaders(2, lambda: DataLoader(Numbers(8), sampler=kind(Numbers(8), 2, 0)))
+    (loader,) = played_loaders(1, lambda: DataLoader(Numbers(8), sampler=kind(Numbers(8), 1, 0)))
+    assert sorted(gathered([loader])) == list(range(8))
 
 
 @pytest.mark.parametrize("make", [tuple, torch.tensor, numpy.array], ids=["tuples", "tensors", "arrays"])
@@ -135,3 +205,21 @@ def test_batches_need_not_be_lists(make, split):
         assert seen == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [0, 1]]]
     else:
         assert seen == [[[0, 1, 2, 3], [8, 9, 0, 1]], [[4, 5, 6, 7], [2, 3, 4, 5]]]
+
+
+def test_a_stream_of_ready_batches_is_dealt_out_in_whole_batches():
+    class Batches(IterableDataset):
+        def __iter__(self):
+            return (torch.arange(3 * i, 3 * i + 3) for i in range(5))
+
+    loaders = played_loaders(2, lambda: DataLoader(Batches(), batch_size=None))
+    assert gathered(loaders) == list(range(15))
+    assert [len(list(loader)) for loader in loaders] == [3, 3]
+
+
+@pytest.mark.parametrize(("n", "seed", "epoch"), [(1, 0, 0), (10, 42, 3), (50, 2**40, 1)])
+def test_the_order_of_a_seedable_sampler_is_randperm_of_seed_plus_epoch(n, seed, epoch):
+    sampler = SeedableRandomSampler(range(n), data_seed=seed)
+    sampler.set_epoch(epoch)
+    for e in (epoch, epoch + 1):  # a full pass moves on by itself
+        assert list(sampler) == torch.randperm(n, generator=torch.Generator().manual_seed(seed + e)).tolist()

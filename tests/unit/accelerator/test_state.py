@@ -1,10 +1,7 @@
 """Who a process is, on which device and with which backend: as accelerate says, and where it says too little."""
 
 import importlib
-import inspect
 import io
-import os
-import socket
 from datetime import timedelta
 from unittest import mock
 
@@ -12,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.accelerator.state import PartialState
+from common.accelerator.state import DistributedType, PartialState
+from common.cores import available_cores
 from common.processes import free_port, ranks
-from tests.states import THEIRS, forget_states
-
-LIBRARIES = ("common.accelerator", "accelerate")
+from tests.states import OURS, THEIRS, forget_states
+from tests.unit.accelerator.several_processes import on_ranks
 
 
 @pytest.fixture
@@ -25,28 +22,8 @@ def libraries():
     pytest.importorskip("accelerate")
 
     forget_states(THEIRS)
-    yield [importlib.import_module(name) for name in LIBRARIES]
+    yield [importlib.import_module(name) for name in (OURS, THEIRS)]
     forget_states(THEIRS)
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def torchrun_environment(monkeypatch, rank: int, world_size: int, **more: str) -> None:
-    variables = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    for name, value in (variables | more).items():
-        monkeypatch.setenv(name, value)
 
 
 # One process, the same as accelerate
@@ -60,21 +37,33 @@ def test_both_states_of_a_single_process_show_themselves_as_in_accelerate(librar
     assert shown[0] == shown[1] and "Num processes: 1" in shown[0][0]
 
 
+# Attributes of the original's states that are of parts which are out of scope, or functions of the module here.
+LEFT_OUT = {
+    "debug",
+    "deepspeed_plugin",
+    "deepspeed_plugins",
+    "default_device",
+    "device_mesh",
+    "fork_launched",
+    "get_deepspeed_plugin",
+    "is_fsdp2",
+    "parallelism_config",
+    "select_deepspeed_plugin",
+    "set_device",
+    "torch_tp_plugin",
+}
+
+
 def test_both_states_have_the_attributes_of_accelerates(libraries):
-    ours, theirs = ({}, {})
-    for library, found in zip(libraries, (ours, theirs), strict=True):
-        accelerator = library.Accelerator(cpu=True)
-        for kind, state in (("partial", library.PartialState()), ("accelerator", accelerator.state)):
-            names = [name for name in dir(state) if not name.startswith("_") and name != "ended"]
-            found[kind] = {name for name in names if hasattr(state, name)}
-    # That chooses a device, which is a function of the module here; the others are of parts that are out of scope.
-    left_out = {"set_device", "deepspeed_plugin", "get_deepspeed_plugin", "select_deepspeed_plugin", "is_fsdp2"}
-    left_out |= {"deepspeed_plugins", "device_mesh", "parallelism_config", "torch_tp_plugin"}
-    left_out |= {"debug", "default_device", "fork_launched"}
-    for kind in theirs:
-        assert theirs[kind] - ours[kind] <= left_out
-        # `on_main_process` and its like come with the inheritance.
-        assert {name for name in ours[kind] - theirs[kind] if not name.startswith("on_")} == set()
+    def attributes(state):
+        return {name for name in dir(state) if not name.startswith(("_", "on_")) and hasattr(state, name)}
+
+    for library in libraries:
+        library.Accelerator(cpu=True)
+    for kind in ("PartialState", "AcceleratorState"):
+        here, there = (getattr(library.state, kind)() for library in libraries)
+        assert attributes(there) - attributes(here) <= LEFT_OUT
+        assert attributes(here) - attributes(there) <= {"ended"}
 
 
 @pytest.mark.parametrize("name", ["device", "num_processes", "process_index", "no_such_name"])
@@ -129,63 +118,59 @@ def test_decorators_give_the_function_itself_or_one_that_does_nothing(libraries)
     assert decided[:2] == decided[2:]
 
 
-def test_splitting_a_dict_leaves_the_scripts_own_as_it_is():
-    """accelerate cuts the values in place, so that a second split loses samples."""
-    state = PartialState(cpu=True)
-    state.num_processes = 2
-    inputs = {"x": [1, 2, 3, 4]}
-    for _ in range(2):
-        with state.split_between_processes(inputs) as share:
-            assert share == {"x": [1, 2]}
-    assert inputs == {"x": [1, 2, 3, 4]}
+# Several processes
 
 
-def test_launchers_take_the_arguments_of_accelerates(libraries):
-    for name in ("notebook_launcher", "debug_launcher"):
-        ours, theirs = (inspect.signature(getattr(library, name)).parameters for library in libraries)
-        assert list(ours) == list(theirs)
-        differ = [each for each in ours if ours[each].default != theirs[each].default]
-        assert differ == (["use_port"] if name == "notebook_launcher" else [])  # a free port
+def identity(accelerator):
+    return {
+        "index": (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes),
+        "kind": (accelerator.distributed_type, accelerator.state.backend),
+        "roles": (accelerator.is_main_process, accelerator.is_local_main_process, accelerator.is_last_process),
+    }
 
 
-# The environment
+def test_world_size_in_the_environment_means_one_distributed_run_on_cpu_too():
+    # https://github.com/huggingface/accelerate/issues/2741: there, N lonely "main" processes.
+    kind = (DistributedType.MULTI_CPU, "gloo")
+    assert on_ranks(2, identity) == [
+        {"index": (0, 0, 2), "kind": kind, "roles": (True, True, False)},
+        {"index": (1, 1, 2), "kind": kind, "roles": (False, False, True)},
+    ]
 
 
-def group_of_one():
-    state = PartialState(cpu=True)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    state.wait_for_everyone()
+def group_of_one(library):
+    """How the state shows itself, and a tensor that is loaded onto its device."""
+    state = importlib.import_module(f"{library}.state").PartialState(cpu=True)
     saved = io.BytesIO()
-    torch.save(total, saved)
+    torch.save(torch.ones(1), saved)
     saved.seek(0)
-    total = torch.load(saved, map_location=state.device)
-    described = repr(state), state.use_distributed, int(total)
-    forget_states()
-    return described
-
-
-def group_of_one_there():
-    from accelerate.state import PartialState as TheirState
-
-    state = TheirState(cpu=True)
-    described = repr(state).replace("cpu:0", "cpu"), state.use_distributed, 1
-    forget_states(THEIRS)
+    device = state.device if library == OURS else "cpu"  # accelerate's is cpu:0, which torch.load refuses
+    described = repr(state).replace("cpu:0", "cpu"), state.use_distributed, torch.load(saved, map_location=device)
+    forget_states(library)
     return described
 
 
 def test_under_torchrun_one_process_is_a_group_of_one_as_in_accelerate():
-    """On a device that torch.load takes: accelerate's is cpu:0."""
     pytest.importorskip("accelerate")
-    (ours,) = ranks(1).run(group_of_one)
-    (theirs,) = ranks(1).run(group_of_one_there, environment={"OMP_NUM_THREADS": "1"})
+    (ours,) = ranks(1).run(group_of_one, OURS)
+    (theirs,) = ranks(1).run(group_of_one, THEIRS, environment={"OMP_NUM_THREADS": "1"})
     assert ours == theirs and "MULTI_CPU  Backend: gloo" in ours[0]
 
 
-def test_a_backend_that_cannot_be_had_is_refused_with_the_one_that_can(monkeypatch):
-    torchrun_environment(monkeypatch, 0, 2)
-    with pytest.raises(ValueError, match="assigned backend nccl is not available, please use gloo"):
-        PartialState(cpu=True, backend="nccl")
+def threads():
+    before = torch.get_num_threads()
+    PartialState(cpu=True).wait_for_everyone()  # who leaves at once may leave the others connecting
+    try:
+        return torch.get_num_threads()
+    finally:
+        forget_states()
+        torch.set_num_threads(before)
+
+
+def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():
+    """torchrun would leave every process one thread, whatever the number of cores."""
+    assert ranks(2).run(threads) == [max(1, available_cores() // 2)] * 2
+    assert ranks(2).run(threads, environment={"ACCELERATE_CPU_THREADS": "3"}) == [3, 3]
 
 
 # GPUs, without one
@@ -202,11 +187,32 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(dist, "rendezvous", lambda *args, **kwargs: iter([(store, 0, 1)]))
     monkeypatch.setattr(dist, "init_process_group", calls.init_process_group)
     monkeypatch.setattr(dist, "get_backend", lambda: calls.init_process_group.call_args.args[0])
-    return calls
+    threads_before = torch.get_num_threads()
+    yield calls
+    torch.set_num_threads(threads_before)
 
 
-def test_nccl_gets_its_device_so_that_it_fails_early_and_gloo_gets_none(two_gpus, monkeypatch, threads):
-    torchrun_environment(monkeypatch, 0, 1)
+@pytest.fixture
+def torchrun_with_gpus(two_gpus, monkeypatch):
+    """A world of one process, which finds so many neighbours on its machine."""
+
+    def start(local_world_size=1):
+        variables = {
+            "RANK": 0,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": 1,
+            "LOCAL_WORLD_SIZE": local_world_size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": free_port(),
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+
+    return start
+
+
+def test_nccl_gets_its_device_so_that_it_fails_early_and_gloo_gets_none(two_gpus, torchrun_with_gpus):
+    torchrun_with_gpus()
     state = PartialState()
     assert (state.backend, state.device) == ("nccl", torch.device("cuda", 0))
     assert two_gpus.init_process_group.call_args.kwargs["device_id"] == torch.device("cuda", 0)
@@ -216,8 +222,8 @@ def test_nccl_gets_its_device_so_that_it_fails_early_and_gloo_gets_none(two_gpus
     assert two_gpus.init_process_group.call_args.kwargs["device_id"] is None
 
 
-def test_processes_that_share_a_gpu_use_gloo(two_gpus, monkeypatch, threads):
-    torchrun_environment(monkeypatch, 0, 1, LOCAL_WORLD_SIZE="3")
+def test_processes_that_share_a_gpu_use_gloo(torchrun_with_gpus):
+    torchrun_with_gpus(local_world_size=3)
     state = PartialState()
     assert (state.backend, state.device) == ("gloo", torch.device("cuda", 0))
 
@@ -227,36 +233,10 @@ def test_partial_state_stays_on_the_cpu_where_the_launcher_says_so(two_gpus, mon
     assert PartialState().device == torch.device("cpu")
 
 
-def test_processes_with_gpus_share_the_cores_too(two_gpus, monkeypatch, threads):
+def test_processes_with_gpus_share_the_cores_too(torchrun_with_gpus, monkeypatch):
     """torchrun leaves each one thread, on which batches would be assembled."""
-    torchrun_environment(monkeypatch, 0, 1, LOCAL_WORLD_SIZE="2")
+    torchrun_with_gpus(local_world_size=2)
     torch.set_num_threads(1)
     monkeypatch.setattr("common.cores.available_cores", lambda: 16)
     PartialState()
     assert torch.get_num_threads() == 8
-
-
-def unequal_nodes():
-    """Rank 1 is on a node with a GPU, rank 0 on one without."""
-    forget_states()
-    rank = int(os.environ["RANK"])
-    patches = [
-        mock.patch.object(socket, "gethostname", lambda: f"node-{rank}"),
-        mock.patch.object(torch.cuda, "is_available", lambda: rank == 1),
-        mock.patch.object(torch.cuda, "device_count", lambda: rank),
-        mock.patch.object(torch.cuda, "set_device", lambda device: None),
-    ]
-    for patch in patches:
-        patch.start()
-    try:
-        PartialState(timeout=timedelta(seconds=20))
-    except ValueError as error:
-        return str(error), dict(PartialState._shared_state)
-    finally:
-        mock.patch.stopall()
-
-
-def test_nodes_that_choose_different_backends_are_named_on_all_ranks_instead_of_a_hang():
-    alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    for message, state in ranks(2).run(unequal_nodes, environment=alone):
-        assert "gloo on node-0, nccl on node-1" in message and state == {}

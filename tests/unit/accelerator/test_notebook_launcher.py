@@ -1,6 +1,8 @@
 """Processes from a notebook: forked, again and again, whatever the notebook did before."""
 
 import gc
+import importlib
+import inspect
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
 from common.process_group import leave_process_group
 from common.processes import free_port
+from tests.states import OURS, THEIRS
 
 ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
 
@@ -38,31 +41,6 @@ def note(folder, text) -> None:
 
 def notes(folder) -> dict:
     return {path.name: path.read_text() for path in folder.iterdir()}
-
-
-def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
-    """Else a thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
-    script = textwrap.dedent(
-        """
-        import atexit, os
-
-        def threads():
-            return len(os.listdir("/proc/self/task"))
-
-        atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
-        import torch.distributed as dist
-        from common.process_group import leave_process_group
-
-        threads_before = threads()
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        leave_process_group()
-        print(threads() - threads_before)
-        """
-    )
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    with_group, at_the_end = map(int, finished.stdout.split())
-    assert with_group > 0, finished.stderr
-    assert at_the_end == 0
 
 
 @pytest.mark.slow
@@ -244,6 +222,17 @@ def test_where_forking_would_not_work_it_is_not_tried(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(NotImplementedError, match=r"common\.accelerator launch"):
         notebook_launcher(print, num_processes=2)
+
+
+def test_launchers_take_the_arguments_of_accelerates():
+    pytest.importorskip("accelerate")
+    for name in ("notebook_launcher", "debug_launcher"):
+        ours, theirs = (
+            inspect.signature(getattr(importlib.import_module(library), name)).parameters for library in (OURS, THEIRS)
+        )
+        assert list(ours) == list(theirs)
+        differ = [each for each in ours if ours[each].default != theirs[each].default]
+        assert differ == (["use_port"] if name == "notebook_launcher" else [])  # a free port
 
 
 @ON_CPU

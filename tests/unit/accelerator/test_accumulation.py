@@ -1,0 +1,147 @@
+"""Gradients are averaged over the micro-batches of a window and over the processes; weights change at its end."""
+
+import copy
+import importlib
+import pickle
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from common.accelerator import Accelerator
+from tests.states import OURS, THEIRS, forget_states
+from tests.unit.accelerator.several_processes import on_ranks
+
+SAMPLES = 16
+INPUTS = torch.arange(4.0 * SAMPLES, dtype=torch.float64).view(SAMPLES, 4).sin()
+DATA = TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
+
+
+def new_parts(seed=0):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(4, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def weights_of_plain_torch(batch_size, schedule_steps):
+    model, optimizer, scheduler = new_parts()
+    for x, y in DataLoader(DATA, batch_size):
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for _ in range(schedule_steps):
+            scheduler.step()
+    return model.weight.detach()
+
+
+def trained(accelerator):
+    """The weights at first, the (sync, gradient) of each micro-batch of one sample, and the weights in the end."""
+    model, *rest = new_parts(seed=accelerator.process_index)
+    first = model.weight.detach().clone()
+    model, optimizer, scheduler, loader = accelerator.prepare(model, *rest, DataLoader(DATA, batch_size=1))
+    parameter = accelerator.unwrap_model(model).weight
+    micro_batches = []
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(mse_loss(model(x), y))
+            micro_batches.append((accelerator.sync_gradients, parameter.grad.clone()))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return first, micro_batches, parameter.detach()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_windows_of_all_processes_train_like_one_batch(accumulation, world):
+    """Schedules advance once for each process, as in the original: they are made for the number of one process."""
+    expected = weights_of_plain_torch(accumulation * world, schedule_steps=world)
+    for _, _, weights in on_ranks(world, trained, gradient_accumulation_steps=accumulation):
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
+
+
+def test_gradients_stay_local_until_the_window_ends_and_agree_then():
+    (first, micro_batches, weights), (other_first, others, other_weights) = on_ranks(
+        2, trained, gradient_accumulation_steps=2
+    )
+    assert not torch.equal(first, other_first) and torch.equal(weights, other_weights)
+    assert [sync for sync, _ in micro_batches] == [False, True] * 4
+    for (sync, mine), (_, other) in zip(micro_batches, others, strict=True):
+        assert torch.equal(mine, other) is sync
+
+
+def trained_in_a_cell_that_runs_twice(library):
+    """The weights, and how often the optimizer stepped: objects stay prepared, the Accelerator is made anew."""
+    model, optimizer, _ = new_parts()
+    loader = DataLoader(DATA, batch_size=2)
+    steps = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    for accumulation in (3, 4):
+        accelerator = importlib.import_module(library).Accelerator(gradient_accumulation_steps=accumulation, cpu=True)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        assert accelerator.sync_gradients
+        accelerator.end_training()
+    forget_states(library)
+    return model.weight.tolist(), len(steps)
+
+
+def test_a_cell_that_runs_twice_goes_on_with_what_it_has_prepared():
+    """The windows of the new Accelerator reach the loader and the optimizer that an earlier one has prepared."""
+    pytest.importorskip("accelerate")
+    weights, steps = trained_in_a_cell_that_runs_twice(OURS)
+    assert steps == 3 + 2  # the last window of the first run has two micro-batches
+    assert trained_in_a_cell_that_runs_twice(THEIRS) == (weights, steps)
+
+
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda scheduler: pickle.loads(pickle.dumps(scheduler))])
+def test_copies_of_an_optimizer_follow_the_windows_of_the_run(copied):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    _, *rest = new_parts()
+    _, scheduler = accelerator.prepare(*rest)
+    copied_scheduler = copied(scheduler)
+    (copied_optimizer,) = copied_scheduler.optimizers
+    rates = []
+    for _ in range(2):
+        with accelerator.accumulate():
+            copied_optimizer.step()
+            copied_scheduler.step()
+            rates += copied_scheduler.get_last_lr()
+    assert rates == [0.1, pytest.approx(0.09)] and scheduler.get_last_lr() == [0.1]
+
+
+def test_a_single_tensor_can_be_clipped_as_torch_allows():
+    accelerator = Accelerator(cpu=True)
+    model, *_ = new_parts()
+    accelerator.backward(1000 * model(INPUTS).sum())
+    accelerator.clip_grad_norm_(model.weight, 1.0)
+    assert model.weight.grad.norm() == pytest.approx(1.0)
+
+
+def trained_on_uneven_inputs(accelerator):
+    """How many batches this process had of five, the weight, and the loader's length afterwards."""
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(5, 1), batch_size=1))
+    batches = 0
+    with accelerator.join_uneven_inputs([model], even_batches=False):
+        for x in loader:
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            batches += 1
+    return batches, model.module.weight.item(), len(loader)
+
+
+def test_uneven_inputs_can_be_joined_on_gloo():
+    # https://github.com/huggingface/accelerate/pull/820: there it has no effect but on several GPUs.
+    last_step_counts_half = pytest.approx(-0.25)
+    assert on_ranks(2, trained_on_uneven_inputs) == [(3, last_step_counts_half, 3), (2, last_step_counts_half, 3)]

@@ -1,0 +1,207 @@
+"""A save that is killed, or fails on some process, leaves a complete checkpoint, no draft, and nobody waiting."""
+
+import io
+import itertools
+import os
+import shutil
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from common.accelerator import Accelerator
+from common.accelerator.checkpointing import CheckpointError
+from common.accelerator.utils import InitProcessGroupKwargs, ProjectConfiguration
+from common.processes import ranks
+from tests.states import forget_states
+from tests.unit.accelerator.several_processes import on_ranks
+
+
+def started(folder=None, **config):
+    """The Accelerator of a new run, and its model."""
+    forget_states()
+    accelerator = Accelerator(project_config=ProjectConfiguration(project_dir=folder, **config), cpu=True)
+    return accelerator, accelerator.prepare(torch.nn.Linear(2, 1))
+
+
+# Killed
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing in the core catches it."""
+
+
+OPERATIONS = [
+    (os, "rename"),
+    (os, "replace"),
+    (os, "mkdir"),
+    (os, "unlink"),
+    (os, "rmdir"),
+    (io, "open"),
+    (torch, "save"),
+]
+
+
+def is_saved_within(operations, accelerator, place, monkeypatch):
+    """Save, and be killed if that takes more file operations. Returns whether it came through."""
+    left = itertools.count(operations, -1)
+
+    def interruptible(function):
+        def run(*args, **kwargs):
+            if next(left) <= 0:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return run
+
+    with monkeypatch.context() as patched:
+        for module, name in OPERATIONS:
+            patched.setattr(module, name, interruptible(getattr(module, name)))
+        try:
+            accelerator.save_state(place)
+        except Killed:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("is_automatic", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(is_automatic, tmp_path, monkeypatch):
+    for operations in itertools.count():
+        folder = tmp_path / str(operations)
+        naming = {"automatic_checkpoint_naming": is_automatic, "total_limit": 1 if is_automatic else None}
+        place = None if is_automatic else folder / "c"
+        accelerator, model = started(folder, **naming)
+        torch.nn.init.constant_(model.bias, 1.0)
+        accelerator.save_state(place)
+        torch.nn.init.constant_(model.bias, 2.0)
+        is_saved = is_saved_within(operations, accelerator, place, monkeypatch)
+        if place is not None:  # a save over what the interruption left must work as well
+            copy = shutil.copytree(place, folder / "copy")
+            accelerator.save_state(copy)
+            accelerator.load_state(copy)
+        accelerator, model = started(folder, **naming)
+        accelerator.load_state(place)
+        assert model.bias.item() == 2.0 or (model.bias.item() == 1.0 and not is_saved)
+        accelerator.save_state(place)  # and the run goes on
+        if is_saved:
+            break
+    assert operations > 10
+
+
+# Refused, or failed
+
+
+@pytest.mark.parametrize("folder", ["new", "old"])
+def test_a_folder_has_its_name_when_it_is_whole_and_a_save_that_fails_leaves_nothing(folder, tmp_path):
+    (tmp_path / "old").mkdir()
+
+    def hook(models, weights, draft):
+        assert not (tmp_path / "new").exists()
+        raise KeyError(draft)
+
+    accelerator, _ = started()
+    accelerator.register_save_state_pre_hook(hook)
+    with pytest.raises(KeyError):
+        accelerator.save_state(tmp_path / folder)
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
+
+
+def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(tmp_path):
+    accelerator, _ = started()
+    folder = accelerator.save_state(tmp_path / "c")
+    (folder / "pytorch_model.bin").mkdir()
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a folder"):
+        accelerator.save_state(folder, safe_serialization=False)
+    accelerator.load_state(folder)
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="makes a symbolic link")
+def test_a_link_that_a_hook_makes_is_refused_when_it_is_saved(tmp_path):
+    """No load would accept it: what it leads to may be another file by then."""
+    accelerator, _ = started()
+    accelerator.register_save_state_pre_hook(lambda models, weights, draft: Path(draft, "link").symlink_to(tmp_path))
+    with pytest.raises(CheckpointError, match="link is a symbolic link"):
+        accelerator.save_state(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+# On one of several processes
+
+
+def save_and_load(accelerator: Accelerator, folder: Path, failing: str) -> str:
+    """The error on this process, where the part of it that is called `failing` raises on rank 1."""
+
+    def take_part(part: str) -> None:
+        if part == failing and accelerator.process_index == 1:
+            raise OSError(part)
+
+    class Registered:
+        def state_dict(self) -> dict:
+            take_part("state_dict")
+            return {}
+
+        def load_state_dict(self, state: dict) -> None:
+            take_part("load_state_dict")
+
+    accelerator.register_for_checkpointing(Registered())
+    accelerator.register_save_state_pre_hook(lambda models, weights, draft: take_part("save hook"))
+    accelerator.register_load_state_pre_hook(lambda models, draft: take_part("load hook"))
+    try:
+        accelerator.save_state(folder)
+        accelerator.load_state(folder)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+@pytest.mark.parametrize("failing", ["save hook", "state_dict", "load hook", "load_state_dict"])
+def test_what_fails_on_one_process_is_raised_on_all_and_leaves_no_draft(failing, tmp_path):
+    errors = on_ranks(2, save_and_load, tmp_path / "c", failing)
+    assert errors == [f"RemoteError: rank 1: OSError: {failing}", f"OSError: {failing}"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def saved_from_two_folders(folder: Path) -> list[str]:
+    """Two machines whose checkpoint folders have different paths; each writes and reads its own."""
+    own = folder / f"machine {os.environ['RANK']}"
+    own.mkdir()
+    config = ProjectConfiguration(project_dir=own, automatic_checkpoint_naming=True, save_on_each_node=True)
+    with mock.patch.dict(os.environ, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}):
+        accelerator = Accelerator(project_config=config, cpu=True)
+    model = accelerator.unwrap_model(accelerator.prepare(torch.nn.Linear(1, 1)))
+    accelerator.save_state()
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    accelerator.load_state()
+    assert model.weight.item() != 7.0
+    accelerator.end_training()
+    return sorted(path.name for path in (own / "checkpoints/checkpoint_0").iterdir())
+
+
+def test_machines_that_save_for_themselves_may_have_different_folders(tmp_path):
+    first, second = ranks(2).run(saved_from_two_folders, tmp_path)
+    assert first == second == ["manifest.json", "model.safetensors", "random_states_0.pkl", "random_states_1.pkl"]
+
+
+def saved_by_the_main_process_alone(accelerator: Accelerator, folder: Path) -> str:
+    """What the main process is told, after a second, and where."""
+    if not accelerator.is_main_process:
+        time.sleep(2)
+        return ""
+    with pytest.raises(RuntimeError) as raised:
+        accelerator.save_state(folder)
+    return "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_only_the_main_process_saves_is_an_error_that_says_so(tmp_path):
+    impatient = InitProcessGroupKwargs(timeout=timedelta(seconds=1))
+    message, _ = on_ranks(2, saved_by_the_main_process_alone, tmp_path / "saved", kwargs_handlers=[impatient])
+    assert "in save_state" in message
+    assert "failed on rank 0 of 2: it is a collective, did all processes call it?" in message
+    assert not (tmp_path / "saved").exists()

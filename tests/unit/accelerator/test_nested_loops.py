@@ -1,0 +1,86 @@
+"""A loop knows its last batch, and whose turn it is, whatever other loops were begun in it or left early."""
+
+import copy
+import pickle
+
+import pytest
+from torch.utils.data import DataLoader
+
+from common.accelerator import Accelerator
+from common.accelerator.data_loader import prepare_data_loader
+from common.accelerator.state import GradientState
+from tests.toys import Numbers
+from tests.unit.accelerator.several_processes import on_ranks, played_loaders
+
+
+def test_break_exceptions_and_nesting_leave_no_stale_state():
+    # https://github.com/huggingface/accelerate/issues/1050 and /pull/4248
+    state = GradientState()
+    outer = prepare_data_loader(DataLoader(Numbers(3)))
+    inner = prepare_data_loader(DataLoader(Numbers(3)))
+    assert not state.in_dataloader
+    ends = []
+    for _ in outer:
+        for _ in inner:
+            assert state.active_dataloader is inner
+            break
+        assert state.active_dataloader is outer
+        ends.append(state.end_of_dataloader)
+    assert ends == [False, False, True]
+    with pytest.raises(RuntimeError, match="oops"):
+        for step, _ in enumerate(outer):
+            if step == 2:
+                assert state.end_of_dataloader
+                raise RuntimeError("oops")
+    assert not state.in_dataloader and not state.end_of_dataloader and not outer.end_of_dataloader
+
+
+def test_the_loop_between_two_over_the_same_loader_stays_active_after_the_inner_one():
+    state = GradientState()
+    examples = prepare_data_loader(DataLoader(range(2)))
+    batches = prepare_data_loader(DataLoader(range(3)))
+    ends = []
+    for _ in examples:
+        for _ in batches:
+            list(examples)
+            ends.append(state.end_of_dataloader)
+        assert state.active_dataloader is examples
+    assert ends == [False, False, True] * 2
+
+
+def test_a_loader_that_is_nested_in_itself_knows_the_last_batch_of_both_loops():
+    for loader in played_loaders(2, lambda: DataLoader(Numbers(10), batch_size=2)):
+        ends = []
+        for step, _ in enumerate(loader):
+            if step == 0:
+                assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
+            ends.append(loader.end_of_dataloader)
+        assert ends == [False, False, True]
+
+
+def looked_at_within(accelerator, samples):
+    """What is gathered in each step of a loop that also looks at the first batch, and whether a window ends there."""
+    loader = accelerator.prepare(DataLoader(range(samples)))
+    rows = []
+    for batch in loader:
+        assert int(next(iter(loader))) == accelerator.process_index
+        with accelerator.accumulate():
+            rows.append((accelerator.gather_for_metrics(batch).tolist(), accelerator.sync_gradients))
+    return rows
+
+
+@pytest.mark.parametrize(("samples", "last"), [(6, [4, 5]), (5, [4])])
+def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known(samples, last):
+    for rows in on_ranks(2, looked_at_within, samples, gradient_accumulation_steps=2):
+        assert rows == [([0, 1], False), ([2, 3], True), (last, True)]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_the_last_batch_of_a_copied_loader_ends_its_window(copied):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader = copied(accelerator.prepare(DataLoader(Numbers(3), batch_size=1)))
+    ends = []
+    for _ in loader:
+        with accelerator.accumulate():
+            ends.append(accelerator.sync_gradients)
+    assert ends == [False, True, True]

@@ -1,0 +1,189 @@
+"""Processes meet, and part: one that is missing, fails or starts again leaves nobody waiting and nothing behind."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common.accelerator import Accelerator, PartialState
+from common.accelerator.utils import InitProcessGroupKwargs
+from common.processes import RankFailed, ranks
+from tests.states import forget_states
+from tests.unit.accelerator.several_processes import on_ranks
+
+# Meeting
+
+OF_TORCHRUN = {
+    "WORLD_SIZE": "4",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "changes", "said"),
+    [
+        (["WORLD_SIZE"], {}, "needs RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT too"),
+        (["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR"], {}, "needs MASTER_PORT too"),
+        (OF_TORCHRUN, {"RANK": "4"}, "RANK=4 of WORLD_SIZE=4"),
+        (OF_TORCHRUN, {"LOCAL_RANK": "3"}, "LOCAL_RANK=3 of 2 "),
+    ],
+)
+def test_a_half_set_environment_says_what_is_missing(names, changes, said, monkeypatch):
+    for name in names:
+        monkeypatch.setenv(name, (OF_TORCHRUN | changes)[name])
+    for _ in range(2):  # and leaves nothing half made behind
+        with pytest.raises(ValueError, match=said):
+            PartialState(cpu=True)
+
+
+def test_a_backend_that_cannot_be_had_is_refused_with_the_one_that_can(monkeypatch):
+    for name, value in OF_TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="assigned backend nccl is not available, please use gloo"):
+        PartialState(cpu=True, backend="nccl")
+
+
+def on_unequal_nodes():
+    """Rank 1 is on a node with a GPU, rank 0 on one without. What the error says, and what is left of the state."""
+    forget_states()
+    rank = int(os.environ["RANK"])
+    with (
+        mock.patch.object(socket, "gethostname", lambda: f"node-{rank}"),
+        mock.patch.object(torch.cuda, "is_available", lambda: rank == 1),
+        mock.patch.object(torch.cuda, "device_count", lambda: rank),
+        mock.patch.object(torch.cuda, "set_device", lambda device: None),
+        pytest.raises(ValueError) as raised,
+    ):
+        PartialState(timeout=timedelta(seconds=20))
+    return str(raised.value), dict(PartialState._shared_state)
+
+
+def test_nodes_that_choose_different_backends_are_named_on_all_ranks_instead_of_a_hang():
+    alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for message, state in ranks(2).run(on_unequal_nodes, environment=alone):
+        assert "gloo on node-0, nccl on node-1" in message and state == {}
+
+
+def join_late():
+    """The error of rank 0, whose patience is shorter than rank 1's delay."""
+    if os.environ["RANK"] == "1":
+        time.sleep(3)
+        return None
+    impatient = InitProcessGroupKwargs(timeout=timedelta(seconds=1))
+    with pytest.raises(Exception) as raised:
+        Accelerator(kwargs_handlers=[impatient], cpu=True)
+    return str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_joins_is_named():
+    message, _ = ranks(2).run(join_late)
+    assert "ranks [1] of 2 did not join" in message or "1/2" in message
+
+
+# Working
+
+
+def check_trigger_twice(accelerator):
+    if accelerator.process_index == 1:
+        accelerator.set_trigger()
+    return accelerator.check_trigger(), accelerator.check_trigger()
+
+
+def test_a_trigger_on_one_process_is_seen_by_all_once():
+    assert on_ranks(2, check_trigger_twice) == [(True, False)] * 2
+
+
+def enter_first(accelerator):
+    with accelerator.main_process_first():
+        return time.monotonic()
+
+
+def test_the_main_process_enters_first():
+    one, two = on_ranks(2, enter_first)
+    assert one < two
+
+
+def fail_first(accelerator):
+    with accelerator.main_process_first():
+        if accelerator.is_main_process:
+            raise RuntimeError("oops")
+
+
+def test_an_exception_in_the_first_process_does_not_leave_the_others_waiting():
+    with pytest.raises(RankFailed, match="rank 0: RuntimeError: oops"):
+        on_ranks(2, fail_first, timeout=20)
+
+
+# Parting
+
+
+def start_again_and_again():
+    """The sums of what the ranks put in: in two groups of Accelerators, and in one that the script itself makes."""
+    sums = []
+    for of_the_script in (False, False, True):
+        if of_the_script:
+            dist.init_process_group("gloo")
+        accelerator = Accelerator(cpu=True)
+        sums.append(int(accelerator.reduce(torch.tensor(accelerator.process_index + 1))))
+        accelerator.end_training()
+        assert not dist.is_initialized() and accelerator.num_processes == 2
+    return sums
+
+
+def test_an_accelerator_after_end_training_joins_a_new_group():
+    assert ranks(2).run(start_again_and_again) == [[3, 3, 3]] * 2
+
+
+def outlive_groups(folder):
+    for number in range(50):
+        meeting = InitProcessGroupKwargs(init_method=f"file://{folder}/{number}")
+        accelerator = Accelerator(cpu=True, kwargs_handlers=[meeting])
+        model = accelerator.prepare(torch.nn.Linear(16, 10))
+        accelerator.backward(model(torch.ones(4, 16)).sum())
+        accelerator.gather(torch.ones(1000))
+        accelerator.end_training()
+        del model, accelerator
+
+
+@pytest.mark.slow
+def test_a_model_that_outlives_its_group_can_be_freed(tmp_path):
+    """With torch 2.11 it waited for the group's threads, and they for the GIL that it held."""
+    ranks(2).run(outlive_groups, tmp_path, timeout=60)
+
+
+def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
+    """Else a thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
+    script = textwrap.dedent(
+        """
+        import atexit, os
+
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+
+        atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
+        import torch.distributed as dist
+        from common.process_group import leave_process_group
+
+        threads_before = threads()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        leave_process_group()
+        print(threads() - threads_before)
+        """
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    with_group, at_the_end = map(int, finished.stdout.split())
+    assert with_group > 0, finished.stderr
+    assert at_the_end == 0

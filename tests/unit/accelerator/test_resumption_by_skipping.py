@@ -1,0 +1,174 @@
+"""By default a script says where its loaders go on: `set_epoch`, `skip_first_batches`, and nothing else moves them."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from common.accelerator import Accelerator, DistributedEvalSampler
+from common.accelerator.data_loader import skip_first_batches
+from common.accelerator.utils import DataLoaderConfiguration
+from tests.toys import Augmented, Numbers, Stream, seeded_order
+from tests.unit.accelerator.several_processes import gathered, on_ranks
+
+N = 22
+
+
+class Case(NamedTuple):
+    """A loader of a script, and how it is prepared."""
+
+    make: Callable[[], DataLoader]
+    how: dict[str, Any]
+
+
+CASES = {
+    "sequential": Case(lambda: DataLoader(range(N), 3), {}),
+    "seedable, no seed": Case(lambda: DataLoader(range(N), 3, shuffle=True), {"use_seedable_sampler": True}),
+    "a generator of the loader": Case(
+        lambda: DataLoader(range(N), 3, shuffle=True, generator=torch.Generator()), {"use_seedable_sampler": True}
+    ),
+    "uneven": Case(lambda: DataLoader(range(N), 3), {"even_batches": False}),
+    "drawn by the data set": Case(
+        lambda: DataLoader(Augmented(N), 3, shuffle=True), {"use_seedable_sampler": True, "data_seed": 1}
+    ),
+    "workers": Case(lambda: DataLoader(range(N), 3, num_workers=1), {}),
+    "no batches": Case(lambda: DataLoader(torch.arange(N), batch_size=None), {}),
+    "evaluation": Case(
+        lambda: DataLoader(range(N), 2, sampler=DistributedEvalSampler(range(N), 1, 0, shuffle=True, seed=4)), {}
+    ),
+    "a stream": Case(lambda: DataLoader(Stream(range(N)), 3), {"dispatch_batches": False}),
+    "a dispatched stream": Case(lambda: DataLoader(Stream(range(N)), 3), {}),
+    "dispatched": Case(lambda: DataLoader(range(N), 2, drop_last=True), {"dispatch_batches": True}),
+}
+STOP = (1, 2)  # after two steps of the second epoch
+
+
+def visited(accelerator, kind, folder, resumes):
+    """The steps of three epochs with a draw, as for dropout, beside each; or those that follow the checkpoint."""
+    torch.manual_seed(100 * resumes + 3 + accelerator.process_index)
+    loader = accelerator.prepare(CASES[kind].make())
+    first_epoch, done = STOP if resumes else (0, 0)
+    if resumes:
+        torch.rand(5)
+        accelerator.load_state(folder)
+    rows = []
+    for epoch in range(first_epoch, 3):
+        loader.set_epoch(epoch)
+        rest = accelerator.skip_first_batches(loader, done) if done else loader
+        for step, batch in enumerate(rest, done + 1):
+            rows.append((epoch, step, batch.tolist(), rest.end_of_dataloader, torch.rand(()).item()))
+            if not resumes and (epoch, step) == STOP:
+                accelerator.save_state(folder)
+        done = 0
+        rows.append((epoch, "end", torch.rand(()).item()))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "rng_types"),
+    [(kind, 1, None) for kind in CASES]
+    + [
+        ("sequential", 2, ["torch"]),
+        ("seedable, no seed", 2, None),
+        ("drawn by the data set", 2, ["torch"]),
+        ("dispatched", 2, None),
+    ],
+)
+def test_set_epoch_and_skip_first_batches_go_on_bit_for_bit(kind, world, rng_types, tmp_path):
+    settings = {"dataloader_config": DataLoaderConfiguration(**CASES[kind].how), "rng_types": rng_types}
+    straight = on_ranks(world, visited, kind, tmp_path / "c", False, **settings)
+    resumed = on_ranks(world, visited, kind, tmp_path / "c", True, **settings)
+    for rows, rest in zip(straight, resumed, strict=True):
+        (last_before,) = [index for index, row in enumerate(rows) if row[:2] == STOP]
+        assert rest == rows[last_before + 1 :] and len(rest) > 5
+
+
+def test_in_a_random_order_one_warning_says_that_it_is_lost(tmp_path, caplog):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(N), 3, sampler=RandomSampler(range(N))))
+    accelerator.save_state(tmp_path / "c")
+    accelerator.load_state(tmp_path / "c")
+    with caplog.at_level(logging.WARNING):
+        rest = accelerator.skip_first_batches(loader, 2)
+        assert len(list(rest)) == 6 and len(list(rest)) == 6
+        assert len(list(accelerator.skip_first_batches(loader, 1))) == 7
+    (record,) = caplog.records
+    assert "use_seedable_sampler" in record.getMessage() and "use_stateful_dataloader" in record.getMessage()
+
+
+def seedable(seed):
+    """The Accelerator of a new run, and its loader."""
+    torch.manual_seed(seed)
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True), cpu=True)
+    return accelerator, accelerator.prepare(DataLoader(range(N), 4, shuffle=True))
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "next_epoch"),
+    [
+        pytest.param(None, 2, id="between two epochs"),
+        pytest.param(3, 2, id="within an epoch"),
+        pytest.param(6, 3, id="at its last step"),
+    ],
+)
+def test_seed_and_epoch_of_a_seedable_sampler_come_back(saved_at, next_epoch, tmp_path):
+    """A resumed script that does not call `set_epoch` does not visit the first epoch's order again."""
+    accelerator, loader = seedable(1)
+    for _ in range(2):
+        assert len(list(loader)) == 6
+    if saved_at is None:
+        accelerator.save_state(tmp_path / "c")
+    for step, _ in enumerate(loader, 1):
+        if step == saved_at:
+            accelerator.save_state(tmp_path / "c")
+    accelerator, loader = seedable(99)
+    accelerator.load_state(tmp_path / "c")
+    for epoch in (next_epoch, next_epoch + 1):
+        assert gathered([loader]) == seeded_order(N, seed=1, epoch=epoch)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_after_a_checkpoint_at_the_last_step_comes_a_whole_epoch(stateful, tmp_path):
+    """A script that computes `first_epoch = step // len(loader)` begins with the next epoch."""
+    config = DataLoaderConfiguration(use_stateful_dataloader=stateful)
+    accelerator = Accelerator(dataloader_config=config, cpu=True)
+    loader = accelerator.prepare(DataLoader(Numbers(4)))
+    for step, _ in enumerate(loader, 1):
+        if step == 4:
+            accelerator.save_state(tmp_path / "c")
+    whole = [0, 1, 2, 3]
+    accelerator.load_state(tmp_path / "c")
+    assert gathered([loader]) == whole == gathered([loader])
+    accelerator.load_state(tmp_path / "c")
+    assert gathered([accelerator.skip_first_batches(loader, 0)]) == whole
+    accelerator.load_state(tmp_path / "c")
+    loader.set_epoch(1)
+    assert gathered([loader]) == whole
+
+
+def test_load_state_moves_no_loader(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Numbers(4)))
+    look = iter(loader)
+    next(look)
+    for step, _ in enumerate(loader):
+        if step == 1:
+            accelerator.save_state(tmp_path / "c")
+        if step == 2:
+            accelerator.load_state(tmp_path / "c")
+    assert gathered([loader]) == [0, 1, 2, 3]
+
+
+def test_skipping_works_on_loaders_that_were_not_prepared():
+    for data in (Numbers(5), Stream(range(5))):
+        assert [batch.tolist() for batch in skip_first_batches(DataLoader(data, batch_size=2), 1)] == [[2, 3], [4]]
+    assert [sample.item() for sample in skip_first_batches(DataLoader(Numbers(5), batch_size=None), 2)] == [2, 3, 4]
+
+
+def test_what_skipping_made_of_a_prepared_loader_stays_as_it_is_when_it_is_prepared():
+    accelerator = Accelerator(cpu=True, split_batches=True)
+    rest = accelerator.skip_first_batches(accelerator.prepare(DataLoader(Numbers(5), batch_size=2)), 1)
+    assert accelerator.prepare(rest) is rest

@@ -1,0 +1,222 @@
+"""With `use_stateful_dataloader=True` an epoch that was stopped goes on bit for bit, and so does torch's generator."""
+
+import io
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from common.accelerator import Accelerator, data_loader
+from common.accelerator.data_loader import skip_first_batches
+from common.accelerator.sampler import DistributedEvalSampler
+from common.accelerator.utils import DataLoaderConfiguration
+from tests.toys import Augmented, Numbers, Stream, seeded_order
+from tests.unit.accelerator.several_processes import gathered, steps_of
+
+N = 22
+DATA = Numbers(N)
+SEEDABLE = {"use_seedable_sampler": True, "data_seed": 9}
+DISPATCHING = {"device": torch.device("cpu"), "put_on_device": True}
+
+
+class Case(NamedTuple):
+    """A loader of a script, given a batch size, and how it is prepared."""
+
+    make: Callable[[int], DataLoader]
+    how: Mapping[str, Any] = MappingProxyType({})
+
+
+def seeded():
+    return torch.Generator().manual_seed(5)
+
+
+def workers(staying):
+    return Case(lambda size: DataLoader(DATA, size, shuffle=True, num_workers=1, persistent_workers=staying))
+
+
+LISTS = [[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]]
+ORDERS = {
+    "sequential": Case(lambda size: DataLoader(DATA, size)),
+    "random": Case(lambda size: DataLoader(DATA, size, shuffle=True)),
+    "random, a generator of its own": Case(
+        lambda size: DataLoader(DATA, size, sampler=RandomSampler(DATA, generator=seeded()))
+    ),
+    "random, the loader's generator": Case(lambda size: DataLoader(DATA, size, shuffle=True, generator=seeded())),
+    "subset": Case(lambda size: DataLoader(DATA, size, sampler=SubsetRandomSampler(range(3, N)))),
+    "weighted": Case(lambda size: DataLoader(DATA, size, sampler=WeightedRandomSampler(range(1, N), 30))),
+    "seedable, a seed": Case(lambda size: DataLoader(DATA, size, shuffle=True), SEEDABLE),
+    "batch sampler": Case(
+        lambda size: DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), size, drop_last=True))
+    ),
+    "lists of any size": Case(lambda size: DataLoader(DATA, batch_sampler=LISTS)),
+    "uneven": Case(lambda size: DataLoader(DATA, size, shuffle=True), {"even_batches": False}),
+}
+ON_ONE_PROCESS = {
+    "drawn by the data set": Case(lambda size: DataLoader(Augmented(N), size, shuffle=True)),
+    "evaluation": Case(lambda size: DataLoader(DATA, size, sampler=DistributedEvalSampler(DATA, 1, 0, shuffle=True))),
+    "a stream": Case(lambda size: DataLoader(Stream(DATA), size)),
+    "dispatched": Case(lambda size: DataLoader(DATA, size, shuffle=True), DISPATCHING | {"dispatch_batches": True}),
+    "a dispatched stream": Case(lambda size: DataLoader(Stream(DATA), size), DISPATCHING),
+    "workers": workers(staying=False),
+    "workers that stay": workers(staying=True),
+}
+CASES = ORDERS | ON_ONE_PROCESS
+SLOW = {"workers that stay"}
+
+
+def prepared(kind, world=1, rank=0, batch_size=2, **more):
+    case = CASES[kind]
+    return data_loader.prepare_data_loader(
+        case.make(batch_size), num_processes=world, process_index=rank, use_stateful_dataloader=True, **case.how, **more
+    )
+
+
+class Checkpoint(Exception):
+    """Ends a run, with the states of the loader and of torch's generator as a file has them."""
+
+
+def visit(loader, epochs, stop=None):
+    """Yield the steps, with a draw beside each, as for dropout; after (epoch, step) `stop` raise a Checkpoint."""
+    for epoch in epochs:
+        loader.set_epoch(epoch)
+        for step, batch in enumerate(loader, 1):
+            yield epoch, batch.tolist(), loader.end_of_dataloader, torch.rand(()).item()
+            if stop == (epoch, step):
+                file = io.BytesIO()
+                torch.save([loader.state_dict(), torch.get_rng_state()], file)
+                raise Checkpoint(file)
+        yield epoch, "end", torch.rand(()).item()
+
+
+@pytest.mark.parametrize("stop", [(0, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    [
+        *itertools.product(ORDERS, [1, 2, 3]),
+        *[pytest.param(kind, 1, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in ON_ONE_PROCESS],
+    ],
+)
+def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world, stop):
+    for rank in range(world):
+        torch.manual_seed(3)
+        straight = list(visit(prepared(kind, world, rank), range(3)))
+        torch.manual_seed(3)
+        until = []
+        with pytest.raises(Checkpoint) as stopped:
+            until.extend(visit(prepared(kind, world, rank), range(3), stop))
+        torch.manual_seed(999)  # another process, whose generators are elsewhere
+        loader = prepared(kind, world, rank)
+        (file,) = stopped.value.args
+        file.seek(0)
+        state, torch_state = torch.load(file, weights_only=True)
+        loader.load_state_dict(state)
+        torch.set_rng_state(torch_state)
+        resumed = list(visit(loader, range(stop[0], 3)))
+        assert until + resumed == straight and len(resumed) < len(straight)
+
+
+@pytest.mark.parametrize("kind", ["random", "weighted", "random, a generator of its own", "seedable, a seed"])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4)])
+def test_another_number_of_processes_goes_on_in_the_global_order(kind, before, after):
+    def loaders_of(world):
+        """The loaders of all ranks, which share each batch of four samples."""
+        loaders = []
+        for rank in range(world):
+            torch.manual_seed(world)
+            loaders.append(prepared(kind, world, rank, batch_size=4, split_batches=True, even_batches=False))
+        return loaders
+
+    loaders = loaders_of(before)
+    torch.manual_seed(11)
+    steps = []
+    states = []
+    for step in steps_of(loaders):
+        steps.append([row for share in step for row in share.rows])
+        states.append(loaders[0].state_dict())
+    later = loaders_of(after)
+    for loader in later:
+        loader.load_state_dict(states[1])
+    torch.manual_seed(11)
+    assert gathered(later) == list(itertools.chain(*steps[2:]))
+
+
+# What moves a loader, and what does not
+
+
+def stopped_after(loader, steps):
+    """The state of the loader after so many steps of a loop."""
+    for step, _ in enumerate(loader, 1):
+        if step == steps:
+            return loader.state_dict()
+
+
+def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint():
+    def loaded():
+        loader = prepared("seedable, a seed", batch_size=1)
+        loader.load_state_dict(state)
+        return loader
+
+    loader = prepared("seedable, a seed", batch_size=1)
+    loader.set_epoch(1)
+    state = stopped_after(loader, 3)
+    first, second = (seeded_order(N, seed=9, epoch=epoch) for epoch in (1, 2))
+    loader = loaded()
+    loader.set_epoch(1)
+    assert gathered([loader]) == first[3:]
+    loader = loaded()
+    loader.set_epoch(2)
+    assert gathered([loader]) == second
+    loader = loaded()
+    assert gathered([skip_first_batches(loader, 4)]) == first[4:]
+    assert gathered([loader]) == first  # as on the original, the script says which epoch comes next
+
+
+def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
+    """A resumed script that passes over batches by itself may be stopped once more."""
+    torch.manual_seed(3)
+    straight = gathered([prepared("random")])
+    torch.manual_seed(3)
+    loader = prepared("random")
+    for step, _ in enumerate(skip_first_batches(loader, 2), 3):
+        if step == 4:
+            state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert gathered([loader]) == straight[4 * 2 :]
+
+
+def test_a_look_at_the_first_batch_in_the_loop_does_not_move_a_stateful_loader(tmp_path):
+    config = DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = Accelerator(dataloader_config=config, cpu=True)
+    loader = accelerator.prepare(DataLoader(Numbers(6)))
+    for step, _ in enumerate(loader):
+        assert int(next(iter(loader))) == 0
+        if step == 3:
+            accelerator.save_state(tmp_path / "c")
+            break
+    accelerator.load_state(tmp_path / "c")
+    assert gathered([loader]) == [4, 5]
+
+
+def test_a_position_that_is_no_whole_number_of_steps_is_refused():
+    with pytest.raises(ValueError, match="6 samples of epoch 0"):
+        prepared("sequential", batch_size=4).load_state_dict({"epoch": 0, "step": 3, "step_size": 2})
+
+
+def test_a_loader_that_is_let_go_ends_its_workers_at_once():
+    """In a circle of references they would end when garbage is collected, and torch would wait seconds for each."""
+    loader = prepared("workers that stay")
+    next(iter(loader))
+    freed = weakref.ref(loader)
+    del loader
+    assert freed() is None

@@ -1,0 +1,105 @@
+"""Settings of an Accelerator: from the script or the launcher; contradictions and what is out of scope are refused."""
+
+import pytest
+import torch
+
+from common.accelerator import Accelerator, utils
+from common.accelerator.utils import (
+    AutocastKwargs,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    TorchDynamoPlugin,
+)
+
+
+@pytest.mark.parametrize(
+    "option", ["deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config"]
+)
+def test_what_is_out_of_scope_is_refused_and_an_empty_setting_passes(option):
+    Accelerator(cpu=True, **{option: None})
+    with pytest.raises(NotImplementedError, match="out of scope"):
+        Accelerator(cpu=True, **{option: object()})
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        ({"unexpected": 1}, TypeError, "unexpected"),
+        ({"mixed_precision": "fp8"}, NotImplementedError, "fp8"),
+        ({"mixed_precision": "int3"}, ValueError, "mixed_precision"),
+        ({"gradient_accumulation_steps": 0}, ValueError, "at least one micro-batch, not 0"),
+        ({"kwargs_handlers": [KwargsHandler()]}, NotImplementedError, "KwargsHandler"),
+        ({"kwargs_handlers": [object()]}, AssertionError, "Unsupported kwargs handler"),
+        ({"kwargs_handlers": [AutocastKwargs(), AutocastKwargs()]}, ValueError, "You can only pass one <class"),
+        (
+            {
+                "gradient_accumulation_steps": 2,
+                "gradient_accumulation_plugin": GradientAccumulationPlugin(2),
+            },
+            ValueError,
+            "gradient_accumulation",
+        ),
+    ],
+)
+def test_contradictory_settings_are_refused(settings, error, match):
+    with pytest.raises(error, match=match):
+        Accelerator(cpu=True, **settings)
+
+
+def test_regional_compilation_and_sharding_by_the_launcher_are_refused(monkeypatch):
+    with pytest.raises(NotImplementedError, match="use_regional_compilation"):
+        TorchDynamoPlugin(use_regional_compilation=True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(NotImplementedError, match="out of scope"):
+        Accelerator(cpu=True)
+
+
+def test_settings_of_the_launcher_are_read_from_the_environment(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.mixed_precision == "bf16" and accelerator.gradient_accumulation_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("GradScalerKwargs", {"growth_interval": 5}),
+        ("AutocastKwargs", {"cache_enabled": False}),
+        ("InitProcessGroupKwargs", {"backend": "gloo"}),
+        ("DistributedDataParallelKwargs", {"find_unused_parameters": True, "comm_state_option": {"a": 1}}),
+        ("ProfileKwargs", {"with_stack": True}),
+        ("TorchDynamoPlugin", {"backend": "inductor", "mode": "max-autotune", "dynamic": True}),
+        ("GradientAccumulationPlugin", {"num_steps": 3, "sync_each_batch": True}),
+    ],
+)
+def test_handlers_give_only_what_differs_from_the_defaults(name, kwargs):
+    theirs = getattr(pytest.importorskip("accelerate.utils"), name)
+    ours = getattr(utils, name)
+    assert ours().to_kwargs() == theirs().to_kwargs() == {}
+    assert ours(**kwargs).to_kwargs() == theirs(**kwargs).to_kwargs() != {}
+
+
+def test_an_unset_timeout_is_ten_minutes():
+    assert InitProcessGroupKwargs().timeout.total_seconds() == 600
+
+
+def test_a_second_accelerator_keeps_the_precision_and_after_end_training_one_starts_afresh():
+    first = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=3, cpu=True)
+    with pytest.raises(ValueError, match="already runs with 'bf16'"):
+        Accelerator(mixed_precision="no", cpu=True)
+    first.end_training()
+    assert first.is_main_process and first.mixed_precision == "bf16"
+    second = Accelerator(mixed_precision="no", cpu=True)
+    assert second.mixed_precision == "no" and second.gradient_accumulation_steps == 1
+
+
+@pytest.mark.parametrize("asked", [{"dynamo_backend": "eager"}, {"dynamo_plugin": TorchDynamoPlugin(backend="eager")}])
+def test_a_second_accelerator_may_ask_for_another_compiler(asked):
+    def kind_of_prepared(accelerator):
+        return type(accelerator.prepare(torch.nn.Linear(2, 2))).__name__
+
+    assert kind_of_prepared(Accelerator(cpu=True)) == "Linear"
+    assert kind_of_prepared(Accelerator(cpu=True, **asked)) == "OptimizedModule"
+    assert kind_of_prepared(Accelerator(cpu=True)) == "OptimizedModule"  # asks for none
