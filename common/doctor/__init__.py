@@ -10,6 +10,5 @@
     compare_*         checks: each compares the records of all ranks, and gives an answer
     report            runs the checks, and prints their answers
 
-`record` and `answers` are what goes from one part to the next, and the files of `folder` are how processes talk. The
-lab is common/pitfalls.
+`record` and `answers` are what goes from one part to the next. The lab is common/pitfalls.
 """

@@ -33,10 +33,9 @@ def examine(options: argparse.Namespace) -> int:
     """Run the script, and say what was found. Returns the exit code."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
-        patient = launch.Patient(
-            options.script, options.arguments, options.processes, last_step=options.steps, patience=options.time_out
+        records = launch.observe(
+            options.script, options.arguments, options.processes, Path(folder), options.steps, options.time_out
         )
-        records = launch.observe(patient, Path(folder))
     print(report.summary(options.script.name, records, time.monotonic() - started), end="\n\n")
     answers = report.answers(records, options.time_out)
     reason = report.not_examined(records, answers)

@@ -1,7 +1,6 @@
 """The check of the end: a rank that crashed, or ranks that wait for each other."""
 
 from itertools import zip_longest
-from typing import NamedTuple
 
 from common.doctor.answers import Answer, Finding, Right, Unseen
 from common.doctor.compare_data import training_epochs
@@ -10,13 +9,6 @@ from common.doctor.record import Call, Record, across_ranks
 # What a rank says whose partner has gone, or does something else.
 LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
 UNFINISHED = "finished reduction in the prior iteration"  # DDP, where a gradient has not come
-
-
-class Mismatch(NamedTuple):
-    """The first collective that is not the same on all ranks, counted from 1; None where a rank has called no more."""
-
-    number: int
-    calls: tuple[Call | None, ...]
 
 
 def end(records: list[Record], patience: float) -> Answer:
@@ -67,14 +59,13 @@ def _waiting(records: list[Record], crashed: set[int], patience: float) -> Findi
     uneven = _uneven_epoch(records)
     if uneven:
         return Finding(f"{text}; {uneven}", "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
-    mismatch = _mismatch(records)
-    if mismatch:
-        of_rank_0, *of_others = mismatch.calls
-        calls = []
-        for rank, call in enumerate(mismatch.calls):
-            calls.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
-        text = f"{text}; collective {mismatch.number} of the script: {', '.join(calls)}"
-        if of_rank_0 is not None and of_rank_0 not in of_others:
+    calls = _first_different_calls(records)
+    if calls:
+        of_ranks = []
+        for rank, call in enumerate(calls):
+            of_ranks.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
+        text = f"{text}; the first collective that is not the same: {', '.join(of_ranks)}"
+        if calls[0] is not None and calls[0] not in calls[1:]:
             return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
     return Finding(text, "see what each of these lines waits for: all ranks must leave a loop at one step")
 
@@ -98,9 +89,9 @@ def _uneven_epoch(records: list[Record]) -> str | None:
     return None
 
 
-def _mismatch(records: list[Record]) -> Mismatch | None:
-    in_order = zip_longest(*[record.collectives for record in records])
-    for number, calls in enumerate(in_order, 1):
+def _first_different_calls(records: list[Record]) -> tuple[Call | None, ...]:
+    """The first collective that is not the same on all ranks; None for a rank that has called no more."""
+    for calls in zip_longest(*[record.collectives for record in records]):
         if len(set(calls)) > 1:
-            return Mismatch(number, calls)
-    return None
+            return calls
+    return ()

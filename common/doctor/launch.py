@@ -7,93 +7,85 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
-from common.doctor.folder import Files
-from common.doctor.record import Record, read
+from common.doctor.pulse import PROGRESS, STOP, STOPPED
+from common.doctor.record import RECORD, Record, read
 from common.processes import free_port
 
 POLL = 0.2  # seconds
 AFTER_A_CRASH = 5.0  # seconds that the other ranks have
 TO_WRITE = 10.0  # seconds for the last records
+LOG = "log"
 
 
-class Patient(NamedTuple):
-    """A script, and how it is to be run.
+def observe(
+    script: Path, arguments: list[str], processes: int, folder: Path, last_step: int | None, patience: float
+) -> list[Record]:
+    """Run a script on several processes until it ends, or no rank has got on for `patience` seconds.
 
-    Attributes:
-        last_step: the optimizer step after which it is ended; None: its own end.
-        patience: seconds in which a rank must get on.
+    Each rank has a folder in `folder`. `last_step` is the optimizer step after which the script is ended.
     """
-
-    script: Path
-    arguments: list[str]
-    processes: int
-    last_step: int | None
-    patience: float
-
-
-def observe(patient: Patient, folder: Path) -> list[Record]:
-    """Run a script on several processes until it ends, or no rank has got on for some time."""
+    run_script = Path(__file__).with_name("run_script.py")
     port = free_port()
-    files = [Files(folder, rank) for rank in range(patient.processes)]
+    folders = [folder / f"rank{rank}" for rank in range(processes)]
     started: list[subprocess.Popen] = []
     try:
-        for rank in range(patient.processes):
-            started.append(_start(patient, rank, port, folder))
-        _wait(started, files, patient.patience)
-        _let_all_write(started, files)
+        for rank, of_rank in enumerate(folders):
+            of_rank.mkdir()
+            command = [sys.executable, "-u", run_script, of_rank, str(last_step or 0), script, *arguments]
+            started.append(_start(command, _environment(rank, processes, port), of_rank / LOG))
+        _wait(started, folders, patience)
+        _let_all_write(started, folders)
     finally:
         for process in started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
         for process in started:  # after all are killed: a second Ctrl-C may interrupt this
             process.wait()
-    records = []
-    for rank, process in enumerate(started):
-        records.append(_record(rank, files[rank], process.returncode))
-    return records
+    return [_record(rank, folders[rank], process.returncode) for rank, process in enumerate(started)]
 
 
-def _start(patient: Patient, rank: int, port: int, folder: Path) -> subprocess.Popen:
+def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
     environment = {
         "OMP_NUM_THREADS": "1",  # torchrun's default
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "GROUP_RANK": "0",
-        "WORLD_SIZE": str(patient.processes),
-        "LOCAL_WORLD_SIZE": str(patient.processes),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    if torch.cuda.device_count() < patient.processes:
+    if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
-    run_script = str(Path(__file__).with_name("run_script.py"))
-    last_step = str(patient.last_step or 0)
-    command = [sys.executable, "-u", run_script, str(folder), last_step, str(patient.script), *patient.arguments]
-    with Files(folder, rank).log.open("wb") as log:
+    return environment
+
+
+def _start(command: list, environment: dict[str, str], log: Path) -> subprocess.Popen:
+    with log.open("wb") as output:
         return subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the doctor, which then ends all ranks
         )
 
 
-def _wait(started: list[subprocess.Popen], files: list[Files], patience: float) -> None:
+def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
     """Wait until all ranks have ended, or none has got on for `patience` seconds."""
-    progress = [""] * len(files)
+    progress = [""] * len(folders)
     got_on = time.monotonic()
     with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
         while any(process.poll() is None for process in started):
-            for rank, of_rank in enumerate(files):
-                text = of_rank.progress.read_text() if of_rank.progress.exists() else ""
+            for rank, of_rank in enumerate(folders):
+                file = of_rank / PROGRESS
+                text = file.read_text() if file.exists() else ""
                 if text not in ("", progress[rank]):  # it is empty while it is written
                     progress[rank] = text
                     got_on = time.monotonic()
@@ -106,23 +98,24 @@ def _wait(started: list[subprocess.Popen], files: list[Files], patience: float) 
             time.sleep(POLL)
 
 
-def _let_all_write(started: list[subprocess.Popen], files: list[Files]) -> None:
+def _let_all_write(started: list[subprocess.Popen], folders: list[Path]) -> None:
     """Let every rank that still runs write its last record. Only then may the first be killed."""
-    files[0].stop.touch()
+    for of_rank in folders:
+        (of_rank / STOP).touch()
     deadline = time.monotonic() + TO_WRITE
-    for process, of_rank in zip(started, files, strict=True):
-        while process.poll() is None and not of_rank.stopped.exists():
+    for process, of_rank in zip(started, folders, strict=True):
+        while process.poll() is None and not (of_rank / STOPPED).exists():
             if time.monotonic() > deadline:
                 return
             time.sleep(POLL)
 
 
-def _record(rank: int, files: Files, exit_code: int) -> Record:
+def _record(rank: int, folder: Path, exit_code: int) -> Record:
     """The record of a rank, with what was seen of it from here; nothing else where it left none."""
     record = Record(rank)
-    if files.record.exists():
-        record = read(files.record)
-    printed = files.log.read_text(errors="replace")
+    if (folder / RECORD).exists():
+        record = read(folder / RECORD)
+    printed = (folder / LOG).read_text(errors="replace")
     record.last_line = printed.strip().split("\n")[-1]
     record.exit_code = exit_code
     return record

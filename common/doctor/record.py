@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 from torch import Tensor
 
 T = TypeVar("T")
+RECORD = "record.pickle"  # in the folder of the rank
 Draws = dict[str, list[int]]  # for each random generator fingerprints of its states before something drew from it
 
 

@@ -16,16 +16,15 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     """Run `script` under observation. Its error is noted and raised."""
     imported_before = set(sys.modules)
     from common.doctor import pulse, watch_calls, watch_data, watch_networks, watch_optimizers
-    from common.doctor.folder import Files
+    from common.doctor.record import RECORD
     from common.doctor.watcher import Watcher
 
-    files = Files(folder, rank)
-    watcher = Watcher(files.record, rank)
+    watcher = Watcher(folder / RECORD, rank)
     data = watch_data.install(watcher)
     networks = watch_networks.install(watcher, data)
     watch_optimizers.install(watcher, networks, last_step)
     watch_calls.install(watcher, script)
-    pulse.start(watcher, files, script)
+    pulse.start(watcher, folder, script)
     for name in set(sys.modules) - imported_before:
         if name.split(".")[0] == "common":
             del sys.modules[name]

@@ -45,14 +45,17 @@ def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answ
         pool.run(run_watched, folder, script, flags or ("--out", folder), timeout=120)
     finally:
         pool.stop()
-    records = [record.read(folder / f"rank{rank}.pickle") for rank in range(2)]
+    records = [record.read(folder / f"rank{rank}" / record.RECORD) for rank in range(2)]
     assert not any(one.troubles for one in records)
     answers = report.answers(records, patience=60)
     return answers, unwrapped("\n".join(report.lines(records, answers)))
 
 
 def run_watched(folder: Path, script: Path, flags: tuple) -> None:
-    run_script.run(folder, int(os.environ["RANK"]), None, script, [str(flag) for flag in flags])
+    rank = int(os.environ["RANK"])
+    of_rank = folder / f"rank{rank}"
+    of_rank.mkdir()
+    run_script.run(of_rank, rank, None, script, [str(flag) for flag in flags])
 
 
 def unwrapped(text: str) -> str:
