@@ -48,8 +48,9 @@ def _shards_of_epoch(number: int, of_ranks: OfRanks) -> Answer:
         return Unseen("fewer than two batches were read")
     # The last batch may be filled up with samples of the beginning.
     shares = [epoch.samples[: -epoch.last_batch] for epoch in of_ranks]
-    if any(len(share) > len(set(share)) for share in shares):
-        return Unseen("the sampler repeats samples")
+    for share in shares:
+        if len(share) > len(set(share)):
+            return Unseen("the sampler repeats samples")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = {sample for sample, ranks in readers.items() if ranks > 1}
     if not shared:
@@ -71,7 +72,9 @@ def _shards_of_epoch(number: int, of_ranks: OfRanks) -> Answer:
 def _same_contents(number: int, of_ranks: OfRanks) -> Finding | None:
     """The finding that all ranks have read the same, where samples have no numbers."""
     contents = of_ranks[0].contents
-    if len(set(contents)) < ORDERED or any(epoch.contents != contents for epoch in of_ranks):
+    if any(epoch.contents != contents for epoch in of_ranks):
+        return None
+    if len(set(contents)) < ORDERED:
         return None
     return Finding(
         f"each rank read the same {len(contents)} contents in the same order in epoch {number}",
@@ -139,8 +142,9 @@ def _one_evaluation(number: int, of_ranks: OfRanks) -> Answer:
     unseen = incomparable(of_ranks)
     if unseen:
         return unseen
-    reads = Counter(sample for epoch in of_ranks for sample in epoch.samples)
-    each_reads_all = all(len(set(epoch.samples)) == len(reads) for epoch in of_ranks)
+    reads = Counter(chain.from_iterable(epoch.samples for epoch in of_ranks))
+    distinct = [set(epoch.samples) for epoch in of_ranks]
+    each_reads_all = all(of_rank == reads.keys() for of_rank in distinct)
     size = of_ranks[0].size
     repeated = sum(times > 1 for times in reads.values())
     missing = size - len(reads)

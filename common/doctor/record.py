@@ -11,6 +11,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 RECORD = "record.pickle"  # in the folder of the rank
+End = Literal["whole", "steps", "crash", "stopped"]
 Draws = dict[str, list[int]]  # for each random generator fingerprints of its states before something drew from it
 
 
@@ -112,7 +113,7 @@ class Record:
     """
 
     rank: int
-    ended: Literal["whole", "steps", "crash", "stopped"] | None = None
+    ended: End | None = None
     crash: str | None = None
     exit_code: int = 0
     last_line: str = ""

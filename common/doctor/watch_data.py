@@ -131,7 +131,8 @@ def contents(batch: Any) -> list[tuple[int, ...]]:
             continue  # it is of the batch, and not of its samples
         rows = tensor.detach().reshape(len(tensor), -1)
         stride = max(1, rows.shape[1] // VALUES)
-        columns.append([_fingerprint(row) for row in rows[:, ::stride].cpu()])
+        spread = rows[:, ::stride].cpu()
+        columns.append([_fingerprint(row) for row in spread])
     return list(zip(*columns, strict=True))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.doctor.record import Record, write
+from common.doctor.record import End, Record, write
 
 ALWAYS = 256  # records that are written where they are wanted: ranks that differ do so early
 
@@ -87,8 +87,8 @@ class Watcher:
             self._kept += 1
             write(self.record, self._path)
 
-    def finish(self, ended: str) -> None:
+    def finish(self, ended: End) -> None:
         """Write the record for the last time."""
         with self.lock:
-            self.record.ended = ended  # type: ignore
+            self.record.ended = ended
             write(self.record, self._path)

@@ -38,6 +38,7 @@ NAMES = (
     "loss_scaler",
     "prepare",
 )
+ONE_CASE: dict[str, dict[str, Any]] = {"on {} ranks": {}}
 
 
 class Facts(NamedTuple):
@@ -61,7 +62,7 @@ def check(name: str, path: Path) -> Mistake | None:
         raise ValueError(f"there is no file {path}")
     before = None
     for world_size in checker.WORLD_SIZES:
-        for title, case in getattr(checker, "CASES", {"on {} ranks": {}}).items():
+        for title, case in getattr(checker, "CASES", ONE_CASE).items():
             mistake = _judged(name, world_size, case, path)
             if mistake:
                 mistake = mistake.at(title.format(world_size))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from common.exercises.compare import near
+from common.exercises.compare import at_step, near
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
@@ -105,10 +105,10 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
         for events in made.events:
             mistake = wrong_events(events[step], count)
             if mistake:
-                of_ranks = [of_rank[step] for of_rank in made.events]
+                of_ranks = at_step(made.events, step)
                 return mistake.at(where).shown("what happened", of_ranks, it_should_be=expected_events(count))
-        gradients = [of_rank[step] for of_rank in made.gradients]
-        if not near(gradients, [of_rank[step] for of_rank in expected.gradients]):
+        gradients = at_step(made.gradients, step)
+        if not near(gradients, at_step(expected.gradients, step)):
             mistake = wrong_gradient(gradients[0], expected.gradients[0], step)
             what = "the gradient with which the step was made"
             return mistake.at(where).shown(what, gradients, it_should_be=expected.gradients[0][step])

@@ -65,6 +65,11 @@ def flat(lists: Iterable[list]) -> list:
     return [entry for entries in lists for entry in entries]
 
 
+def at_step(of_ranks: list[list], step: int) -> list:
+    """The value of each rank at a step, of lists that have one for each step."""
+    return [of_rank[step] for of_rank in of_ranks]
+
+
 class Gradients(NamedTuple):
     """Gradients in float64, as backward has computed them, and after they were averaged over the ranks."""
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.exercises.compare import near, plain, scaled
+from common.exercises.compare import at_step, near, plain, scaled
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
@@ -89,8 +89,8 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     """The first mistake of the first step that has one."""
     for step in range(STEPS):
         for field in Facts._fields:
-            of_ranks = [of_rank[step] for of_rank in getattr(made, field)]
-            right = [of_rank[step] for of_rank in getattr(expected, field)]
+            of_ranks = at_step(getattr(made, field), step)
+            right = at_step(getattr(expected, field), step)
             if not near(of_ranks, right):
                 mistake = wrong_step(field, step, of_ranks, right)
                 return mistake.at(f"step {step + 1}").shown(field, of_ranks, they_should_be=right)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.compare import Gradients, gradients, wrong_means
+from common.exercises.compare import Gradients, at_step, gradients, wrong_means
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
 from common.exercises.traffic import Message, Traffic, observed
@@ -97,8 +97,8 @@ def wrong_messages(messages: list[Message]) -> Mistake | None:
 
 def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     for step in range(STEPS):
-        after = [of_rank[step] for of_rank in made.after]
-        means = [of_rank[step] for of_rank in expected.after]
+        after = at_step(made.after, step)
+        means = at_step(expected.after, step)
         mistake = wrong_means(after, Gradients(expected.own, means))
         if mistake:
             return mistake.at(f"step {step + 1}").shown("of the layers", after, means=means[0])

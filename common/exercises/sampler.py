@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator.sampler import DistributedEvalSampler
-from common.exercises.compare import flat, plain
+from common.exercises.compare import at_step, flat, plain
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
 
@@ -71,8 +71,8 @@ def listed(sampler: Any) -> list[int]:
 
 def finding(made: Facts, expected: Facts) -> Mistake | None:
     for number, time in enumerate(EPOCHS):
-        shares = [of_rank[number] for of_rank in made.shares]
-        right = [of_rank[number] for of_rank in expected.shares]
+        shares = at_step(made.shares, number)
+        right = at_step(expected.shares, number)
         if shares != right:
             return wrong_shares(shares, right).at(time).shown("samples", shares, they_should_be=right)
     if made.length != expected.length:

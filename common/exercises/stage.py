@@ -30,8 +30,6 @@ SECONDS = 8  # that a solution has on every rank, from the import of its file to
 PATIENCE = 60  # seconds for everything that is not the solution's, such as the start of the ranks
 # Each rank is as on a machine of its own, so that a solution cannot take the ranks of one machine for all of them.
 ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-
-
 End = Literal["returned", "raised", "stuck"]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common.exercises.compare import flat, near, weights
+from common.exercises.compare import at_step, flat, near, weights
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
@@ -58,7 +58,7 @@ def state_size(optimizer: Optimizer) -> int:
 
 
 class Facts(NamedTuple):
-    """The size of this rank's state, the weights after each step, and the weights that sums would give."""
+    """The size of this rank's state, the weights after each step, and, of the reference, those that sums would give."""
 
     state: Any
     weights: list
@@ -89,9 +89,9 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
             "numbers in the state", made.state, all_parameters=MOMENTS, a_part=expected.state[0]
         )
     for step in range(STEPS):
-        after = [of_rank[step] for of_rank in made.weights]
-        right = [of_rank[step] for of_rank in expected.weights]
-        by_sums = [of_rank[step] for of_rank in expected.by_sums]
+        after = at_step(made.weights, step)
+        right = at_step(expected.weights, step)
+        by_sums = at_step(expected.by_sums, step)
         if not near(after, right):
             mistake = Mistake("stepped with sums") if near(after, by_sums) else wrong_weights(after, right[0])
             return mistake.at(f"step {step + 1}").shown("weights", after, they_should_be=right[0])
