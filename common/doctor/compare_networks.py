@@ -78,7 +78,8 @@ def _weights_of(of_ranks: tuple[Network, ...]) -> Answer:
         return Right()
     first = steps_apart[0]
     # Where only every n-th step averages the weights, they come together again.
-    if not all(found for step, found in by_step.items() if step > first):
+    together_again = any(step > first and found is None for step, found in by_step.items())
+    if together_again:
         return Right()
     return _replicas_apart(f"{by_step[first]} after step {first}", before_training, of_ranks)
 
