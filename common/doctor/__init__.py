@@ -2,7 +2,13 @@
 
     python -m common.doctor my_train.py --epochs 2
 
-`launch` starts the script as torchrun would. In each process `watched` installs the observers (`watch_models`,
-`watch_data`, `watch_calls`), runs the script and writes a `Record`. The checks of `compare_…` and `ends` compare the
-records of the ranks, and `report` says what that means. The lab is common/pitfalls.
+    launch            starts the script on each rank, as torchrun would, by
+      run_script        which installs the observers and runs the script:
+        watch_*           observers of networks, optimizers, data and calls
+        watcher           guards them, and has the `Record` that they fill
+        pulse             shows that the rank gets on, and stops it where it hangs
+    compare_*         checks: each compares the records of all ranks, and gives an `Answer`
+    report            asks all checks, and says what they have found
+
+The lab is common/pitfalls.
 """

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from common.doctor.answers import Answer, Finding, Unseen
+from common.doctor.answers import Answer, Finding, Right, Unseen
 from common.doctor.record import Record
 
 
 def saves(records: list[Record]) -> Answer:
     writers: dict[str, list[int]] = {}
     for record in records:
-        for path, _ in record.saves:
-            writers.setdefault(path, []).append(record.rank)
+        for save in record.saves:
+            writers.setdefault(save.path, []).append(record.rank)
     if not writers:
         return Unseen("no rank called torch.save with a path")
     for path, ranks in sorted(writers.items()):
@@ -20,21 +20,21 @@ def saves(records: list[Record]) -> Answer:
                 "let rank 0 write, to another name until the file is complete, and the others wait",
                 pitfall="every_rank_saves",
             )
-    return None
+    return Right()
 
 
 def keys(records: list[Record]) -> Answer:
-    saved = [(path, keys) for record in records for path, keys in record.saves if keys]
-    if not saved:
+    with_keys = [save for record in records for save in record.saves if save.keys]
+    if not with_keys:
         return Unseen("no state dict went to torch.save")
-    if any(model.has_module for record in records for model in record.models):
+    if any(network.has_module for record in records for network in record.networks):
         return Unseen("a network has a part that is called `module`")
-    for path, keys in saved:
-        prefixed = sum(key.startswith("module.") for key in keys)
+    for save in with_keys:
+        prefixed = sum(key.startswith("module.") for key in save.keys)
         if prefixed:
             return Finding(
-                f"{prefixed} of {len(keys)} in {Path(path).name} begin with `module.`",
+                f"{prefixed} of {len(save.keys)} in {Path(save.path).name} begin with `module.`",
                 "save `model.module.state_dict()`",
                 pitfall="prefixed_keys",
             )
-    return None
+    return Right()

@@ -11,38 +11,44 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common.doctor.record import Record, read
-from common.doctor.watcher import STOP, STOPPED
+from common.doctor.pulse import PROGRESS, STOP, STOPPED
+from common.doctor.record import RECORD, Record, read
 from common.processes import free_port
 
 POLL = 0.2  # seconds
 AFTER_A_CRASH = 5.0  # seconds that the other ranks have
 TO_WRITE = 10.0  # seconds for the last records
+LOG = "log"
 
 
 def observe(
     script: Path, arguments: list[str], processes: int, folder: Path, last_step: int | None, patience: float
 ) -> list[Record]:
-    """Run a script on `processes` processes until it ends, or no rank has got on for `patience` seconds."""
+    """Run a script on several processes until it ends, or no rank has got on for `patience` seconds.
+
+    Each rank has a folder in `folder`. `last_step` is the optimizer step after which the script is ended.
+    """
+    run_script = Path(__file__).with_name("run_script.py")
     port = free_port()
+    folders = [folder / f"rank{rank}" for rank in range(processes)]
     started: list[subprocess.Popen] = []
     try:
-        for rank in range(processes):
-            started.append(_start(rank, script, arguments, processes, port, folder, last_step))
-        _wait(started, folder, patience)
-        _let_all_write(started, folder)
+        for rank, of_rank in enumerate(folders):
+            of_rank.mkdir()
+            command = [sys.executable, "-u", run_script, of_rank, str(last_step or 0), script, *arguments]
+            started.append(_start(command, _environment(rank, processes, port), of_rank / LOG))
+        _wait(started, folders, patience)
+        _let_all_write(started, folders)
     finally:
         for process in started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
         for process in started:  # after all are killed: a second Ctrl-C may interrupt this
             process.wait()
-    return [_record(rank, process.returncode, folder) for rank, process in enumerate(started)]
+    return [_record(rank, folders[rank], process.returncode) for rank, process in enumerate(started)]
 
 
-def _start(
-    rank: int, script: Path, arguments: list[str], processes: int, port: int, folder: Path, last_step: int | None
-) -> subprocess.Popen:
+def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
     environment = {
         "OMP_NUM_THREADS": "1",  # torchrun's default
         **os.environ,
@@ -56,55 +62,60 @@ def _start(
     }
     if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
-    watched = str(Path(__file__).with_name("watched.py"))
-    command = [sys.executable, "-u", watched, str(folder), str(last_step or 0), str(script), *arguments]
-    with (folder / f"rank{rank}.log").open("wb") as log:
+    return environment
+
+
+def _start(command: list, environment: dict[str, str], log: Path) -> subprocess.Popen:
+    with log.open("wb") as output:
         return subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the doctor, which then ends all ranks
         )
 
 
-def _wait(started: list[subprocess.Popen], folder: Path, patience: float) -> None:
+def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
     """Wait until all ranks have ended, or none has got on for `patience` seconds."""
-    progress: dict[int, str] = {}
-    moved = time.monotonic()
+    progress = [""] * len(folders)
+    got_on = time.monotonic()
     with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
         while any(process.poll() is None for process in started):
-            for rank in range(len(started)):
-                path = folder / f"rank{rank}.progress"
-                text = path.read_text() if path.exists() else ""
-                if text and text != progress.get(rank):  # it is empty while it is written
+            for rank, of_rank in enumerate(folders):
+                file = of_rank / PROGRESS
+                text = file.read_text() if file.exists() else ""
+                if text not in ("", progress[rank]):  # it is empty while it is written
                     progress[rank] = text
-                    moved = time.monotonic()
+                    got_on = time.monotonic()
                     bar.n = int(text.split()[-1])
                     bar.refresh()
-            idle = time.monotonic() - moved
+            idle = time.monotonic() - got_on
             crashed = any(process.poll() for process in started)
             if idle > patience or (crashed and idle > AFTER_A_CRASH):  # the others may wait for it in vain
                 return
             time.sleep(POLL)
 
 
-def _let_all_write(started: list[subprocess.Popen], folder: Path) -> None:
+def _let_all_write(started: list[subprocess.Popen], folders: list[Path]) -> None:
     """Let every rank that still runs write its last record. Only then may the first be killed."""
-    (folder / STOP).touch()
+    for of_rank in folders:
+        (of_rank / STOP).touch()
     deadline = time.monotonic() + TO_WRITE
-    for rank, process in enumerate(started):
-        stopped = folder / STOPPED.format(rank)
-        while process.poll() is None and not stopped.exists() and time.monotonic() < deadline:
+    for process, of_rank in zip(started, folders, strict=True):
+        while process.poll() is None and not (of_rank / STOPPED).exists():
+            if time.monotonic() > deadline:
+                return
             time.sleep(POLL)
 
 
-def _record(rank: int, code: int, folder: Path) -> Record:
+def _record(rank: int, folder: Path, exit_code: int) -> Record:
     """The record of a rank, with what was seen of it from here; nothing else where it left none."""
-    path = folder / f"rank{rank}.pickle"
-    record = read(path) if path.exists() else Record(rank)
-    printed = (folder / f"rank{rank}.log").read_text(errors="replace")
+    record = Record(rank)
+    if (folder / RECORD).exists():
+        record = read(folder / RECORD)
+    printed = (folder / LOG).read_text(errors="replace")
     record.last_line = printed.strip().split("\n")[-1]
-    record.code = code
+    record.exit_code = exit_code
     return record

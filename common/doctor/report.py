@@ -2,24 +2,24 @@
 
 import textwrap
 
-from common.doctor import compare_data, compare_files, compare_models
-from common.doctor.answers import Answer, Finding, Unseen
-from common.doctor.ends import end
+from common.doctor import compare_data, compare_files, compare_networks, compare_optimizers
+from common.doctor.answers import Answer, Finding, Right, Unseen
+from common.doctor.compare_end import end
 from common.doctor.record import Record
 from common.pitfalls import title
 
 # The most important first: one that explains another one comes before it.
 CHECKS = {
-    "parameters of the optimizer": compare_models.optimizers,
-    "learning rates": compare_models.learning_rates,
-    "weights": compare_models.weights,
+    "parameters of the optimizer": compare_optimizers.parameters,
+    "learning rates": compare_optimizers.learning_rates,
+    "weights": compare_networks.weights,
     "training samples": compare_data.shards,
     "order of the epochs": compare_data.orders,
-    "random numbers": compare_models.random_numbers,
-    "schedule": compare_models.schedule,
-    "accumulation": compare_models.accumulation,
+    "random numbers": compare_networks.random_numbers,
+    "schedule": compare_optimizers.schedule,
+    "accumulation": compare_optimizers.accumulation,
     "evaluation samples": compare_data.evaluation,
-    "BatchNorm's statistics": compare_models.batchnorm,
+    "BatchNorm's statistics": compare_networks.batchnorm,
     "files": compare_files.saves,
     "saved keys": compare_files.keys,
 }
@@ -59,7 +59,7 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     first = records[0]
     processes = len(records)
     parts = [f"{first.steps} optimizer steps"]
-    epochs = compare_data.training_passes(first)
+    epochs = compare_data.training_epochs(first)
     if epochs and epochs[0].samples:
         per_batch = round(len(epochs[0].samples) / epochs[0].batches)
         parts.append(f"batches of {processes} x {per_batch} = {processes * per_batch} samples")
@@ -79,11 +79,11 @@ def lines(records: list[Record], found: dict[str, Answer]) -> list[str]:
         text.append("")
     if wrong:
         text.append(f"Not healthy: {len(wrong)} found.")
-    elif found["weights"] is None:
+    elif isinstance(found["weights"], Right):
         text.append("Healthy: nothing found.")
     else:
         text.append("Nothing found, but the weights were not compared.")
-    right = [topic for topic, answer in found.items() if answer is None]
+    right = [topic for topic, answer in found.items() if isinstance(answer, Right)]
     unseen = [f"{topic} ({answer.reason})" for topic, answer in found.items() if isinstance(answer, Unseen)]
     text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
     text += _wrapped(f"Not looked at: {', '.join(unseen) or 'nothing'}.")

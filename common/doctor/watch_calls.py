@@ -12,29 +12,30 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 
+from common.doctor.record import Call, Save
+from common.doctor.script_line import script_line
 from common.doctor.watcher import Watcher
 from common.process_group import COLLECTIVES
 
 ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
 
 
-def install(watcher: Watcher) -> None:
+def install(watcher: Watcher, script: Path) -> None:
     for name in ON_ALL_RANKS:
-        _watch_collective(watcher, name)
+        _watch_collective(watcher, name, script)
     _watch_saves(watcher)
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, _refuse)
 
 
-def _watch_collective(watcher: Watcher, name: str) -> None:
+def _watch_collective(watcher: Watcher, name: str, script: Path) -> None:
     parameters = inspect.signature(getattr(dist, name))
-    calls = watcher.record.collectives
 
     def note_collective(*args: Any, **kwargs: Any) -> None:
         group = parameters.bind(*args, **kwargs).arguments.get("group")
         if dist.is_initialized() and group in (None, dist.group.WORLD):
-            place = watcher.place(sys._getframe())
-            calls.append((name, place[0] if place else "?"))
+            place = script_line(sys._getframe(), script)
+            watcher.record.collectives.append(Call(name, place.line if place else "?"))
             watcher.keep()
 
     watcher.watch(dist, name, before=note_collective)
@@ -44,8 +45,10 @@ def _watch_saves(watcher: Watcher) -> None:
     def note_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = getattr(f, "name", f)  # of an open file, or itself
         if isinstance(path, str | os.PathLike):
-            keys = [str(key) for state in _state_dicts(obj) for key in state]
-            watcher.record.saves.append((str(Path(path).resolve()), keys))
+            keys: list[str] = []
+            for state in _state_dicts(obj):
+                keys.extend(map(str, state))
+            watcher.record.saves.append(Save(str(Path(path).resolve()), keys))
 
     watcher.watch(torch, "save", before=note_save)
 

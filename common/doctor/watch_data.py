@@ -1,8 +1,10 @@
-"""Observers of DataLoaders: which samples a rank reads in each pass, and what comes with them."""
+"""Observers of DataLoaders: which samples a rank reads in each epoch, and what comes with them."""
 
 import os
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,77 +13,91 @@ from torch.utils.data import BatchSampler, DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from common.doctor.generators import note_draws, states
-from common.doctor.record import Pass
+from common.doctor.record import Epoch
 from common.doctor.watcher import Watcher
 
-PASSES = 64
-FINGERPRINTS = 4096  # samples of a pass
+EPOCHS = 64
+FINGERPRINTS = 4096  # samples of an epoch
 VALUES = 1024  # of a tensor of a sample, spread over it
-DRAWS = 16  # batches of a pass before and after which the generators are looked at
+DRAWS = 16  # batches of an epoch before and after which the generators are looked at
+
+
+@dataclass
+class Reading:
+    """An epoch that is being read; the loader's iterator has it as an attribute.
+
+    A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
+    wait in `asked` until their batch is handed out.
+
+    Attributes:
+        generators: the states of the random generators before the batch that is being read.
+    """
+
+    epoch: Epoch
+    asked: deque = field(default_factory=deque)
+    generators: dict[str, int] | None = None
 
 
 class DataWatch:
-    """The passes of a script over its DataLoaders.
-
-    A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
-    wait in line until their batch is handed out. Pass and line are attributes of the loader's iterator.
-    """
+    """The epochs of a script over its DataLoaders."""
 
     def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-        self._newest: Pass | None = None  # the one whose batch was handed out last
-
-    def install(self) -> None:
-        watch = self._watcher.watch
-        # An iterator that keeps its workers is reset for another pass.
-        watch(_BaseDataLoaderIter, "__init__", after=self._open)
-        watch(_BaseDataLoaderIter, "_reset", after=self._open)
-        watch(_BaseDataLoaderIter, "_next_index", after=self._queue)
-        watch(_BaseDataLoaderIter, "__next__", before=self._before_batch, after=self._after_batch)
+        self._record = watcher.record
+        self._newest: Epoch | None = None  # the one whose batch was handed out last
 
     def note_forward(self, inputs: Any) -> None:
         """A forward in training: of the batch that was handed out last, as far as can be seen, or of a part of it."""
-        if self._newest is not None:
-            self._newest.forwards += 1
-            rows = next((len(tensor) for tensor in _tensors(inputs)), 0)
-            self._newest.shares += rows * int(os.environ["WORLD_SIZE"]) == self._newest.last_batch
+        epoch = self._newest
+        if epoch is None:
+            return
+        epoch.forwards += 1
+        rows = next((len(tensor) for tensor in _tensors(inputs)), 0)
+        if rows * int(os.environ["WORLD_SIZE"]) == epoch.last_batch:
+            epoch.shares += 1
 
-    def _open(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        iterator._doctor_pass = Pass(
-            loader=id(loader),
-            size=_size(loader.dataset),
-            plain=type(loader.batch_sampler) in (BatchSampler, type(None)),
-        )
-        iterator._doctor_queue = []
+    def open(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
+        plain = type(loader.batch_sampler) in (BatchSampler, type(None))
+        iterator._doctor = Reading(Epoch(id(loader), _size(loader.dataset), plain))
 
-    def _queue(self, numbers: Any, iterator: Any) -> None:
-        iterator._doctor_queue.append(numbers)
+    def queue(self, numbers: Any, iterator: Any) -> None:
+        iterator._doctor.asked.append(numbers)
 
-    def _before_batch(self, iterator: Any) -> None:
-        iterator._doctor_generators = None
-        one: Pass = iterator._doctor_pass
-        one.asked += 1
+    def before_batch(self, iterator: Any) -> None:
+        reading: Reading = iterator._doctor
+        reading.epoch.complete = True  # unless a batch comes
+        reading.generators = None
         # The first batch may bring the draws of the sampler, which are wanted to be equal.
-        if iterator._num_workers == 0 and 0 < one.batches <= DRAWS:
-            iterator._doctor_generators = states()
+        if iterator._num_workers == 0 and 0 < reading.epoch.batches <= DRAWS:
+            reading.generators = states()
 
-    def _after_batch(self, batch: Any, iterator: Any) -> None:
-        one: Pass = iterator._doctor_pass
-        record = self._watcher.record
-        if one.batches == 0 and len(record.passes) < PASSES:
-            record.passes.append(one)
-        self._newest = one
-        one.batches += 1
-        if iterator._doctor_generators is not None:
-            note_draws(record.batch_draws, iterator._doctor_generators)
-        samples = _samples(iterator._doctor_queue.pop(0), iterator._dataset)
+    def after_batch(self, batch: Any, iterator: Any) -> None:
+        reading: Reading = iterator._doctor
+        epoch = reading.epoch
+        if epoch.batches == 0 and len(self._record.epochs) < EPOCHS:
+            self._record.epochs.append(epoch)
+        self._newest = epoch
+        epoch.complete = False
+        epoch.batches += 1
+        if reading.generators is not None:
+            note_draws(self._record.batch_draws, reading.generators)
+        samples = _samples(reading.asked.popleft(), iterator._dataset)
         if samples is None:
-            one.samples = None
-        elif one.samples is not None:
-            one.samples += samples
-            one.last_batch = len(samples)
-        if len(one.contents) < FINGERPRINTS:
-            one.contents += contents(batch)
+            epoch.samples = None
+        elif epoch.samples is not None:
+            epoch.samples += samples
+            epoch.last_batch = len(samples)
+        if len(epoch.contents) < FINGERPRINTS:
+            epoch.contents += contents(batch)
+
+
+def install(watcher: Watcher) -> DataWatch:
+    data = DataWatch(watcher)
+    # An iterator that keeps its workers is reset for another epoch.
+    watcher.watch(_BaseDataLoaderIter, "__init__", after=data.open)
+    watcher.watch(_BaseDataLoaderIter, "_reset", after=data.open)
+    watcher.watch(_BaseDataLoaderIter, "_next_index", after=data.queue)
+    watcher.watch(_BaseDataLoaderIter, "__next__", before=data.before_batch, after=data.after_batch)
+    return data
 
 
 def _size(dataset: Any) -> int | None:
@@ -111,17 +127,21 @@ def contents(batch: Any) -> list[tuple[int, ...]]:
     """For each sample a fingerprint of each of its tensors: labels stay where images are augmented."""
     columns: list[list[int]] = []
     for tensor in _tensors(batch):
-        if not columns or len(tensor) == len(columns[0]):
-            rows = tensor.detach().reshape(len(tensor), -1)
-            stride = max(1, rows.shape[1] // VALUES)
-            column = []
-            for row in rows[:, ::stride].cpu():
-                values = row
-                if len(row) > 1 and not row.is_floating_point():
-                    values = row[row > 0]  # a text is filled up, as far as the longest of its batch wants it
-                column.append(zlib.crc32(values.contiguous().view(torch.uint8).numpy().tobytes()))
-            columns.append(column)
+        if columns and len(tensor) != len(columns[0]):
+            continue  # it is of the batch, and not of its samples
+        rows = tensor.detach().reshape(len(tensor), -1)
+        stride = max(1, rows.shape[1] // VALUES)
+        spread = rows[:, ::stride].cpu()
+        columns.append([_fingerprint(row) for row in spread])
     return list(zip(*columns, strict=True))
+
+
+def _fingerprint(row: Tensor) -> int:
+    values = row
+    if len(row) > 1 and not row.is_floating_point():
+        values = row[row > 0]  # a text is filled up, as far as the longest of its batch wants it
+    raw_bytes = values.contiguous().view(torch.uint8)
+    return zlib.crc32(raw_bytes.numpy().tobytes())
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

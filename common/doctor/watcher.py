@@ -1,28 +1,18 @@
-"""The watcher of one rank: it guards the observers, shows that the script gets on, and writes the record."""
+"""The watcher of one rank: it guards the observers, and keeps the record that they fill."""
 
 import functools
 import os
-import sys
-import sysconfig
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from common.doctor.record import Record, write
+from common.doctor.record import End, Record, write
 
-PULSE = 0.2  # seconds
 ALWAYS = 256  # records that are written where they are wanted: ranks that differ do so early
-STOP = "stop"  # the file by which `launch` stops all ranks
-STOPPED = "rank{}.stopped"  # the file by which a rank says that its last record is written
-WRAPPERS = ("noted", "wrapper")  # ours, and torch's, around each collective
-_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_LIBRARIES = ("<", *_INSTALLED, str(Path(__file__).parents[1]))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -33,27 +23,24 @@ class Watcher:
     """The observations of this process.
 
     Args:
-        folder: for its files.
+        path: for the record.
         rank: of this process.
-        script: the program that is watched.
-        last_step: the optimizer step after which the process ends; None: the script's own end.
+
+    Attributes:
+        events: how often an observer was called; while the number grows, the script gets on.
+        gradients: the script wants them, at the event that is observed.
+        lock: held while the record is changed or written.
     """
 
-    def __init__(self, folder: Path, rank: int, script: Path, last_step: int | None = None) -> None:
+    def __init__(self, path: Path, rank: int) -> None:
         self.record = Record(rank)
-        self.last_step = last_step
-        self.gradients = True  # the script wants them, at the event that is observed
-        self._folder = folder
-        self._script = str(script)
-        self._events = 0
+        self.events = 0
+        self.gradients = True
+        self.lock = threading.RLock()
+        self._path = path
         self._process = os.getpid()
-        self._doctor = os.getppid()
         self._thread = threading.current_thread()
-        self._lock = threading.RLock()
-        self._records = 0
-
-    def start(self) -> None:
-        threading.Thread(target=self._beat, name="doctor", daemon=True).start()
+        self._kept = 0
 
     def observer(self, function: Callable[..., None]) -> Callable[..., None]:
         """An observer that runs in the script's own thread only, not in its loader workers, and never fails it."""
@@ -63,9 +50,9 @@ class Watcher:
             if os.getpid() != self._process or threading.current_thread() is not self._thread:
                 return
             gradients = torch.is_grad_enabled()
-            with self._lock, torch.no_grad():
+            with self.lock, torch.no_grad():
                 self.gradients = gradients
-                self._events += 1
+                self.events += 1
                 try:
                     if self.record.backend is None and dist.is_initialized():
                         self.record.backend = dist.get_backend()
@@ -96,54 +83,12 @@ class Watcher:
 
     def keep(self) -> None:
         """Write the record, unless that was often done: the next line of the script may abort the process."""
-        if self._records < ALWAYS:
-            self._write()
+        if self._kept < ALWAYS:
+            self._kept += 1
+            write(self.record, self._path)
 
-    def finish(self, ended: str) -> None:
+    def finish(self, ended: End) -> None:
         """Write the record for the last time."""
-        with self._lock:
+        with self.lock:
             self.record.ended = ended
-            self._write()
-
-    def place(self, frame: FrameType | None) -> list[str]:
-        """The innermost line that is of the script, or of no library, and the functions called from there."""
-        called: list[str] = []
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if file == self._script or not file.startswith(_LIBRARIES):
-                return [f"{Path(file).name}:{frame.f_lineno}", *called]
-            if frame.f_code.co_name not in WRAPPERS:
-                called = [frame.f_code.co_name, *called]
-            frame = frame.f_back
-        return []
-
-    def _beat(self) -> None:
-        """Write how far the script is, and stop where `launch` wants it."""
-        events = -1
-        while os.getppid() == self._doctor:
-            time.sleep(PULSE)
-            if (self._folder / STOP).exists():
-                self._stop()
-            if self.record.ended is None and self._events != events:
-                events = self._events
-                (self._folder / f"rank{self.record.rank}.progress").write_text(f"{events} {self.record.steps}")
-        os._exit(1)  # nobody will read the record
-
-    def _stop(self) -> None:
-        """Write where the script is, and wait to be killed.
-
-        A rank that ended at once could break the connection of another one before this has noted its own place. The
-        lock stays taken, so that nothing that the script meets from now on comes into the record.
-        """
-        with self._lock:
-            frame = sys._current_frames().get(self._thread.ident or 0)
-            self.record.place = self.place(frame)
-            self.finish("stopped")
-            (self._folder / STOPPED.format(self.record.rank)).touch()
-            while os.getppid() == self._doctor:
-                time.sleep(PULSE)
-            os._exit(1)
-
-    def _write(self) -> None:
-        write(self.record, self._folder / f"rank{self.record.rank}.pickle")
-        self._records += 1
+            write(self.record, self._path)

@@ -1,16 +1,19 @@
 """Exercises in code, and what checks a solution: on real processes, against the small abstraction.
 
-Each module but `compare`, `stage` and `traffic` is the checker of an exercise:
+Each module but `mistake`, `compare`, `stage` and `traffic` is the checker of an exercise:
 
     MINUTES         that the exercise takes about
     READ            the page to read first, from the root of the repository
     SAME_AS         what the solution is compared with
     WORLD_SIZES     numbers of ranks; who passes on the first is checked on the next
-    CASES           arguments of `run`, if there are several, by the beginning of a finding
-    run(path)           runs the solution in the file `path` on a rank, and returns numbers
-    finding(results)    what is wrong with the numbers of all ranks; None if nothing is
+    CASES           arguments of the next two, if there are several, by their title
+    Facts           what is compared
+    reference()     the facts on a rank where all is right, mostly by the small abstraction
+    attempt(path)   the same facts of the solution in the file `path`
+    finding(made, expected)     the first mistake, None if there is none; a field of these facts is a list of all ranks'
 
-The file of the same name in `starters` has the task in its docstring, and gaps where the learner writes.
+`mistakes.toml` says what a learner is told of each mistake. The file of the same name in `starters` has the task in its
+docstring, and gaps where the learner writes.
 """
 
 import ast
@@ -18,8 +21,10 @@ import functools
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
-from common.exercises.stage import SolutionFailed, on_ranks
+from common.exercises.mistake import Mistake, SolutionFailed
+from common.exercises.stage import on_ranks
 
 NAMES = (
     "average_gradients",
@@ -33,10 +38,18 @@ NAMES = (
     "loss_scaler",
     "prepare",
 )
+ONE_CASE: dict[str, dict[str, Any]] = {"on {} ranks": {}}
 
 
-def check(name: str, path: Path) -> str | None:
-    """What is wrong with the solution in `path`, on the first number of ranks and in the first case; None if it passed.
+class Facts(NamedTuple):
+    """What was done on a rank, and what is right there: the checker's own `Facts`."""
+
+    made: Any
+    expected: Any
+
+
+def check(name: str, path: Path) -> Mistake | None:
+    """The mistake of the solution in `path`, on the first number of ranks and in the first case; None if it passed.
 
     Only a solution that was right on one number of ranks comes to the next. So what is wrong then is mostly a number
     that was written where the world size or the rank belongs.
@@ -49,22 +62,40 @@ def check(name: str, path: Path) -> str | None:
         raise ValueError(f"there is no file {path}")
     before = None
     for world_size in checker.WORLD_SIZES:
-        for title, case in getattr(checker, "CASES", {"on {}": {}}).items():
-            try:
-                results = on_ranks(world_size, functools.partial(checker.run, **case), path)
-                found = checker.finding(results)
-            except SolutionFailed as failure:
-                found = str(failure)
-            if found:
-                where = title.format("1 rank" if world_size == 1 else f"{world_size} ranks")
-                if before:
-                    where += (
-                        f", after all was right on {before} (is there a {before} in your code, or another number, where"
-                        " dist.get_world_size() or dist.get_rank() belongs?)"
-                    )
-                return f"{where}: {found}"
+        for title, case in getattr(checker, "CASES", ONE_CASE).items():
+            mistake = _judged(name, world_size, case, path)
+            if mistake:
+                mistake = mistake.at(title.format(world_size))
+                if before is None:
+                    return mistake
+                return Mistake("fixed world size", f"all was right on {before} ranks", mistake.explained(name))
         before = world_size
     return None
+
+
+def _judged(name: str, world_size: int, case: dict[str, Any], path: Path) -> Mistake | None:
+    """The mistake of a solution on one number of ranks and in one case."""
+    try:
+        of_ranks = on_ranks(world_size, functools.partial(_facts, name, case), path)
+    except SolutionFailed as failure:
+        return failure.mistake
+    made = _by_field([facts.made for facts in of_ranks])
+    expected = _by_field([facts.expected for facts in of_ranks])
+    return module(name).finding(made, expected)
+
+
+def _facts(name: str, case: dict[str, Any], path: str) -> Facts:
+    """The facts of this rank."""
+    checker = module(name)
+    expected = checker.reference(**case)
+    return Facts(checker.attempt(path, **case), expected)
+
+
+def _by_field(of_ranks: list[Any]) -> Any:
+    """The facts of all ranks in one: a field is the list of the ranks' values."""
+    kind = type(of_ranks[0])
+    fields = zip(*of_ranks, strict=True)
+    return kind(*map(list, fields))
 
 
 def module(name: str) -> ModuleType:

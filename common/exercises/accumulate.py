@@ -1,6 +1,6 @@
 """The checker of `accumulate`: what happens in each step, in which order, and with which gradient it ends."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from common.exercises.compare import near, side_by_side
+from common.exercises.compare import at_step, near
+from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.ddp.overlapped import OverlappedDDP
@@ -40,31 +41,39 @@ def micro_batches_of(step: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(inputs, targets, strict=True))
 
 
-def gradients_of_the_small_one() -> list[float]:
-    """The gradient with which each step is made."""
+def expected_events(count: int) -> list[str]:
+    return [FORWARD, "backward"] * count + ["message", "step"]
+
+
+class Facts(NamedTuple):
+    """The events of each step, and the gradient with which the optimizer made it."""
+
+    events: list
+    gradients: list
+
+
+def reference() -> Facts:
     model: Any = OverlappedDDP(network())
     optimizer = SGD(model.parameters(), lr=0.1)
-    found = []
+    gradients = []
     for step, count in enumerate(MICRO_BATCHES):
         *earlier, (inputs, targets) = micro_batches_of(step)
         with model.no_sync():
             for its_inputs, its_targets in earlier:
                 (F.mse_loss(model(its_inputs), its_targets) / count).backward()
         (F.mse_loss(model(inputs), targets) / count).backward()
-        found.append(model.module.weight.grad.item())
+        gradients.append(model.module.weight.grad.item())
         optimizer.step()
         optimizer.zero_grad()
-    return found
+    return Facts(list(map(expected_events, MICRO_BATCHES)), gradients)
 
 
-def run(path: str) -> dict:
-    """On one rank: the events of each step, the gradient of each step of the optimizer, and those that are right."""
-    expected = gradients_of_the_small_one()
+def attempt(path: str) -> Facts:
     model = DistributedDataParallel(network())
     weight = model.module.weight
     optimizer = SGD(model.parameters(), lr=0.1)
     events: list[str] = []  # of the present step
-    made: list[float] = []
+    gradients: list[float] = []
 
     def note_message(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         events.append("message")
@@ -73,7 +82,7 @@ def run(path: str) -> dict:
 
     def note_step(*_: Any) -> None:
         events.append("step")
-        made.append(0.0 if weight.grad is None else weight.grad.item())
+        gradients.append(0.0 if weight.grad is None else weight.grad.item())
 
     model.register_comm_hook(None, note_message)
     model.module.register_forward_pre_hook(lambda _, inputs: events.append(f"forward of {len(inputs[0])}"))
@@ -87,49 +96,41 @@ def run(path: str) -> dict:
             train_step(model, optimizer, micro_batches_of(step))
             events_of_steps.append(list(events))
             events.clear()
-    return {"events": events_of_steps, "made": made, "expected": expected}
+    return Facts(events_of_steps, gradients)
 
 
-def finding(results: list[dict]) -> str | None:
-    """What is wrong in the first step where something is."""
+def finding(made: Facts, expected: Facts) -> Mistake | None:
     for step, count in enumerate(MICRO_BATCHES):
-        found = wrong_events([result["events"][step] for result in results], count) or wrong_gradient(results, step)
-        if found:
-            return f"in step {step + 1}, of {count} micro-batches, {found}"
+        where = f"step {step + 1}, of {count} micro-batches"
+        for events in made.events:
+            mistake = wrong_events(events[step], count)
+            if mistake:
+                of_ranks = at_step(made.events, step)
+                return mistake.at(where).shown("what happened", of_ranks, it_should_be=expected_events(count))
+        gradients = at_step(made.gradients, step)
+        if not near(gradients, at_step(expected.gradients, step)):
+            mistake = wrong_gradient(gradients[0], expected.gradients[0], step)
+            what = "the gradient with which the step was made"
+            return mistake.at(where).shown(what, gradients, it_should_be=expected.gradients[0][step])
     return None
 
 
-def wrong_events(events: list[list[str]], count: int) -> str | None:
-    """A finding about the order of forwards, backwards, messages and optimizer steps."""
-    expected = [FORWARD, "backward"] * count + ["message", "step"]
-    wrong_ones = [of_rank for of_rank in events if of_rank != expected]
-    if not wrong_ones:
+def wrong_events(events: list[str], count: int) -> Mistake | None:
+    """The mistake in the order of forwards, backwards, messages and optimizer steps."""
+    if events == expected_events(count):
         return None
-    without_messages = [event for event in wrong_ones[0] if event != "message"]
-    title = "make one optimizer step, after the backward of the last micro-batch: until then the gradients add up"
-    if [event for event in without_messages if event != "step"] != [FORWARD, "backward"] * count:
-        title = (
-            "several micro-batches were in memory at once, as much as of a large batch, and accumulation is there for"
-            " those who lack it: call the forward and then the backward of each one"
-        )
-    elif without_messages[-1:] == ["step"] and without_messages.count("step") == 1:
-        title = (
-            "the gradients have to be sent once, by the backward of the last micro-batch, which sends the sum of all:"
-            " the others belong into `with model.no_sync():`, forward and backward, and the last one outside"
-            " (model.module(inputs) goes past DDP, which then sends nothing)"
-        )
-    return side_by_side(f"{title}; what happened:", events, it_should_be=expected)
+    without_messages = [event for event in events if event != "message"]
+    passes = [event for event in without_messages if event != "step"]
+    if passes != [FORWARD, "backward"] * count:
+        return Mistake("all in memory")
+    if without_messages == [*passes, "step"]:
+        return Mistake("not sent once")
+    return Mistake("not one step")
 
 
-def wrong_gradient(results: list[dict], step: int) -> str | None:
-    """A finding about the gradient in `.grad` when the optimizer made the step."""
-    made = [result["made"][step] for result in results]
-    expected = results[0]["expected"][step]
-    if near(made, [expected] * len(results)):
-        return None
-    title = "divide each loss once, by len(micro_batches), and call zero_grad() once in a step, not before it is made"
-    if near(made[0], MICRO_BATCHES[step] * expected):
-        title = "the gradients of the micro-batches were added and not averaged: divide each loss by their number"
-    elif step > 0 and near(made[0], expected + results[0]["expected"][step - 1]):
-        title = "the gradient of the step before was still there: call zero_grad() once in each step"
-    return side_by_side(f"{title}; the gradient with which the step was made:", made, it_should_be=expected)
+def wrong_gradient(gradient: float, expected: list[float], step: int) -> Mistake:
+    if near(gradient, MICRO_BATCHES[step] * expected[step]):
+        return Mistake("added")
+    if step > 0 and near(gradient, expected[step] + expected[step - 1]):
+        return Mistake("not cleared")
+    return Mistake("other gradient")

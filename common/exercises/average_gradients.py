@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.compare import gradients, side_by_side, wrong_means
+from common.exercises.compare import Gradients, gradients, wrong_means
+from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.ddp.naive import NaiveDDP
@@ -42,25 +43,26 @@ def backward(model: nn.Module) -> None:
     model(torch.tensor([1.0, 10.0]).double()).sum().backward()
 
 
-def run(path: str) -> dict:
-    """On one rank: the gradients before and after the solution was called, and those that are right."""
+def reference() -> Gradients:
     small = NaiveDDP(network())
     backward(small)
+    own = gradients(small)
     small.average_gradients()
+    return Gradients(own, gradients(small))
+
+
+def attempt(path: str) -> Gradients:
     model = network()
     backward(model)
     own = gradients(model)
     with observed():
         load_name(path, "average_gradients")(model)
-    return {"own": own, "after": gradients(model), "means": gradients(small)}
+    return Gradients(own, gradients(model))
 
 
-def finding(results: list[dict]) -> str | None:
-    own = [result["own"] for result in results]
-    after = [result["after"] for result in results]
-    means = results[0]["means"]
-    mistake = wrong_means(after, own, means)
+def finding(made: Gradients, expected: Gradients) -> Mistake | None:
+    mistake = wrong_means(made.after, expected)
     if mistake is None:
         return None
-    title = f"the gradients of the first, the unused and the last layer are not the means (None stays None); {mistake}"
-    return side_by_side(title, after, **{f"rank_{rank}_had": had for rank, had in enumerate(own)}, means=means)
+    had = {f"rank_{rank}_had": own for rank, own in enumerate(expected.own)}
+    return mistake.shown("of the first, the unused and the last layer", made.after, **had, means=expected.after[0])

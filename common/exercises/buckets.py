@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.compare import flat, gradients, near, side_by_side, wrong_means
-from common.exercises.stage import SolutionFailed, load_name
+from common.exercises.compare import Gradients, flat, gradients, near, wrong_means
+from common.exercises.mistake import Mistake, SolutionFailed
+from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.ddp.bucketed import BucketedDDP, _fill_buckets
 
@@ -44,57 +45,47 @@ def named(buckets: Iterable[list], module: nn.Module) -> list[list[str]]:
     return [[names.get(parameter, "no parameter") for parameter in bucket] for bucket in buckets]
 
 
-def run(path: str) -> dict:
-    """On one rank: the gradients before and after a bucket has been averaged, and those that are right."""
+def reference() -> Gradients:
+    module = Parameters()
+    module().backward()
     small = BucketedDDP(Parameters())
     small().backward()
+    return Gradients(gradients(module), gradients(small))
+
+
+def attempt(path: str) -> Gradients:
     module = Parameters()
     with observed() as traffic:
         fill_buckets = load_name(path, "fill_buckets")
         for capacity in CAPACITIES:
             buckets = named(fill_buckets(list(module.parameters()), capacity), module)
-            expected = named([bucket.parameters for bucket in _fill_buckets(module, capacity)], module)
-            if buckets != expected:
-                raise SolutionFailed(wrong_buckets(capacity, buckets, expected))
+            check_buckets(buckets, module, capacity)
         module().backward()
         own = gradients(module)
         load_name(path, "average_bucket")(list(module.parameters()))
-    return {
-        "own": own,
-        "after": gradients(module),
-        "means": gradients(small),
-        "messages": len(traffic.messages),
-    }
+    messages = len(traffic.messages)
+    if messages != 1:
+        raise SolutionFailed(Mistake("not one message").at(f"{messages} messages of average_bucket"))
+    return Gradients(own, gradients(module))
 
 
-def wrong_buckets(capacity: int, buckets: list[list[str]], expected: list[list[str]]) -> str:
-    title = (
-        "go from the last parameter, whose gradient backward computes first, to the first, and leave none out (the last"
-        " bucket may be short)"
-    )
-    if flat(buckets) == flat(expected):
-        title = (
-            "close a bucket when it holds at least the capacity (>=), in bytes (parameter.nbytes), after the parameter"
-            " that fills it and not before, and count the next one from 0"
-        )
+def check_buckets(buckets: list[list[str]], module: nn.Module, capacity: int) -> None:
+    expected = named([bucket.parameters for bucket in _fill_buckets(module, capacity)], module)
+    if buckets == expected:
+        return
+    name = "capacity" if flat(buckets) == flat(expected) else "order"
     sizes = ", ".join(f"{name} {size}" for name, size in BYTES.items())
-    return (
-        f"the buckets of capacity {capacity} are not DDP's; {title}\n    the parameters and their bytes: {sizes}"
-        f"\n    yours: {buckets}\n    DDP's: {expected}"
-    )
+    details = f"    the parameters and their bytes: {sizes}\n    yours: {buckets}\n    DDP's: {expected}"
+    raise SolutionFailed(Mistake(name, f"capacity {capacity}", details))
 
 
-def finding(results: list[dict]) -> str | None:
-    messages = [result["messages"] for result in results]
-    if messages != [1] * len(results):
-        title = f"a bucket of {len(SHAPES)} gradients is one message, so that its latency is paid once; the messages of"
-        return side_by_side(f"{title} average_bucket:", messages, they_should_be=1)
-    after = [result["after"] for result in results]
-    means = results[0]["means"]
-    mistake = wrong_means(after, [result["own"] for result in results], means)
+def finding(made: Gradients, expected: Gradients) -> Mistake | None:
+    mistake = wrong_means(made.after, expected)
     if mistake is None:
         return None
-    has_all_numbers = near(sorted(flat(after[0])), sorted(flat(means)))
-    if has_all_numbers and not near(after[0], means):
-        mistake = "put the parts back in the order in which they were packed, each where the one before it ends"
-    return side_by_side(f"the gradients of a, b, c, d and e are not the means; {mistake}:", after, means=means)
+    of_rank_0 = made.after[0]
+    means = expected.after[0]
+    has_all_numbers = near(sorted(flat(of_rank_0)), sorted(flat(means)))
+    if has_all_numbers and not near(of_rank_0, means):
+        mistake = Mistake("unpacked elsewhere")
+    return mistake.shown("the gradients of a, b, c, d and e", made.after, means=means)

@@ -1,10 +1,12 @@
-"""Numbers of a solution beside those that are right: equal or not, by which mistake, and shown rank by rank."""
+"""Numbers of a solution beside those that are right: equal or not, and by which mistake."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+
+from common.exercises.mistake import Mistake
 
 
 def plain(value: Any) -> Any:
@@ -28,9 +30,12 @@ def weights(module: nn.Module) -> list[list[float]]:
 
 def gradients(module: nn.Module) -> list[list[float] | None]:
     """The gradient of each parameter as a list of numbers; None where there is none."""
-    found = []
+    found: list[list[float] | None] = []
     for parameter in module.parameters():
-        found.append(None if parameter.grad is None else plain(parameter.grad.flatten()))
+        if parameter.grad is None:
+            found.append(None)
+        else:
+            found.append(plain(parameter.grad.flatten()))
     return found
 
 
@@ -60,40 +65,28 @@ def flat(lists: Iterable[list]) -> list:
     return [entry for entries in lists for entry in entries]
 
 
-def wrong_means(after: list[list], own: list[list], means: list) -> str | None:
-    """A sentence about gradients that are not the means over the ranks; None if they are.
+def at_step(of_ranks: list[list], step: int) -> list:
+    """The value of each rank at a step, of lists that have one for each step."""
+    return [of_rank[step] for of_rank in of_ranks]
 
-    Args:
-        after: the gradients, for each rank.
-        own: what backward had computed, for each rank, in float64.
-        means: the right ones.
-    """
+
+class Gradients(NamedTuple):
+    """Gradients in float64, as backward has computed them, and after they were averaged over the ranks."""
+
+    own: list
+    after: list
+
+
+def wrong_means(after: list, expected: Gradients) -> Mistake | None:
+    """The mistake in averaged gradients, for each rank, that are not the expected ones; None if they are."""
     world_size = len(after)
-    expected = [means] * world_size
     # The order of a sum may differ, and no number may have been rounded to float32.
-    if near(after, expected, tolerance=1e-12):
+    if near(after, expected.after, tolerance=1e-12):
         return None
-    if near(after, expected):
-        return "they are rounded: give your own tensors the dtype of the gradients, here float64"
-    if near(after, scaled(expected, world_size)):
-        return "they are the sums over the ranks: divide by the world size"
-    if near(after, own) or near(after, scaled(own, 1 / world_size)):
-        return "they are each rank's own: all_reduce writes the sum into the tensor that it is given, and into no other"
-    return "a mean is the sum of the ranks' gradients, divided once by the world size"
-
-
-def shown(value: Any) -> str:
-    """A short text for numbers and lists of them."""
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(shown, value))}]"
-    return str(value)
-
-
-def side_by_side(title: str, values: Sequence[Any], **others: Any) -> str:
-    """A finding: the sentence, then each rank's value under it, and then what it is compared with."""
-    lines = [title]
-    lines += [f"    rank {rank}: {shown(value)}" for rank, value in enumerate(values)]
-    lines += [f"    {name.replace('_', ' ')}: {shown(value)}" for name, value in others.items()]
-    return "\n".join(lines)
+    if near(after, expected.after):
+        return Mistake("rounded")
+    if near(after, scaled(expected.after, world_size)):
+        return Mistake("sums")
+    if near(after, expected.own) or near(after, scaled(expected.own, 1 / world_size)):
+        return Mistake("own gradients")
+    return Mistake("no means")

@@ -1,13 +1,15 @@
 """The checker of `exact_evaluation`: what each rank returns, and how many samples it has run."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from common.accelerator.sampler import DistributedEvalSampler
-from common.exercises.compare import near, side_by_side
+from common.exercises.compare import near
+from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 
@@ -16,7 +18,7 @@ READ = "02_ddp_raw/README.md"
 SAME_AS = "one device, and DistributedEvalSampler (common/accelerator/sampler.py)"
 WORLD_SIZES = (3, 2)
 # On three ranks: a remainder of two, and fewer samples than ranks.
-CASES = {"17 samples on {}": {"size": 17}, "2 samples on {}": {"size": 2}}
+CASES = {"17 samples on {} ranks": {"size": 17}, "2 samples on {} ranks": {"size": 2}}
 
 
 class CountingNetwork(nn.Module):
@@ -46,41 +48,42 @@ def accuracy_of(share: Sequence[int]) -> float:
     return len(right) / max(len(share), 1)
 
 
-def run(path: str, size: int) -> dict:
-    """On one rank: what is returned for a dataset of `size`, how many samples the network saw, and what is right."""
-    accuracy = load_name(path, "accuracy")
+class Facts(NamedTuple):
+    """The accuracy that is returned, and the number of samples that the network was given."""
+
+    accuracy: Any
+    seen: Any
+
+
+def share_of(rank: int, world_size: int, size: int) -> list[int]:
+    return list(DistributedEvalSampler(range(size), world_size, rank))
+
+
+def reference(size: int) -> Facts:
+    share = share_of(dist.get_rank(), dist.get_world_size(), size)
+    return Facts(accuracy_of(range(size)), len(share))
+
+
+def attempt(path: str, size: int) -> Facts:
     model = CountingNetwork()
     with observed():
-        returned = accuracy(model, dataset_of(size))
-    share = list(DistributedEvalSampler(range(size), dist.get_world_size(), dist.get_rank()))
-    return {
-        "returned": returned if isinstance(returned, float) else f"a {type(returned).__name__}",
-        "seen": model.seen,
-        "share": len(share),
-        "of_share": accuracy_of(share),
-        "truth": accuracy_of(range(size)),
-    }
+        accuracy = load_name(path, "accuracy")(model, dataset_of(size))
+    if not isinstance(accuracy, float):
+        accuracy = f"a {type(accuracy).__name__}"
+    return Facts(accuracy, model.seen)
 
 
-def finding(results: list[dict]) -> str | None:
-    world_size = len(results)
-    truth = results[0]["truth"]
-    returned = [result["returned"] for result in results]
-    seen = [result["seen"] for result in results]
-    size = sum(result["share"] for result in results)
-    one_runs_all = size > world_size and max(seen) == size
-    if sum(seen) != size or one_runs_all:
-        title = f"share out the {size} samples, so that each is run once and the ranks have about equally many"
-        return side_by_side(f"{title}; these were run:", seen, for_example=[result["share"] for result in results])
-    if near(returned, [truth] * world_size):
+def finding(made: Facts, expected: Facts) -> Mistake | None:
+    world_size = len(made.seen)
+    size = sum(expected.seen)
+    one_runs_all = size > world_size and max(made.seen) == size
+    if sum(made.seen) != size or one_runs_all:
+        return Mistake("not shared out").shown("samples that were run", made.seen, for_example=expected.seen)
+    if near(made.accuracy, expected.accuracy):
         return None
-    title = (
-        "this is not the fraction of right answers, as a float on every rank: add up right answers and samples over all"
-        " ranks, and divide once"
+    accuracies = [accuracy_of(share_of(rank, world_size, size)) for rank in range(world_size)]
+    mean_of_means = sum(accuracies) / world_size
+    mistake = (
+        Mistake("mean of means") if near(made.accuracy, [mean_of_means] * world_size) else Mistake("other accuracy")
     )
-    if near(returned, [sum(result["of_share"] for result in results) / world_size] * world_size):
-        title = (
-            "this is the mean of the ranks' accuracies, in which a small share counts as much as a large one: add up"
-            " right answers and samples, and divide once"
-        )
-    return side_by_side(title, returned, one_device=truth)
+    return mistake.shown("returned", made.accuracy, one_device=expected.accuracy[0])

@@ -1,7 +1,7 @@
 """The checker of `loss_scaler`: which gradients a step is made with, on which ranks, and how the scale goes on."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.exercises.compare import near, plain, scaled, side_by_side
+from common.exercises.compare import at_step, near, plain, scaled
+from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 
@@ -29,26 +30,6 @@ PARAMETERS = (2, 3, 2)
 # Of an overflow, by step: the number of the rank, counted from the last one, and the factor. It is in the second
 # parameter of that rank, which is of the second group, and on rank 1 neither the first nor the last.
 OVERFLOWS = {1: (-1, LARGE), 4: (-2, math.nan)}
-# What is compared in each step, and what the task says about it.
-RULES = {
-    "scaled": (
-        "scale(loss) has to return the loss times the scale, or in fp16 a gradient of 1.5e-8 is 0, and its weight never"
-        " moves; it returned:"
-    ),
-    "stepped_with": (
-        "optimizer.step() has to be called once on each rank, with gradients that are divided by the scale, those of"
-        " all optimizer.param_groups; the gradients of each rank's calls:"
-    ),
-    "scale": (
-        "an overflow on any rank halves the scale of all ranks, and growth_interval steps in a row without one, counted"
-        " anew after each change, double it; the scale after update():"
-    ),
-}
-SKIP = (
-    "a gradient of rank {} had overflowed, so all ranks have to skip the step: look for inf and for nan in all"
-    " gradients, and call one all-reduce in each step, after the loop over the parameters, of whether one was found;"
-    " the gradients of each rank's calls of optimizer.step():"
-)
 
 
 def loss_of(parameters: list[torch.Tensor], step: int) -> torch.Tensor:
@@ -61,58 +42,69 @@ def loss_of(parameters: list[torch.Tensor], step: int) -> torch.Tensor:
     return 1 + products.float().sum()
 
 
-def trained(scaler: Any) -> list[dict]:
-    """For each step: the scaled loss, the gradients of each call of the optimizer's step, and the scale after it."""
-    parameters: list[torch.Tensor] = [nn.Parameter(torch.ones(2)) for _ in range(PARAMETERS[dist.get_rank()])]
+class Facts(NamedTuple):
+    """Of each step: the scaled loss, the gradients of each call of the optimizer's step, and the scale after it."""
+
+    scaled_loss: list
+    gradients: list
+    scale: list
+
+
+def facts(scaler: Any) -> Facts:
+    parameters: list[torch.Tensor] = []
+    for _ in range(PARAMETERS[dist.get_rank()]):
+        parameters.append(nn.Parameter(torch.ones(2)))
     groups: list[dict] = [{"params": parameters[:1]}, {"params": parameters[1:]}]
     optimizer = SGD(groups, lr=1.0)
-    stepped_with: list[list] = []
+    gradients: list[list] = []  # of each call in the present step
 
     def note_gradients(*_: Any) -> None:
-        stepped_with.append([plain(parameter.grad) for parameter in parameters])
+        gradients.append([plain(parameter.grad) for parameter in parameters])
 
     optimizer.register_step_pre_hook(note_gradients)
-    steps = []
+    found = Facts([], [], [])
     for step in range(STEPS):
         scaled_loss = scaler.scale(loss_of(parameters, step))
         scaled_loss.backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        steps.append(
-            {
-                "scaled": plain(scaled_loss),
-                "stepped_with": list(stepped_with),
-                "scale": plain(scaler.get_scale()),
-            }
-        )
-        stepped_with.clear()
-    return steps
+        found.scaled_loss.append(plain(scaled_loss))
+        found.gradients.append(list(gradients))
+        found.scale.append(plain(scaler.get_scale()))
+        gradients.clear()
+    return found
 
 
-def run(path: str) -> dict:
-    """On one rank: what the solution did in each step, and what is right."""
-    expected = trained(ShardedGradScaler("cpu", SCALE, growth_interval=GROWTH_INTERVAL))
+def reference() -> Facts:
+    return facts(ShardedGradScaler("cpu", SCALE, growth_interval=GROWTH_INTERVAL))
+
+
+def attempt(path: str) -> Facts:
     with observed():
-        steps = trained(load_name(path, "LossScaler")(scale=SCALE, growth_interval=GROWTH_INTERVAL))
-    return {"steps": steps, "expected": expected}
+        return facts(load_name(path, "LossScaler")(scale=SCALE, growth_interval=GROWTH_INTERVAL))
 
 
-def finding(results: list[dict]) -> str | None:
-    """What is wrong in the first step in which something is."""
-    scale = SCALE
+def finding(made: Facts, expected: Facts) -> Mistake | None:
+    """The first mistake of the first step that has one."""
     for step in range(STEPS):
-        for fact, rule in RULES.items():
-            made = [result["steps"][step][fact] for result in results]
-            expected = [result["expected"][step][fact] for result in results]
-            if near(made, expected):
-                continue
-            title = rule
-            if fact == "stepped_with" and step in OVERFLOWS:
-                from_the_last, _ = OVERFLOWS[step]
-                title = SKIP.format(from_the_last % len(results))
-            elif fact == "stepped_with" and near(made, scaled(expected, scale)):
-                title = "the gradients are still multiplied by the scale: divide them by it before the step:"
-            return side_by_side(f"in step {step + 1} {title}", made, they_should_be=expected)
-        scale = results[0]["expected"][step]["scale"]
+        for field in Facts._fields:
+            of_ranks = at_step(getattr(made, field), step)
+            right = at_step(getattr(expected, field), step)
+            if not near(of_ranks, right):
+                mistake = wrong_step(field, step, of_ranks, right)
+                return mistake.at(f"step {step + 1}").shown(field, of_ranks, they_should_be=right)
     return None
+
+
+def wrong_step(field: str, step: int, of_ranks: list, right: list) -> Mistake:
+    if field == "scaled_loss":
+        return Mistake("not scaled")
+    if field == "scale":
+        return Mistake("other scale")
+    if step in OVERFLOWS:
+        from_the_last, _ = OVERFLOWS[step]
+        return Mistake("not skipped").at(f"an overflow on rank {from_the_last % len(right)}")
+    if near(of_ranks, scaled(right, SCALE)):  # no step before the first overflow has another scale
+        return Mistake("not unscaled")
+    return Mistake("other step")

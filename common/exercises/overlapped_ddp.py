@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.compare import gradients, side_by_side, wrong_means
-from common.exercises.stage import SolutionFailed, load_name
+from common.exercises.compare import Gradients, at_step, gradients, wrong_means
+from common.exercises.mistake import Mistake, SolutionFailed
+from common.exercises.stage import load_name
 from common.exercises.traffic import Message, Traffic, observed
 from common.small.ddp.overlapped import OverlappedDDP
 
@@ -54,12 +55,14 @@ def trained(model: Any, traffic: Traffic) -> list[list]:
     return found
 
 
-def run(path: str) -> dict:
-    """On one rank: the gradients of each step, and those that are right, after a look at the solution's messages."""
-    means = trained(OverlappedDDP(network()), Traffic())
+def reference() -> Gradients:
+    """The gradients of a backward, which are the same in each step, and those with which each step is made."""
     module = network()
     module(inputs()).sum().backward()
-    own = gradients(module)
+    return Gradients(gradients(module), trained(OverlappedDDP(network()), Traffic()))
+
+
+def attempt(path: str) -> Gradients:
     module = network()
     with observed() as traffic:
         traffic.moment = Moment(0, LAYERS)
@@ -69,48 +72,34 @@ def run(path: str) -> dict:
 
         for parameter in module.parameters():  # before the solution's hooks, so that these see what is left
             parameter.register_post_accumulate_grad_hook(note_gradient)
-        solution = load_name(path, "OverlappedDDP")(module)
-        after = trained(solution, traffic)
+        after = trained(load_name(path, "OverlappedDDP")(module), traffic)
         for step in range(1, STEPS + 1):
-            found = wrong_messages([message for message in traffic.messages if message.began.step == step])
-            if found:
-                raise SolutionFailed(f"in step {step} {found}")
-    return {"own": own, "after": after, "means": means}
+            mistake = wrong_messages([message for message in traffic.messages if message.began.step == step])
+            if mistake:
+                raise SolutionFailed(mistake.at(f"step {step}"))
+    return Gradients([], after)
 
 
-def wrong_messages(messages: list[Message]) -> str | None:
-    """A finding about the way in which this rank's all-reduces of a step were begun and waited for."""
+def wrong_messages(messages: list[Message]) -> Mistake | None:
+    """The mistake in the way in which this rank's all-reduces of a step were begun and waited for."""
     if len(messages) != LAYERS:
-        return (
-            f"{len(messages)} all-reduces began, for the gradients of {LAYERS} layers: hooks stay for all steps, so"
-            " register one for each parameter in __init__, which sends the gradient of this parameter"
-        )
+        return Mistake("not one message each").at(f"{len(messages)} messages")
     if all(message.began.gradients_left == 0 for message in messages):
-        return (
-            "the all-reduces began when backward had computed all gradients, so nothing was hidden: let a hook begin"
-            " each one (register_post_accumulate_grad_hook)"
-        )
-    if any(message.waits and message.waits[0].gradients_left > 0 for message in messages):
-        return (
-            "an all-reduce was waited for while backward had gradients still to compute, so backward stood still: begin"
-            " each with async_op=True, which returns a handle at once, and keep the handles for OverlappedDDP.wait()"
-        )
-    if any({wait.step for wait in message.waits} != {message.began.step} for message in messages):
-        return (
-            "an all-reduce was not waited for before the optimizer's step, or again after it: call wait() of each"
-            " handle in OverlappedDDP.wait(), and then forget the handles"
-        )
+        return Mistake("not hidden")
+    for message in messages:
+        if message.waits and message.waits[0].gradients_left > 0:
+            return Mistake("backward waited")
+        steps_of_waits = {wait.step for wait in message.waits}
+        if steps_of_waits != {message.began.step}:
+            return Mistake("waited in another step")
     return None
 
 
-def finding(results: list[dict]) -> str | None:
-    """What is wrong with the gradients of the first step that is wrong."""
-    own = [result["own"] for result in results]
+def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     for step in range(STEPS):
-        after = [result["after"][step] for result in results]
-        means = results[0]["means"][step]
-        mistake = wrong_means(after, own, means)
+        after = at_step(made.after, step)
+        means = at_step(expected.after, step)
+        mistake = wrong_means(after, Gradients(expected.own, means))
         if mistake:
-            title = f"in step {step + 1} the gradients of the {LAYERS} layers are not the means; {mistake}"
-            return side_by_side(title, after, means=means)
+            return mistake.at(f"step {step + 1}").shown("of the layers", after, means=means[0])
     return None

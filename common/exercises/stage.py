@@ -1,8 +1,8 @@
 """The run of a solution on the ranks of a process group, with an end to every wait.
 
-A job is the `run` of a checker: on each rank it loads the learner's file, calls what is there and returns what the
-checker compares. Every way in which a solution fails to return ends here in one sentence with the learner's
-own line: a gap that is left, an exception, a collective that nobody answers, a loop without an end.
+A job loads the learner's file on each rank, calls what is there and returns the facts that a checker compares. Every
+way in which a solution fails to return ends here in a mistake with the learner's own line: a gap that is left, an
+exception, a collective that nobody answers, a loop without an end.
 """
 
 import contextlib
@@ -12,15 +12,17 @@ import pickle
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 
+from common.exercises.mistake import Mistake, SolutionFailed
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
 
@@ -28,28 +30,22 @@ SECONDS = 8  # that a solution has on every rank, from the import of its file to
 PATIENCE = 60  # seconds for everything that is not the solution's, such as the start of the ranks
 # Each rank is as on a machine of its own, so that a solution cannot take the ranks of one machine for all of them.
 ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-# gloo's words for "another rank has left": the consequence of that rank's error, and no error of its own.
-CONSEQUENCES = ("Timed out", "timeout", "Connection closed by peer", "reset by peer", "Broken pipe")
-WHY_IT_HANGS = (
-    "all ranks must call the same collectives, in the same order and equally often (one that has returned does not"
-    " answer, and one without samples or parameters of its own has to); while a rank sends, its neighbour must receive;"
-    " and every loop must end"
-)
-
-
-class SolutionFailed(Exception):
-    """The solution could not be run to its end; the message is a finding."""
+End = Literal["returned", "raised", "stuck"]
 
 
 class Report(NamedTuple):
-    """Why a rank has not come to the end of a job.
+    """The end of a job on a rank, which leaves it in a file: it is there too if another rank has to be ended.
 
-    It leaves this in a file, which is there too if another rank has to be ended.
+    Attributes:
+        line: the learner's, or of the checker that has called it.
+        mistake: None where the time was over, or the job has returned.
+        moment: on the clock that all processes of this machine have.
     """
 
-    line: str | None  # the learner's, or of the checker that has called it
-    error: str | None = None  # a sentence; None: the time was over
-    is_consequence: bool = False  # of another rank's end
+    end: End
+    line: str
+    mistake: Mistake | None
+    moment: float
 
 
 def load_name(path: str, name: str) -> Callable[..., Any]:
@@ -63,7 +59,7 @@ def load_name(path: str, name: str) -> Callable[..., Any]:
     spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):
-        raise SolutionFailed(f"{Path(path).name} defines no {name}: keep the name that the starter file gives it")
+        raise SolutionFailed(Mistake("no such name", f"{Path(path).name} defines no {name}"))
     return found
 
 
@@ -86,27 +82,34 @@ def on_ranks(world_size: int, job: Callable[[str], Any], path: Path) -> list[Any
                 environment=ONE_RANK_A_MACHINE,
             )
         except RankFailed as error:
-            # A rank with an exception, and one that is stuck, end with 1.
-            ends = [line for line in str(error).splitlines() if not line.endswith("exit code 1")]
-        reports = {}
-        for file in sorted(Path(folder).glob("*.report")):
-            reports[int(file.stem)] = pickle.loads(file.read_bytes())
-    errors = [report for report in reports.values() if report.error]
-    errors.sort(key=lambda report: report.is_consequence)
-    if errors and not errors[0].is_consequence:
-        raise SolutionFailed(errors[0].error)
-    if len(errors) < len(reports):
-        lines = [f"after {SECONDS} seconds not every rank had returned; these are the lines where they are:"]
+            reports = {}
+            for file in Path(folder).glob("*.report"):
+                reports[int(file.stem)] = pickle.loads(file.read_bytes())
+            raise SolutionFailed(_cause(reports, world_size)) from error
+
+
+def _cause(reports: dict[int, Report], world_size: int) -> Mistake:
+    """Why the job did not return on every rank.
+
+    The first rank that raised or was stuck has left, and what other ranks have met since then came of it.
+    """
+    silent = [rank for rank in range(world_size) if rank not in reports]
+    failures = [report for report in reports.values() if report.end != "returned"]
+    if not failures:
+        return Mistake("ended", f"rank {silent[0]}")
+    first = min(failures, key=lambda report: report.moment)
+    if first.end == "stuck":
+        lines = []
         for rank in range(world_size):
-            line = reports[rank].line if rank in reports else "has returned"
+            line = reports[rank].line if rank in reports else "has ended"
             lines.append(f"    rank {rank}: {line}")
-        raise SolutionFailed("\n".join([*lines, f"    {WHY_IT_HANGS}"]))
-    if ends:
-        raise SolutionFailed(
-            f"a process has ended, and not by an exception: {ends[0]} (gloo ends one that receives more bytes than it"
-            " has room for)"
-        )
-    raise SolutionFailed(errors[0].error)
+        return Mistake("stuck", f"after {SECONDS} seconds not every rank had returned", "\n".join(lines))
+    if not silent:
+        return first.mistake
+    # A process has died. What the others have met may have come of it, or it of that: all of it is shown.
+    details = [report.mistake.details for report in failures if report.end == "raised"]
+    details.append(f"    rank {silent[0]} has ended without an exception, before or after that")
+    return first.mistake._replace(details="\n".join(details))
 
 
 def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> Any:
@@ -130,9 +133,12 @@ def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> An
         try:
             value = job(path)
         except BaseException as error:
-            _leave(report, _failure(error, path, rank))
+            line = _innermost(traceback.extract_tb(error.__traceback__), Path(path))
+            _write(report, "raised", line, _mistake_of(error, line, path, rank))
+            _leave()
         finally:
             watchdog.cancel()
+        _write(report, "returned", "has returned")
         store.set_timeout(timedelta(seconds=seconds + 1))
         # By no collective: it would answer one of a rank whose solution has called one more. And a rank that left
         # would close its connections: whoever still waits for it would see that, and could not be asked where.
@@ -152,44 +158,49 @@ def _watchdog(seconds: int, report: Path, path: str) -> threading.Timer:
 
     def report_and_leave() -> None:
         stack = traceback.extract_stack(sys._current_frames()[watched])
-        of_the_learner = [frame for frame in stack if frame.filename == path]
-        of_checkers = [frame for frame in stack if Path(frame.filename).parent == Path(__file__).parent]
-        innermost = [*stack, *of_checkers, *of_the_learner][-1]
-        _leave(report, Report(_line(innermost.filename, innermost.lineno, innermost.line)))
+        line = _innermost(stack, Path(path)) or _innermost(stack, Path(__file__).parent)
+        _write(report, "stuck", line)
+        _leave()
 
     watchdog = threading.Timer(seconds, report_and_leave)
     watchdog.daemon = True
     return watchdog
 
 
-def _leave(file: Path, report: Report) -> None:
-    """End this process, which closes its connections, so that nobody waits for this rank any more."""
+def _write(file: Path, end: End, line: str, mistake: Mistake | None = None) -> None:
     draft = file.with_suffix(".draft")
-    draft.write_bytes(pickle.dumps(report))
+    draft.write_bytes(pickle.dumps(Report(end, line, mistake, time.monotonic())))
     draft.rename(file)  # so that nobody reads a half of it, who ends this process at the same moment
+
+
+def _leave() -> None:
+    """End this process, which closes its connections, so that nobody waits for this rank any more."""
     os._exit(1)
 
 
-def _line(file: str, number: int | None, code: str | None) -> str:
-    return f"line {number} of {Path(file).name}: {(code or '').strip()}"
+def _innermost(stack: traceback.StackSummary, place: Path) -> str:
+    """The innermost line that is of a file, or of a file in a folder; empty if there is none."""
+    for frame in reversed(stack):
+        file = Path(frame.filename)
+        if place in (file, file.parent):
+            return _line(file, frame.lineno, frame.line)
+    return ""
 
 
-def _failure(error: BaseException, path: str, rank: int) -> Report:
-    """The sentence about an exception on this rank, with the learner's line."""
-    line = None
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename == path:
-            line = _line(path, frame.lineno, frame.line)
-    if isinstance(error, SyntaxError) and error.filename == path:
-        line = _line(path, error.lineno, error.text)
-    message = str(error).partition("\n")[0]
-    raised = f"raised {type(error).__name__}: {message}, on rank {rank}"
-    is_consequence = any(sign in message for sign in CONSEQUENCES)
+def _line(file: Path, number: int | None, code: str | None) -> str:
+    return f"line {number} of {file.name}: {(code or '').strip()}"
+
+
+def _mistake_of(error: BaseException, line: str, path: str, rank: int) -> Mistake:
+    """The mistake that an exception on this rank shows, and the learner's line."""
     if isinstance(error, SolutionFailed):
-        return Report(line, str(error))
-    if line is None:
-        hint = "Does it take, and return, what the starter file says?"
-        return Report(None, f"the call of {Path(path).name} {raised}\n    {hint}", is_consequence)
-    if isinstance(error, NotImplementedError):
-        return Report(line, f"this line is still a gap: {line}")
-    return Report(line, f"{line}\n    {raised}", is_consequence)
+        return error.mistake
+    if isinstance(error, NotImplementedError) and line:
+        return Mistake("gap", details=f"    {line}")
+    if isinstance(error, SyntaxError) and error.filename == path:
+        line = _line(Path(path), error.lineno, error.text)
+    message = str(error).partition("\n")[0]
+    raised = f"{type(error).__name__}: {message}"
+    if line:
+        return Mistake("raised", f"rank {rank}", f"    {line}\n    {raised}")
+    return Mistake("wrong call", f"rank {rank}", f"    the call of {Path(path).name} raised {raised}")

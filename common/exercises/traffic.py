@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.exercises.compare import shown
-from common.exercises.stage import SolutionFailed
+from common.exercises.mistake import Mistake, SolutionFailed
 from common.process_group import COLLECTIVES
 
 POINT_TO_POINT = ("isend", "irecv")
@@ -31,7 +30,7 @@ class Message:
         finish: what is called when somebody waits for the first time.
 
     Attributes:
-        tensor: the one that is sent, if it is one.
+        tensor: the one that is sent, if it is one; `sent` is a copy from its start.
         began, waits: the traffic's `moment` when it began, and of each wait.
         was_changed: the tensor was changed between its start and its arrival.
     """
@@ -41,7 +40,9 @@ class Message:
         self.name = name
         self.arguments = arguments
         self.tensor = arguments.get("tensor")
-        self.sent = self.tensor.detach().clone() if isinstance(self.tensor, Tensor) else None
+        self.sent: Tensor | None = None
+        if isinstance(self.tensor, Tensor):
+            self.sent = self.tensor.detach().clone()
         self.began = traffic.moment
         self.waits: list[Any] = []
         self.was_changed = False
@@ -130,14 +131,7 @@ def observed() -> Iterator[Traffic]:
         yield traffic
     forgotten = [message.name for message in traffic.messages if not message.waits]
     if forgotten:
-        raise SolutionFailed(
-            f"rank {dist.get_rank()} has not called wait() on these handles: {shown(forgotten)}. What is sent in the"
-            " background may not have gone, and what is received may not have come, before wait() returns"
-        )
+        raise SolutionFailed(Mistake("not waited for").at(f"rank {dist.get_rank()}, {', '.join(forgotten)}"))
     changed = [message.name for message in traffic.messages if message.was_changed]
     if changed:
-        raise SolutionFailed(
-            f"{len(changed)} of {len(traffic.messages)} messages were changed while their {changed[0]} was under way:"
-            " with async_op=True the sum is there when the handle's wait() has returned, so divide after it, or before"
-            " it begins"
-        )
+        raise SolutionFailed(Mistake("changed on its way").at(f"rank {dist.get_rank()}, {', '.join(changed)}"))

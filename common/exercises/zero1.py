@@ -1,6 +1,6 @@
 """The checker of `zero1`: how much of the optimizer's state each rank keeps, and which weights come out."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common.exercises.compare import flat, near, side_by_side, weights
+from common.exercises.compare import at_step, flat, near, weights
+from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.zero import ZeRO1
@@ -50,58 +51,56 @@ def trained(module: nn.Module, optimizer: Any, loss_scale: int = 1) -> list:
 
 def state_size(optimizer: Optimizer) -> int:
     """How many numbers it keeps; the number of the step, which has no dimension, is not counted."""
-    tensors = flat(list(state.values()) for state in optimizer.state.values())
-    return sum(tensor.numel() for tensor in tensors if tensor.dim())
+    numbers = 0
+    for state in optimizer.state.values():
+        numbers += sum(tensor.numel() for tensor in state.values() if tensor.dim())
+    return numbers
 
 
-def run(path: str) -> dict:
-    """On one rank: state and weights of the solution, the weights that are right, and those that sums would give."""
+class Facts(NamedTuple):
+    """The size of this rank's state, the weights after each step, and, of the reference, those that sums would give."""
+
+    state: Any
+    weights: list
+    by_sums: list
+
+
+def reference() -> Facts:
     module = network()
-    expected = trained(module, ZeRO1(module, AdamW, **SETTINGS))
+    after = trained(module, ZeRO1(module, AdamW, **SETTINGS))
     module = network()
     by_sums = trained(module, ZeRO1(module, AdamW, **SETTINGS), loss_scale=dist.get_world_size())
+    return Facts(MOMENTS // dist.get_world_size(), after, by_sums)
+
+
+def attempt(path: str) -> Facts:
     module = network()
-    state_sizes = [0]
-    hook = register_optimizer_step_post_hook(lambda optimizer, *_: state_sizes.append(state_size(optimizer)))
+    sizes = [0]
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: sizes.append(state_size(optimizer)))
     with observed():
         after = trained(module, load_name(path, "ZeRO1")(module, **SETTINGS))
     hook.remove()
-    return {"state": max(state_sizes), "weights": after, "expected": expected, "by_sums": by_sums}
+    return Facts(max(sizes), after, [])
 
 
-def finding(results: list[dict]) -> str | None:
-    state = [result["state"] for result in results]
-    if max(state) > MOMENTS * 2 / 3:  # a part is half of it, on two ranks, and perhaps a parameter more
-        title = (
-            "a rank keeps more than its part of the optimizer's state, and under DDP every rank keeps all: give each"
-            " rank's AdamW this rank's part of the parameters only; numbers in the state:"
+def finding(made: Facts, expected: Facts) -> Mistake | None:
+    if max(made.state) > MOMENTS * 2 / 3:  # a part is half of it, on two ranks, and perhaps a parameter more
+        return Mistake("state not divided").shown(
+            "numbers in the state", made.state, all_parameters=MOMENTS, a_part=expected.state[0]
         )
-        return side_by_side(title, state, all_parameters=MOMENTS, a_part=MOMENTS // len(results))
     for step in range(STEPS):
-        after = [result["weights"][step] for result in results]
-        expected = results[0]["expected"][step]
-        if not near(after, [expected] * len(results)):
-            title = wrong_weights(after, expected, results[0]["by_sums"][step])
-            return side_by_side(f"{title}; the weights after step {step + 1}:", after, they_should_be=expected)
+        after = at_step(made.weights, step)
+        right = at_step(expected.weights, step)
+        by_sums = at_step(expected.by_sums, step)
+        if not near(after, right):
+            mistake = Mistake("stepped with sums") if near(after, by_sums) else wrong_weights(after, right[0])
+            return mistake.at(f"step {step + 1}").shown("weights", after, they_should_be=right[0])
     return None
 
 
-def wrong_weights(after: list[list], expected: list[list[float]], by_sums: list[list[float]]) -> str:
-    if near(after, [by_sums] * len(after)):
-        return (
-            "the step was made with the sums over the ranks: divide by the world size. AdamW divides by a gradient's"
-            " size, so only a large eps, such as the one here, shows it"
-        )
-    is_right_somewhere = []  # each number
+def wrong_weights(after: list[list], expected: list[list[float]]) -> Mistake:
     for right, *of_ranks in zip(flat(expected), *map(flat, after), strict=True):
-        is_right_somewhere.append(any(near(right, number) for number in of_ranks))
-    if all(is_right_somewhere):
-        return (
-            "each rank has new numbers in its own part and old ones in the others': after the step the ranks have to"
-            " exchange their parts (broadcast by the owner, or all-gather), in the parameters and not in copies"
-        )
-    return (
-        "these are not the weights of AdamW: each number of the module's own parameters is stepped by one rank, with"
-        " the mean of the ranks' gradients, by the same AdamW in all steps, which has all settings; zero_grad() clears"
-        " the gradients of all parameters"
-    )
+        is_right_somewhere = any(near(right, number) for number in of_ranks)
+        if not is_right_somewhere:
+            return Mistake("other weights")
+    return Mistake("not exchanged")

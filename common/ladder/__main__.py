@@ -56,9 +56,9 @@ def rung(text: str) -> str:
 
 def check_solution(exercise: str, solution: Path) -> None:
     """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
-    finding = exercises.check(exercise, solution)
-    if finding:
-        print(f"NOT YET: {exercise}\n\n{textwrap.indent(finding, '  ')}")
+    mistake = exercises.check(exercise, solution)
+    if mistake:
+        print(f"NOT YET: {exercise}\n\n{textwrap.indent(mistake.explained(exercise), '  ')}")
         sys.exit(1)
     print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.module(exercise).SAME_AS}.")
     following = exercises.following(exercise)

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from common.doctor import __main__ as program
-from common.doctor import compare_data, compare_models, ends, record, report, watch_data, watched
-from common.doctor.answers import Answer, Finding, Unseen
-from common.doctor.record import Model, Pass, Record
+from common.doctor import compare_data, compare_end, compare_networks, record, report, run_script, watch_data
+from common.doctor.answers import Answer, Finding, Right, Unseen
+from common.doctor.record import Epoch, Network, Record
 from common.errors import UserError
 from common.processes import Ranks, ranks
 from tests.unit.doctor.mistakes import ENDS, HARMLESS, MISTAKES
@@ -45,14 +45,17 @@ def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answ
         pool.run(run_watched, folder, script, flags or ("--out", folder), timeout=120)
     finally:
         pool.stop()
-    records = [record.read(folder / f"rank{rank}.pickle") for rank in range(2)]
+    records = [record.read(folder / f"rank{rank}" / record.RECORD) for rank in range(2)]
     assert not any(one.troubles for one in records)
     answers = report.answers(records, patience=60)
     return answers, unwrapped("\n".join(report.lines(records, answers)))
 
 
 def run_watched(folder: Path, script: Path, flags: tuple) -> None:
-    watched.run(folder, int(os.environ["RANK"]), None, script, [str(flag) for flag in flags])
+    rank = int(os.environ["RANK"])
+    of_rank = folder / f"rank{rank}"
+    of_rank.mkdir()
+    run_script.run(of_rank, rank, None, script, [str(flag) for flag in flags])
 
 
 def unwrapped(text: str) -> str:
@@ -64,7 +67,7 @@ def test_a_healthy_script_raises_no_alarm_and_trains_the_weights_that_it_would_a
     alone.mkdir()
     answers, text = examined(HEALTHY, tmp_path)
     assert "Healthy: nothing found" in text
-    right = {topic for topic, answer in answers.items() if answer is None}
+    right = {topic for topic, answer in answers.items() if answer == Right()}
     assert answers.keys() - right == {"BatchNorm's statistics"}
     ranks(2, on_cpu=True).run(run_alone, HEALTHY, alone)
     weights, expected = (torch.load(folder / "best.pt")["weights"] for folder in (tmp_path, alone))
@@ -97,22 +100,22 @@ def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
 
 def test_weights_that_are_averaged_now_and_then_are_no_finding():
     apart, equal = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])
-    records = [Record(rank, steps=4, models=[Model("Net", wrapped=True, forwards=4)]) for rank in range(2)]
+    records = [Record(rank, steps=4, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
     for rank, one in enumerate(records):
-        one.models[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
-    assert compare_models.weights(records) is None
+        one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
+    assert compare_networks.weights(records) == Right()
     for one in records:
-        del one.models[0].weights[2], one.models[0].weights[4]
-    assert isinstance(compare_models.weights(records), Finding)
+        del one.networks[0].weights[2], one.networks[0].weights[4]
+    assert isinstance(compare_networks.weights(records), Finding)
 
 
 def read_by(orders: list[list[int]], contents: list[list[int]]) -> list[Record]:
     """Records of ranks that read these numbers of a data set of 1,000, in batches of 4, and contents with them."""
     records = []
     for rank, (numbers, of_rank) in enumerate(zip(orders, contents, strict=True)):
-        one = Pass(0, 1000, True, samples=numbers, batches=len(numbers) // 4, last_batch=4, forwards=9)
+        one = Epoch(0, 1000, True, samples=numbers, batches=len(numbers) // 4, last_batch=4, forwards=9)
         one.contents = [(content, content % 3) for content in of_rank]
-        records.append(Record(rank, passes=[one]))
+        records.append(Record(rank, epochs=[one]))
     return records
 
 
@@ -130,7 +133,7 @@ DRAWN[1][0] = DRAWN[0][0]
 @pytest.mark.parametrize(
     "records, kind, pitfall",
     [
-        pytest.param(read_by(HALVES, HALVES), type(None), None, id="dealt out"),
+        pytest.param(read_by(HALVES, HALVES), Right, None, id="dealt out"),
         pytest.param(read_by(OWN, OWN), Finding, "different_orders", id="an order for each rank"),
         pytest.param(read_by([LAP, LAP], [LAP, LAP]), Finding, None, id="one order for all ranks"),
         pytest.param(read_by([LAP[:12]] * 2, [LAP[:12]] * 2), Finding, None, id="a few, in one order"),
@@ -154,7 +157,7 @@ def test_a_text_is_the_same_however_far_it_is_filled_up():
 def test_a_crash_is_the_end_of_the_rank_that_caused_it():
     left = Record(0, ended="crash", crash="patient.py:9: RuntimeError: Connection closed by peer")
     crashed = Record(1, ended="crash", crash="patient.py:9: ValueError: no disk", steps=8)
-    answer = ends.end([left, crashed], patience=60)
+    answer = compare_end.end([left, crashed], patience=60)
     assert answer.text == "rank 1 crashed after 8 optimizer steps: patient.py:9: ValueError: no disk"
 
 
@@ -249,7 +252,7 @@ def test_without_a_process_group_only_a_hang_is_examined():
     for expected, state in (
         ("the script printed last: no training", {"ended": "whole", "last_line": "no training"}),
         ("the script made no process group", {"ended": "whole", "steps": 5}),
-        ("None", {"ended": "stopped", "place": ["train.py:3", "sleep"]}),
+        ("None", {"ended": "stopped", "line": "train.py:3", "called": ["sleep"]}),
     ):
         records = [Record(rank, **state) for rank in range(2)]
         reason = report.not_examined(records, report.answers(records, patience=60))
@@ -279,7 +282,7 @@ def test_a_script_may_have_a_module_that_is_named_as_this_repositorys(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import common\n")
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
-    command = [sys.executable, watched.__file__, str(tmp_path), "0", str(script)]
+    command = [sys.executable, run_script.__file__, str(tmp_path), "0", str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "its own common\n", done.stderr
 

@@ -1,6 +1,6 @@
 """One rank of the doctor's patient: install the observers, and run the script as `python SCRIPT …` would.
 
-    python common/doctor/watched.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
+    python common/doctor/run_script.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
 It is run by its path, and nothing of this repository stays imported: the script may have a `common` of its own.
 """
@@ -15,18 +15,16 @@ from pathlib import Path
 def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation. Its error is noted and raised."""
     imported_before = set(sys.modules)
-    from common.doctor import watch_calls
-    from common.doctor.watch_data import DataWatch
-    from common.doctor.watch_models import ModelWatch
+    from common.doctor import pulse, watch_calls, watch_data, watch_networks, watch_optimizers
+    from common.doctor.record import RECORD
     from common.doctor.watcher import Watcher
 
-    watcher = Watcher(folder, rank, script, last_step)
-    data = DataWatch(watcher)
-    models = ModelWatch(watcher, data)
-    data.install()
-    models.install()
-    watch_calls.install(watcher)
-    watcher.start()
+    watcher = Watcher(folder / RECORD, rank)
+    data = watch_data.install(watcher)
+    networks = watch_networks.install(watcher, data)
+    watch_optimizers.install(watcher, networks, last_step)
+    watch_calls.install(watcher, script)
+    pulse.start(watcher, folder, script)
     for name in set(sys.modules) - imported_before:
         if name.split(".")[0] == "common":
             del sys.modules[name]
@@ -37,13 +35,14 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
-            watcher.record.crash = f"exit code {end.code}" if isinstance(end.code, int) else str(end.code)
+            if not isinstance(end.code, int):
+                watcher.record.crash = str(end.code)
             watcher.finish("crash")
             raise
     except BaseException as error:
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
-        line = f"{script.name}:{lines[-1].lineno}: " if lines else ""
-        watcher.record.crash = f"{line}{type(error).__name__}: {' '.join(str(error).split())}"
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
+        where = f"{script.name}:{lines[-1]}: " if lines else ""
+        watcher.record.crash = f"{where}{type(error).__name__}: {' '.join(str(error).split())}"
         watcher.finish("crash")
         raise
     watcher.finish("whole")

@@ -1,0 +1,97 @@
+"""The check of the end: a rank that crashed, or ranks that wait for each other."""
+
+from itertools import zip_longest
+
+from common.doctor.answers import Answer, Finding, Right, Unseen
+from common.doctor.compare_data import training_epochs
+from common.doctor.record import Call, Record, across_ranks
+
+# What a rank says whose partner has gone, or does something else.
+LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
+UNFINISHED = "finished reduction in the prior iteration"  # DDP, where a gradient has not come
+
+
+def end(records: list[Record], patience: float) -> Answer:
+    """The answer about the end, where a rank that got on for `patience` seconds no more was stopped."""
+    crashes = {}
+    for record in records:
+        error = _error(record)
+        if error:
+            crashes[record.rank] = error
+    for rank, error in crashes.items():
+        if not any(sign in error for sign in LEFT_ALONE):  # no other rank has caused it
+            return _crashed(error, records[rank])
+    if crashes or any(record.ended == "stopped" for record in records):
+        return _waiting(records, set(crashes), patience)
+    if any(record.ended == "steps" for record in records):
+        return Unseen(f"ended after {records[0].steps} steps, as wished")
+    return Right()
+
+
+def _error(record: Record) -> str | None:
+    """The error of a rank that crashed; where it has not said one, its exit code and its last line."""
+    if record.crash:
+        return record.crash
+    has_left = record.ended in (None, "crash")  # without a last word: by an exit code, a signal, or os._exit
+    if has_left and record.exit_code != 0:
+        return f"exit code {record.exit_code}; last printed: {record.last_line}"
+    return None
+
+
+def _crashed(error: str, record: Record) -> Finding:
+    crashed = f"rank {record.rank} crashed after {record.steps} optimizer steps"
+    if UNFINISHED not in error:
+        return Finding(f"{crashed}: {error[:300]}", "mend the error, and call the doctor again")
+    unused = [name for network in record.networks for name in network.without_gradient]
+    parameters = sum(network.parameter_count for network in record.networks if network.forwards)
+    return Finding(
+        f"{crashed}: DDP waits for the gradients of {len(unused)} of {parameters} parameters, which the forward does "
+        f"not use ({', '.join(unused[:3])})",
+        "freeze or remove them before wrapping, or let DDP look for them with find_unused_parameters=True",
+        pitfall="unused_parameter",
+    )
+
+
+def _waiting(records: list[Record], crashed: set[int], patience: float) -> Finding:
+    text = ", ".join(_where(record, crashed) for record in records)
+    if not crashed:
+        text = f"no rank got on for {patience:g} s: {text}"
+    uneven = _uneven_epoch(records)
+    if uneven:
+        return Finding(f"{text}; {uneven}", "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
+    calls = _first_different_calls(records)
+    if calls:
+        of_ranks = []
+        for rank, call in enumerate(calls):
+            of_ranks.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
+        text = f"{text}; the first collective that is not the same: {', '.join(of_ranks)}"
+        if calls[0] is not None and calls[0] not in calls[1:]:
+            return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
+    return Finding(text, "see what each of these lines waits for: all ranks must leave a loop at one step")
+
+
+def _where(record: Record, crashed: set[int]) -> str:
+    if record.rank in crashed:
+        return f"rank {record.rank} was left alone"
+    if record.line:
+        called = record.called[0] if record.called else "Python"
+        return f"rank {record.rank} is in {record.line} ({called})"
+    return f"rank {record.rank} has ended"
+
+
+def _uneven_epoch(records: list[Record]) -> str | None:
+    """The numbers of batches of the first epoch that has ended on one rank and goes on on another one."""
+    for number, of_ranks in enumerate(across_ranks(map(training_epochs, records))):
+        shortest = min(of_ranks, key=lambda epoch: epoch.batches)
+        if shortest.complete and any(epoch.batches > shortest.batches for epoch in of_ranks):
+            batches = [f"rank {rank} has {epoch.batches}" for rank, epoch in enumerate(of_ranks)]
+            return f"of the batches of epoch {number} {', '.join(batches)}"
+    return None
+
+
+def _first_different_calls(records: list[Record]) -> tuple[Call | None, ...]:
+    """The first collective that is not the same on all ranks; None for a rank that has called no more."""
+    for calls in zip_longest(*[record.collectives for record in records]):
+        if len(set(calls)) > 1:
+            return calls
+    return ()
