@@ -167,7 +167,7 @@ class GradScalerKwargs(KwargsHandler):
 class InitProcessGroupKwargs(KwargsHandler):
     """For `init_process_group`. The default backend stands for the one that fits the device.
 
-    `timeout` is how long a collective waits for a missing rank: 10 minutes on nccl, 30 on gloo.
+    `timeout` is how long a collective waits for a missing rank: by default 10 minutes on nccl, 30 on gloo.
     """
 
     backend: str | None = "nccl"
@@ -175,9 +175,20 @@ class InitProcessGroupKwargs(KwargsHandler):
     timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
+        self._has_own_timeout = self.timeout is not None
         if self.timeout is None:
             minutes = 10 if self.backend == "nccl" else 30
             self.timeout = timedelta(minutes=minutes)
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The attributes that differ from the defaults, and a `timeout` that was given.
+
+        One of 10 minutes equals the default, which is that of nccl. gloo must hear of it nevertheless.
+        """
+        kwargs = super().to_kwargs()
+        if kwargs.pop("_has_own_timeout", False):
+            kwargs["timeout"] = self.timeout
+        return kwargs
 
 
 @dataclass

@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from common.accelerator import Accelerator
 from common.accelerator.state import PartialState
+from common.accelerator.utils import InitProcessGroupKwargs
 from common.processes import free_port, ranks
 from tests.states import THEIRS, forget_states
 
@@ -214,6 +216,16 @@ def test_nccl_gets_its_device_so_that_it_fails_early_and_gloo_gets_none(two_gpus
     PartialState._reset_state()
     PartialState(backend="gloo")
     assert two_gpus.init_process_group.call_args.kwargs["device_id"] is None
+
+
+@pytest.mark.parametrize(("asked", "holds"), [(None, 30), (10, 10), (30, 30), (5, 5)])
+def test_a_timeout_that_was_asked_for_holds_on_gloo_too(asked, holds, monkeypatch, threads):
+    """In minutes. 10 is what the handler shows where nobody asks, because it is the default of nccl."""
+    torchrun_environment(monkeypatch, 0, 1)
+    monkeypatch.setattr(dist, "init_process_group", mock.Mock(wraps=dist.init_process_group))
+    handler = InitProcessGroupKwargs() if asked is None else InitProcessGroupKwargs(timeout=timedelta(minutes=asked))
+    Accelerator(cpu=True, kwargs_handlers=[handler])
+    assert dist.init_process_group.call_args.kwargs["timeout"] == timedelta(minutes=holds)
 
 
 def test_processes_that_share_a_gpu_use_gloo(two_gpus, monkeypatch, threads):
