@@ -21,7 +21,7 @@ from .sampler import (
     generator_of,
     innermost_sampler,
 )
-from .shard import LOADING_OPTIONS, DataLoaderShard, DataLoaderStateMixin, SkipDataLoader, get_sampler, index_sampler_of  # noqa: F401
+from .shard import LOADING_OPTIONS, DataLoaderShard, SkipDataLoader, get_sampler, index_sampler_of  # noqa: F401
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .streams import CountedCollate, CountedShard, IterableDatasetShard  # noqa: F401
 from .utils.dataclasses import RNGType  # noqa: F401
