@@ -88,7 +88,7 @@ class Accelerator:
         step_scheduler_with_optimizer: see AcceleratedScheduler.
         kwargs_handlers: settings for autocast, the loss scaler, DistributedDataParallel, the process group and the
             profiler.
-        dynamo_backend, dynamo_plugin: compile prepared models; by default what the launcher says.
+        dynamo_backend, dynamo_plugin: compile prepared models; by default as an earlier Accelerator does, else not.
         deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins, parallelism_config: out
             of scope; only an empty setting passes.
 

@@ -451,6 +451,7 @@ class AcceleratorState(PartialState):
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
+    _mixed_precision: str
     _known_attrs: ClassVar[list[str]] = [
         *PartialState._known_attrs,
         "dynamo_plugin",
@@ -475,31 +476,24 @@ class AcceleratorState(PartialState):
                 # A process that starts anew chooses its precision anew.
                 self._shared_state.clear()
             PartialState(cpu, **kwargs)
-        if self.initialized:
-            self.__dict__.update(PartialState._shared_state)
-            self._check_initialized(mixed_precision, cpu)
-            return
-        if not _from_accelerator:
+        if not self.initialized and not _from_accelerator:
             raise ValueError(
                 "Please make sure to properly initialize your accelerator via `accelerator = Accelerator()` before "
                 "you ask for its state; `PartialState()` needs none"
             )
-        precision = _choose_precision(mixed_precision)
+        if self.initialized and mixed_precision is None:
+            precision = self._mixed_precision
+        else:
+            precision = _choose_precision(mixed_precision)
+        if self.initialized and precision != self._mixed_precision:
+            now = f"this process already runs with '{self._mixed_precision}'"
+            raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{precision}'"))
         if cpu and PartialState().device.type != "cpu":
             raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
         self.__dict__.update(PartialState._shared_state)
-        self.dynamo_plugin = dynamo_plugin
-        self._mixed_precision = precision
-
-    def _check_initialized(self, mixed_precision: str | None = None, cpu: bool | None = None) -> None:
-        if cpu and self.device.type != "cpu":
-            raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
-        if mixed_precision is None:
-            return
-        wanted = _choose_precision(mixed_precision)
-        if wanted != self._mixed_precision:
-            now = f"this process already runs with '{self._mixed_precision}'"
-            raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{wanted}'"))
+        if not self.initialized:
+            self.dynamo_plugin = dynamo_plugin
+            self._mixed_precision = precision
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
