@@ -116,7 +116,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def step_state(self) -> StepState:
-        """The facts about the batch that this loader yielded last, in any of its passes; outside of them nothing."""
+        """The facts about the batch that this loader yielded last; outside of a loop those of no batch."""
         return self._passes[-1].state if self._passes else StepState()
 
     @property
@@ -149,8 +149,9 @@ class DataLoaderShard(DataLoader):
                     synchronize_rng_states(self.rng_types, self.synchronized_generator)
                 self.set_epoch(self.iteration)
                 reading = self._start_reading()
-            for number, (batch, this_pass.state) in enumerate(self._steps(reading)):
+            for number, (batch, state) in enumerate(self._steps(reading)):
                 has_steps = True
+                this_pass.state = state
                 # A script may begin a pass within a loop over this very loader. The one that goes on comes last.
                 self._passes.remove(this_pass)
                 self._passes.append(this_pass)
