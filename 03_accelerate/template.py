@@ -87,6 +87,10 @@ def train(args):
             non_blocking=True,
         ),
     )
+    if args.batch_size % accelerator.num_processes:
+        raise SystemExit(
+            f"--batch-size {args.batch_size} cannot be divided among {accelerator.num_processes} processes"
+        )
     train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
     val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
     check(train_set, val_set, args.batch_size)

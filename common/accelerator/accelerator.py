@@ -88,7 +88,7 @@ class Accelerator:
         step_scheduler_with_optimizer: see AcceleratedScheduler.
         kwargs_handlers: settings for autocast, the loss scaler, DistributedDataParallel, the process group and the
             profiler.
-        dynamo_backend, dynamo_plugin: compile prepared models; by default what the launcher says.
+        dynamo_backend, dynamo_plugin: compile prepared models; by default as an earlier Accelerator does, else not.
         deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins, parallelism_config: out
             of scope; only an empty setting passes.
 
@@ -148,8 +148,7 @@ class Accelerator:
         if PartialState._shared_state.get("ended"):
             PartialState._reset_state()
             GradientState._reset_state()
-        group_settings = {} if self.init_handler is None else self.init_handler.to_kwargs()
-        self.state = AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **group_settings)
+        self.state = AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **_kwargs_of(self.init_handler))
         # Kept here too: where the shared state is reset, the next Accelerator may choose another precision.
         self._mixed_precision = self.state.mixed_precision
         self.gradient_state = GradientState(gradient_accumulation_plugin)
@@ -170,8 +169,7 @@ class Accelerator:
         self.native_amp = self.mixed_precision != "no"
         self.scaler: LossScaler | None = None
         if self.mixed_precision == "fp16":
-            scaler_settings = {} if self.scaler_handler is None else self.scaler_handler.to_kwargs()
-            self.scaler = LossScaler(self.device.type, **scaler_settings)
+            self.scaler = LossScaler(self.device.type, **_kwargs_of(self.scaler_handler))
         # Calls of `accumulate`. A window closes at every multiple of the steps, and at a loader's end, where the count
         # begins again at 0.
         self.step = 0
@@ -318,8 +316,7 @@ class Accelerator:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         device_ids = None if self.device.type == "cpu" else [self.device.index]
-        settings = {} if self.ddp_handler is None else self.ddp_handler.to_kwargs()
-        model = DistributedDataParallel(model, device_ids=device_ids, **settings)
+        model = DistributedDataParallel(model, device_ids=device_ids, **_kwargs_of(self.ddp_handler))
         if self.ddp_handler is not None:
             self.ddp_handler.register_comm_hook(model)
         return model
@@ -548,8 +545,7 @@ class Accelerator:
     def _autocast(self, handler: AutocastKwargs | None) -> contextlib.AbstractContextManager:
         if not self.native_amp:
             return contextlib.nullcontext()
-        settings = {} if handler is None else handler.to_kwargs()
-        return torch.autocast(self.device.type, _AUTOCAST_DTYPES[self.mixed_precision], **settings)
+        return torch.autocast(self.device.type, _AUTOCAST_DTYPES[self.mixed_precision], **_kwargs_of(handler))
 
     def unwrap_model(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
@@ -944,6 +940,11 @@ def _handlers_by_kind(handlers: list[KwargsHandler]) -> dict[type, Any]:
             raise ValueError(f"You can only pass one {kind} in `kwargs_handlers`.")
         found[kind] = handler
     return found
+
+
+def _kwargs_of(handler: KwargsHandler | None) -> dict[str, Any]:
+    """The keyword arguments that the script has given for some object of torch: none without a handler."""
+    return {} if handler is None else handler.to_kwargs()
 
 
 def _is_prepared(obj: Any) -> bool:

@@ -10,7 +10,6 @@ import random
 import re
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from .utils.checkpoint_folder import (
     Manifest,
     choose_newest,
     finish_and_verify,
-    finish_interrupted_save,
     publish,
     read_manifest,
     remove,
@@ -36,6 +34,7 @@ from .utils.checkpoint_folder import (
     write_manifest,
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
+from .utils.dataclasses import ProjectConfiguration
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, write_safetensors
 
@@ -117,23 +116,7 @@ def save_state(
     config = accelerator.project_configuration
     writes = _is_writer(config.save_on_each_node)
     folder = _folder_to_save(accelerator, output_dir)
-
-    def start() -> Path:
-        if config.automatic_checkpoint_naming and os.path.lexists(folder):
-            how = "`load_state` first, or set `save_iteration`"
-            raise ValueError(f"Checkpoint directory {folder} ({config.iteration}) already exists: {how}")
-        return start_save(folder)
-
-    def write() -> None:
-        for name, content in contents.items():
-            if name.endswith(".safetensors"):
-                write_safetensors(content, draft / name)
-            else:
-                save_loadable(content, draft / name)
-        write_manifest(draft)
-        publish(draft, folder)
-
-    own_draft = run_on_all_ranks(start, runs_here=writes)
+    own_draft = run_on_all_ranks(lambda: _start(config, folder), runs_here=writes)
     try:
         # The draft of this machine: the last that a process up to this one has made.
         drafts = gather_object([own_draft])[: accelerator.process_index + 1]
@@ -142,7 +125,7 @@ def save_state(
         own_state = run_on_all_ranks(lambda: _state_of_rank(accelerator))
         for rank, state in enumerate(gather_object([own_state])):
             contents[RANDOM_STATES_FILE.format(rank)] = state
-        run_on_all_ranks(write, runs_here=writes)
+        run_on_all_ranks(lambda: _write(contents, draft, folder), runs_here=writes)
     except BaseException:
         if own_draft is not None:
             remove(own_draft)
@@ -160,6 +143,23 @@ def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> P
     if output_dir is None:
         raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
     return Path(os.path.abspath(os.path.expanduser(output_dir)))
+
+
+def _start(config: ProjectConfiguration, folder: Path) -> Path:
+    if config.automatic_checkpoint_naming and os.path.lexists(folder):
+        how = "`load_state` first, or set `save_iteration`"
+        raise ValueError(f"Checkpoint directory {folder} ({config.iteration}) already exists: {how}")
+    return start_save(folder)
+
+
+def _write(contents: dict[str, Any], draft: Path, folder: Path) -> None:
+    for name, content in contents.items():
+        if name.endswith(".safetensors"):
+            write_safetensors(content, draft / name)
+        else:
+            save_loadable(content, draft / name)
+    write_manifest(draft)
+    publish(draft, folder)
 
 
 def _collect(accelerator: Any, draft: Path, safe_serialization: bool) -> dict[str, Any]:
@@ -253,8 +253,9 @@ def load_state(
     the global order goes on and gradients of an unfinished window are averaged; ranks without a saved random state keep
     their own. Registered objects get the main process's state.
 
-    If a file is missing or damaged, if the number of registered objects differs, or if a stateful loader cannot go on
-    at its saved position, an error is raised before anything changes. After any other error the run should not go on.
+    First every file is verified, and every state but the weights read: until then an error leaves the run as it was.
+    Then the hooks run. If a model that they leave in the list has no weights there, or a stateful loader cannot go on
+    at its saved position, an error is raised before a weight changes. After any other error the run should not go on.
 
     Args:
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
@@ -274,38 +275,9 @@ def load_state(
     config = accelerator.project_configuration
     writes = _is_writer(config.save_on_each_node)
     folder = _folder_to_load(accelerator, input_dir)
-    models = list(accelerator._models)
-
-    def read() -> _Checkpoint:
-        with ThreadPoolExecutor() as threads:
-            # The files are read while they are verified. Nothing is done with their content before that has ended.
-            verification = threads.submit(finish_and_verify if writes else read_manifest, folder)
-            try:
-                checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs or {})
-                checkpoint.read_states(accelerator)
-            finally:
-                verification.result()
-        return checkpoint
-
-    def restore() -> None:
-        for hook in accelerator._load_model_state_pre_hook.values():
-            hook(models, str(folder))
-        files_of_weights = [checkpoint.path_of_weights(index) for index in range(len(models))]
-        for name, loader in _loaders(accelerator).items():  # First: one that cannot go on there raises an error.
-            if name in checkpoint.states:
-                loader.load_state_dict(checkpoint.states[name])
-        for model, path in zip(models, files_of_weights, strict=True):
-            bare = _bare(accelerator, model)
-            bare.load_state_dict(under_names_of(bare, checkpoint.read(path)), **load_model_func_kwargs)
-        for optimizer in accelerator._optimizers:
-            optimizer.forget_unscaling()  # its gradients are replaced
-        for name, each in _objects(accelerator).items():
-            each.load_state_dict(checkpoint.states[name])
-        _restore_states_of_ranks(accelerator, checkpoint.of_ranks)
-
-    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes)
-    checkpoint = run_on_all_ranks(read)
-    run_on_all_ranks(restore)
+    run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=writes)
+    checkpoint = run_on_all_ranks(lambda: _read(accelerator, folder, load_kwargs or {}))
+    run_on_all_ranks(lambda: _restore(accelerator, checkpoint, load_model_func_kwargs))
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if config.automatic_checkpoint_naming and number is not None:
         following = int(number[1]) + 1
@@ -340,46 +312,29 @@ class _Checkpoint:
     states: dict[str, Any] = field(default_factory=dict)
     of_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def read_states(self, accelerator: Any) -> None:
-        """Read all but the weights of models, and change nothing.
-
-        Raises:
-            CheckpointError: if something is not there, or cannot be read.
-            RuntimeError: if another number of objects was registered than now.
-        """
-        saved = self._count(CUSTOM_FILE)
-        registered = len(accelerator._custom_objects)
-        if saved != registered:
-            where = f"Number of custom checkpoints in folder {self.folder}"
-            raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
-        # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-        loaders = [name for name in _loaders(accelerator) if name in self.manifest]
-        for name in [*_objects(accelerator), *loaders]:
-            self.states[name] = self.read(self._path(name))
-        ranks = list(range(self._count(RANDOM_STATES_FILE))) or [0]
-        if len(ranks) == accelerator.num_processes:
-            ranks = [accelerator.process_index]
-        for rank in ranks:
-            self.of_ranks[rank] = self.read(self._path(RANDOM_STATES_FILE.format(rank)))
-
-    def _count(self, pattern: str) -> int:
+    def count(self, pattern: str) -> int:
         """The number of files that are numbered from 0 by `pattern`."""
         number = 0
         while pattern.format(number) in self.manifest:
             number += 1
         return number
 
-    def path_of_weights(self, index: int) -> Path:
-        """The file with the weights of model `index`."""
-        safe_name = _numbered_name(SAFE_WEIGHTS_NAME, index)
-        return self._path(safe_name if safe_name in self.manifest else _numbered_name(WEIGHTS_NAME, index))
+    def path(self, name: str) -> Path:
+        """A file that is there.
 
-    def _path(self, name: str) -> Path:
+        Raises:
+            CheckpointError: if it is not.
+        """
         path = self.folder / name
         if name not in self.manifest or path.is_symlink() or not path.is_file():
             where = f"{self.folder} holds no {name}"
             raise CheckpointError(f"{where}: it was saved by a run that had prepared something else")
         return path
+
+    def path_of_weights(self, index: int) -> Path:
+        """The file with the weights of model `index`."""
+        safe_name = _numbered_name(SAFE_WEIGHTS_NAME, index)
+        return self.path(safe_name if safe_name in self.manifest else _numbered_name(WEIGHTS_NAME, index))
 
     def read(self, path: Path) -> Any:
         """The content of a file, with its tensors on the CPU.
@@ -397,6 +352,51 @@ class _Checkpoint:
             raise
         except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
             raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Checkpoint:
+    """All but the weights of models. Changes nothing.
+
+    Raises:
+        CheckpointError: if something is not there, or cannot be read.
+        RuntimeError: if another number of objects was registered than now.
+    """
+    checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs)
+    saved = checkpoint.count(CUSTOM_FILE)
+    registered = len(accelerator._custom_objects)
+    if saved != registered:
+        where = f"Number of custom checkpoints in folder {folder}"
+        raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
+    # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
+    loaders = [name for name in _loaders(accelerator) if name in checkpoint.manifest]
+    for name in [*_objects(accelerator), *loaders]:
+        checkpoint.states[name] = checkpoint.read(checkpoint.path(name))
+    ranks = list(range(checkpoint.count(RANDOM_STATES_FILE))) or [0]
+    if len(ranks) == accelerator.num_processes:
+        ranks = [accelerator.process_index]
+    for rank in ranks:
+        path = checkpoint.path(RANDOM_STATES_FILE.format(rank))
+        checkpoint.of_ranks[rank] = checkpoint.read(path)
+    return checkpoint
+
+
+def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: dict[str, Any]) -> None:
+    models = list(accelerator._models)
+    for hook in accelerator._load_model_state_pre_hook.values():
+        hook(models, str(checkpoint.folder))
+    files_of_weights = [checkpoint.path_of_weights(index) for index in range(len(models))]
+    for name, loader in _loaders(accelerator).items():  # First: one that cannot go on there raises an error.
+        if name in checkpoint.states:
+            loader.load_state_dict(checkpoint.states[name])
+    for model, path in zip(models, files_of_weights, strict=True):
+        bare = _bare(accelerator, model)
+        weights = under_names_of(bare, checkpoint.read(path))
+        bare.load_state_dict(weights, **load_model_func_kwargs)
+    for optimizer in accelerator._optimizers:
+        optimizer.forget_unscaling()  # its gradients are replaced
+    for name, each in _objects(accelerator).items():
+        each.load_state_dict(checkpoint.states[name])
+    _restore_states_of_ranks(accelerator, checkpoint.of_ranks)
 
 
 def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any]]) -> None:

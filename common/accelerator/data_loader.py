@@ -21,7 +21,7 @@ from .sampler import (
     generator_of,
     innermost_sampler,
 )
-from .shard import LOADING_OPTIONS, DataLoaderShard, DataLoaderStateMixin, SkipDataLoader, get_sampler, index_sampler_of  # noqa: F401
+from .shard import LOADING_OPTIONS, DataLoaderShard, SkipDataLoader, get_sampler, index_sampler_of  # noqa: F401
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .streams import CountedCollate, CountedShard, IterableDatasetShard  # noqa: F401
 from .utils.dataclasses import RNGType  # noqa: F401
@@ -49,6 +49,7 @@ class _Sharing(NamedTuple):
     split_batches: bool
     even_batches: bool
     dispatch_batches: bool
+    use_seedable_sampler: bool
 
 
 def prepare_data_loader(
@@ -108,12 +109,13 @@ def prepare_data_loader(
         split_batches=split_batches,
         even_batches=even_batches and num_processes > 1,  # a single process gets its batches unchanged
         dispatch_batches=dispatch_batches,
+        use_seedable_sampler=use_seedable_sampler,
     )
-    _check_batch_size(dataloader, sharing)
+    _check(dataloader, sharing)
     index_sampler = index_sampler_of(dataloader)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
-    source = _source(dataloader, index_sampler, sharing, use_seedable_sampler)
+    source = _source(dataloader, index_sampler, sharing)
     loading = _loading_options(dataloader) | source.arguments
     loading["_drop_last"] = dataloader.drop_last
     loading["_non_blocking"] = non_blocking
@@ -133,7 +135,10 @@ def prepare_data_loader(
     )
 
 
-def _check_batch_size(dataloader: DataLoader, sharing: _Sharing) -> None:
+def _check(dataloader: DataLoader, sharing: _Sharing) -> None:
+    sampler = innermost_sampler(index_sampler_of(dataloader))
+    if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sharing.num_processes > 1:
+        raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     if not sharing.split_batches:
         return
     size = dataloader.batch_size
@@ -169,16 +174,13 @@ def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSa
     )
 
 
-def _source(dataloader: DataLoader, index_sampler: Any, sharing: _Sharing, use_seedable_sampler: bool) -> _Source:
+def _source(dataloader: DataLoader, index_sampler: Any, sharing: _Sharing) -> _Source:
     """The source of one process's loader, where a single process would draw from `index_sampler`."""
-    sampler = innermost_sampler(index_sampler)
     if isinstance(dataloader.dataset, IterableDataset):
         return _stream(dataloader, sharing)
-    if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sharing.num_processes > 1:
-        raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     if sharing.dispatch_batches:
         return _Source(dataloader.dataset, _sampling(dataloader, index_sampler))
-    return _sharded_batches(dataloader, index_sampler, sharing, use_seedable_sampler)
+    return _sharded_batches(dataloader, index_sampler, sharing)
 
 
 def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
@@ -201,9 +203,7 @@ def _stream(dataloader: DataLoader, sharing: _Sharing) -> _Source:
     return _Source(shard, sampling, synchronized_generator=generator_of(stream))
 
 
-def _sharded_batches(
-    dataloader: DataLoader, index_sampler: Any, sharing: _Sharing, use_seedable_sampler: bool
-) -> _Source:
+def _sharded_batches(dataloader: DataLoader, index_sampler: Any, sharing: _Sharing) -> _Source:
     if dataloader.batch_sampler is None and not isinstance(index_sampler, BatchSampler):
         if sharing.num_processes > 1:
             raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
@@ -219,7 +219,7 @@ def _sharded_batches(
             # As in the original, the loader has the script's own batch sampler, to read and to change.
             sampling = {"batch_sampler": index_sampler, "index_batches": shard}
         return _Source(dataloader.dataset, sampling)
-    synchronized_generator = None if use_seedable_sampler else _give_generator(sampler)
+    synchronized_generator = None if sharing.use_seedable_sampler else _give_generator(sampler)
     return _Source(dataloader.dataset, sampling, synchronized_generator)
 
 

@@ -22,6 +22,12 @@ class DispatchedStep(NamedTuple):
     is_last: bool
 
 
+class ReadingFailed(NamedTuple):
+    """The message in place of a step that could not be read."""
+
+    error: str
+
+
 class DataLoaderDispatcher(DataLoaderShard):
     """A loader whose samples the main process alone reads, whole steps at a time, and sends to the others.
 
@@ -104,6 +110,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         rank = self.state.process_index
         processes = self.state.num_processes
         steps_of_all = None if reading is None else self._read_steps(reading)
+        remainder = self._count_remainder()
         first_rows = None
         is_last = False
         while not is_last:
@@ -119,7 +126,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             while count_rows(batch) < share * processes:
                 batch = _join_rows([batch, first_rows])
             own = self._slice(batch, rank * share, (rank + 1) * share)
-            yield own, self._state_of_step(rows, share, is_last)
+            yield own, StepState(is_last, rows if is_last else remainder, self._partial_step(rows, share))
 
     def _rows_per_process(self, rows: int, is_last: bool) -> int:
         share, extra_rows = divmod(rows, self.state.num_processes)
@@ -132,19 +139,18 @@ class DataLoaderDispatcher(DataLoaderShard):
             )
         return share if self._drop_last else share + 1
 
-    def _state_of_step(self, rows: int, share: int, is_last: bool) -> StepState:
-        """The facts about a step for which the main process has read `rows` samples and each process gets `share`."""
-        partial = None
-        if rows != self.total_batch_size:
-            rows_from_here_on = max(rows - self.state.process_index * share, 0)
-            partial = PartialStep(
-                num_real=min(rows_from_here_on, share),
-                rows=share,
-                num_ranks_present=self.state.num_processes,
-                num_real_all_ranks=rows,
-                is_filled=True,
-            )
-        return StepState(is_last, rows if is_last else self.remainder, partial)
+    def _partial_step(self, rows: int, share: int) -> PartialStep | None:
+        """What is real in a step for which the main process has read `rows` samples and each process gets `share`."""
+        if rows == self.total_batch_size:
+            return None
+        rows_from_here_on = max(rows - self.state.process_index * share, 0)
+        return PartialStep(
+            num_real=min(rows_from_here_on, share),
+            rows=share,
+            num_ranks_present=self.state.num_processes,
+            num_real_all_ranks=rows,
+            is_filled=True,
+        )
 
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
@@ -169,17 +175,17 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""
-        failure = None
+        error = None
         message: Any = None
         if steps is not None:
             try:
                 message = next(steps, None)
-            except Exception as error:
-                failure = error
-                message = f"rank 0: {type(error).__name__}: {error}"
+            except Exception as failure:
+                error = failure
+                message = ReadingFailed(f"rank 0: {type(error).__name__}: {error}")
         message = broadcast_object_list([message])[0]
-        if isinstance(message, str):
-            raise failure or RuntimeError(message)
+        if isinstance(message, ReadingFailed):
+            raise error or RuntimeError(message.error)
         return message
 
 

@@ -1,5 +1,6 @@
 """Local SGD: processes step on their own and average their weights every few steps."""
 
+import contextlib
 from types import TracebackType
 
 import torch
@@ -26,50 +27,38 @@ class LocalSGD:
         model: prepared, and so in DistributedDataParallel.
         local_sgd_steps: calls of `step` between two averages. Leaving the block averages too.
         enabled: False leaves the training as it is.
-
-    Raises:
-        NotImplementedError: for other ways of distributing than data parallelism.
     """
 
     def __init__(
         self, accelerator: Accelerator, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True
     ) -> None:
-        data_parallel = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-        if accelerator.distributed_type not in data_parallel:
-            raise NotImplementedError("LocalSGD is supported only for CPUs and GPUs (no DeepSpeed or MegatronLM)")
+        self.accelerator = accelerator
+        self.model = model
+        self.local_sgd_steps = local_sgd_steps
         self.enabled = enabled and accelerator.distributed_type != DistributedType.NO
         self.num_steps = 0
-        if self.enabled:
-            self.accelerator = accelerator
-            self.model = model
-            self.local_sgd_steps = local_sgd_steps
+        self._without_averages = contextlib.ExitStack()  # of gradients
 
     def __enter__(self) -> "LocalSGD":
         if self.enabled:
-            self.model_sync_obj = self.accelerator.no_sync(self.model)
-            self.model_sync_obj.__enter__()
+            self._without_averages.enter_context(self.accelerator.no_sync(self.model))
         return self
 
     def __exit__(
-        self,
-        type: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self.enabled:
-            return
-        if value is None:
-            # After an error on this process the others would be waited for, and the error never be seen.
-            self._sync_and_avg_model_params()
-        self.model_sync_obj.__exit__(type, value, traceback)
+        # After an error on this process the others would be waited for, and the error never be seen.
+        if self.enabled and value is None:
+            self._average_weights()
+        self._without_averages.close()
 
     def step(self) -> None:
         """Count a step, and average the weights if it is the last of `local_sgd_steps`. A collective then."""
         self.num_steps += 1
         if self.enabled and self.num_steps % self.local_sgd_steps == 0:
-            self._sync_and_avg_model_params()
+            self._average_weights()
 
-    def _sync_and_avg_model_params(self) -> None:
+    def _average_weights(self) -> None:
         self.accelerator.wait_for_everyone()
         for parameter in self.model.parameters():
             parameter.data = self.accelerator.reduce(parameter.data, reduction="mean")

@@ -271,19 +271,15 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     is_column = _is_anything if use_gather_object else is_list_of_entries
     if state.distributed_type == DistributedType.NO:
         return map_nested(lambda column: _own_real_rows(column, partial, is_last), data, is_leaf=is_column)
-    columns = list(leaves(data, is_column))
-    are_tensors = [isinstance(column, torch.Tensor) and not use_gather_object for column in columns]
-    if partial is None and all(are_tensors):
-        return gather(data)
-    tensors = [column for column, is_tensor in zip(columns, are_tensors, strict=True) if is_tensor]
-    others = [column for column, is_tensor in zip(columns, are_tensors, strict=True) if not is_tensor]
-    gathered_tensors = iter(_gather_tensor_columns(tensors, partial, is_last) if tensors else ())
-    gathered_others = iter(_gather_pickled(others, partial, is_last) if others else ())
-    in_order = []
-    for is_tensor in are_tensors:
-        in_order.append(next(gathered_tensors if is_tensor else gathered_others))
-    gathered = iter(in_order)
-    return map_nested(lambda _: next(gathered), data, is_leaf=is_column)
+    have_equal_shapes = not use_gather_object and (partial is None or partial.is_filled)
+    results = []
+    for column in _gather_columns(list(leaves(data, is_column)), partial, have_equal_shapes):
+        if partial is not None and (column.is_batch or is_last):
+            results.append(column.rows[: partial.num_real_all_ranks])
+        else:
+            results.append(column.rows)
+    in_order = iter(results)
+    return map_nested(lambda _: next(in_order), data, is_leaf=is_column)
 
 
 def is_list_of_entries(data: Any) -> bool:
@@ -297,39 +293,54 @@ def _is_anything(data: Any) -> bool:
 
 def _own_real_rows(column: Any, partial: PartialStep | None, is_last: bool) -> Any:
     """The results of a single process, of which none are gathered."""
-    if partial is None:
-        return column
-    if _is_batch(column, partial) or (is_last and _count_rows(column) >= 0):
+    has_rows = _count_rows(column) is not None
+    if partial is not None and (_is_batch(column, partial) or (is_last and has_rows)):
         return column[: partial.num_real_all_ranks]
     return column
 
 
-def _is_batch(column: Any, partial: PartialStep) -> bool:
-    """True for a column that has as many rows as this process's batch; any number, where that is not known."""
+def _is_batch(column: Any, partial: PartialStep | None) -> bool:
+    """True for a column that has as many rows as this process's batch in `partial`; any number, if none is known."""
     rows = _count_rows(column)
-    return rows >= 0 if partial.rows is None else rows == partial.rows
+    return partial is not None and rows is not None and partial.rows in (None, rows)
 
 
-def _count_rows(data: Any) -> int:
-    """Rows of a tensor, entries of a list or letters of a text; -1 for what has none."""
+def _count_rows(data: Any) -> int | None:
+    """Rows of a tensor, entries of a list or letters of a text; None for what has none."""
     if isinstance(data, torch.Tensor):
-        return len(data) if data.ndim else -1
-    return len(data) if isinstance(data, (list, tuple, str)) else -1
+        return len(data) if data.ndim else None
+    return len(data) if isinstance(data, (list, tuple, str)) else None
 
 
-def _gather_tensor_columns(tensors: list[torch.Tensor], partial: PartialStep | None, is_last: bool) -> list[Any]:
-    if partial is None:
-        return gather(tensors)
-    if not partial.is_filled:
-        return _gather_pickled(tensors, partial, is_last)
-    gathered = []
-    for own, everyone in zip(tensors, gather(tensors), strict=True):
-        has_repeated_rows = is_last or _is_batch(own, partial)
-        gathered.append(everyone[: partial.num_real_all_ranks] if has_repeated_rows else everyone)
-    return gathered
+class _Gathered(NamedTuple):
+    """A column of all processes, joined; is it a batch of this step on each of them?"""
+
+    rows: Any
+    is_batch: bool
 
 
-class _Column(NamedTuple):
+def _gather_columns(columns: list[Any], partial: PartialStep | None, have_equal_shapes: bool) -> list[_Gathered]:
+    """Tensors in one collective, if they `have_equal_shapes` on all processes, and everything else pickled."""
+    # Both by their places among the columns.
+    tensors: dict[int, torch.Tensor] = {}
+    others: dict[int, Any] = {}
+    for place, column in enumerate(columns):
+        if isinstance(column, torch.Tensor) and have_equal_shapes:
+            tensors[place] = column
+        else:
+            others[place] = column
+    gathered: dict[int, _Gathered] = {}
+    if tensors:
+        rows_of_all = gather(list(tensors.values()))
+        for (place, own), rows in zip(tensors.items(), rows_of_all, strict=True):
+            gathered[place] = _Gathered(rows, _is_batch(own, partial))
+    if others:
+        pickled = _gather_pickled(list(others.values()), partial)
+        gathered.update(zip(others, pickled, strict=True))
+    return [gathered[place] for place in range(len(columns))]
+
+
+class _Part(NamedTuple):
     """A process's part of a column: is it a batch of this step, and how many rows of such a batch are real?"""
 
     content: Any
@@ -337,31 +348,28 @@ class _Column(NamedTuple):
     num_real: int | None
 
 
-def _gather_pickled(columns: list[Any], partial: PartialStep | None, is_last: bool) -> list[Any]:
+def _gather_pickled(columns: list[Any], partial: PartialStep | None) -> list[_Gathered]:
     """Columns of any kind and any number of rows from all processes."""
+    num_real = None if partial is None else partial.num_real
     own = []
     for column in columns:
         # The lists of several processes are joined, so what is one entry goes into a list of its own.
         content = [column] if column is None or isinstance(column, (int, float)) else column
-        is_batch = partial is not None and _is_batch(content, partial)
+        is_batch = _is_batch(content, partial)
         if isinstance(column, torch.Tensor):
             # A tensor of a GPU would come out of its pickle on the GPU of the sender.
             content = torch.atleast_1d(column.detach()).cpu()
-        own.append(_Column(content, is_batch, num_real=None if partial is None else partial.num_real))
-    of_ranks = gather_object([own])
-    return [_join(parts, partial, is_last) for parts in zip(*of_ranks, strict=True)]
-
-
-def _join(parts: tuple[_Column, ...], partial: PartialStep | None, is_last: bool) -> Any:
-    is_batch = all(part.is_batch for part in parts)
-    contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
-    if isinstance(contents[0], torch.Tensor):
-        everyone: Any = torch.cat(contents).to(PartialState().device)
-    else:
-        everyone = list(chain.from_iterable(contents))
-    if partial is None or not (is_batch or is_last):
-        return everyone
-    return everyone[: partial.num_real_all_ranks]
+        own.append(_Part(content, is_batch, num_real))
+    gathered = []
+    for parts in zip(*gather_object([own]), strict=True):
+        is_batch = all(part.is_batch for part in parts)
+        contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
+        if isinstance(contents[0], torch.Tensor):
+            rows: Any = torch.cat(contents).to(PartialState().device)
+        else:
+            rows = list(chain.from_iterable(contents))
+        gathered.append(_Gathered(rows, is_batch))
+    return gathered
 
 
 @_named_in_errors

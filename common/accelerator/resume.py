@@ -39,6 +39,8 @@ class Position:
     step: int  # how many were yielded, including those skipped at the start
     is_over: bool = False  # no step follows
     drawn_from: GeneratorStates | None = None  # right before the order was drawn; None for streams
+    resumed: "Position | None" = None  # where a checkpoint was made, if this `for` continues from there
+    remaining: Iterator[Any] | None = None  # of a resumed epoch, the batches that are read instead of all
 
 
 @dataclass
@@ -60,17 +62,15 @@ class NotedBatches:
     batches: Any
     sampler: Any
     bookmark: Bookmark
-    remaining: Iterator[Any] | None = None  # of an interrupted epoch; they come in place of the first pass
 
     def __iter__(self) -> Iterator[Any]:
-        remaining = self.remaining
-        self.remaining = None
-        if remaining is not None:
-            yield from remaining
-            return
-        own = generator_of(self.sampler)
-        self.bookmark.under_way[-1].drawn_from = GeneratorStates(torch.get_rng_state(), _state_of(own))
-        yield from self.batches
+        position = self.bookmark.under_way[-1]
+        if position.remaining is None:
+            own = generator_of(self.sampler)
+            position.drawn_from = GeneratorStates(torch.get_rng_state(), _state_of(own))
+            yield from self.batches
+        else:
+            yield from position.remaining
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -93,21 +93,17 @@ class StatefulDataLoaderShard(DataLoaderShard):
         self.use_stateful_dataloader = True
         self._bookmark = Bookmark() if bookmark is None else bookmark
         self._first_step = first_step
-        # While a pass begins: the position that it continues from, and its batches from there on.
-        self._resumed: Position | None = None
-        self._remaining_batches: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         bookmark = self._bookmark
         position = Position(self.iteration, self._first_step)
-        resumed = None
-        if bookmark.saved is not None and bookmark.saved.epoch == self.iteration:
-            resumed = bookmark.saved
-            position.step = self._first_step or resumed.step
-            position.drawn_from = resumed.drawn_from
+        saved = bookmark.saved
+        if saved is not None and saved.epoch == self.iteration:
+            position.resumed = saved
+            position.step = self._first_step or saved.step
+            position.drawn_from = saved.drawn_from
         bookmark.saved = None
         bookmark.under_way.append(position)
-        self._resumed = resumed
         first_step = position.step
         try:
             for batch in super().__iter__():
@@ -116,12 +112,12 @@ class StatefulDataLoaderShard(DataLoaderShard):
                 yield batch
         finally:
             bookmark.under_way.remove(position)
-        if resumed is not None and position.step == first_step:
+        if position.resumed is not None and position.step == first_step:
             self.iteration += 1  # nothing was left of the epoch
 
     @contextmanager
     def _generators_kept_at_checkpoint(self) -> Iterator[None]:
-        if self._resumed is None:
+        if self._bookmark.under_way[-1].resumed is None:
             with super()._generators_kept_at_checkpoint():
                 yield
             return
@@ -137,13 +133,11 @@ class StatefulDataLoaderShard(DataLoaderShard):
             generator.set_state(state)
 
     def _start_reading(self) -> Any:
-        if self._resumed is None or self._resumed.drawn_from is None:
-            return super()._start_reading()
-        self._remaining_batches = self._draw_again(self._resumed, self._resumed.drawn_from)
-        self._iterator = None  # Workers that stayed alive would read a whole epoch.
-        reading = super()._start_reading()
-        self._remaining_batches = None
-        return reading
+        position = self._bookmark.under_way[-1]
+        if position.resumed is not None and position.resumed.drawn_from is not None:
+            position.remaining = self._draw_again(position.resumed, position.resumed.drawn_from)
+            self._iterator = None  # Workers that stayed alive would read a whole epoch.
+        return super()._start_reading()
 
     def _draw_again(self, resumed: Position, drawn_from: GeneratorStates) -> Iterator[Any]:
         """The batches of sample numbers from `resumed` on: those drawn before the checkpoint now, the others later."""
@@ -165,15 +159,15 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
     @property
     def _undrawn_batches(self) -> Any:
-        batches = super()._undrawn_batches
-        return NotedBatches(batches, self._order_sampler, self._bookmark, self._remaining_batches)
+        return NotedBatches(super()._undrawn_batches, self._order_sampler, self._bookmark)
 
     def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
         steps = super()._steps(reading)
+        resumed = self._bookmark.under_way[-1].resumed
         is_stream = isinstance(self.dataset, IterableDataset)
-        if self._resumed is None or not is_stream or self._first_step:
+        if resumed is None or not is_stream or self._first_step:
             return steps
-        return islice(steps, self._resumed.step, None)  # a stream is always read from its first batch on
+        return islice(steps, resumed.step, None)  # a stream is always read from its first batch on
 
     @property
     def _order_sampler(self) -> Any:
@@ -252,6 +246,11 @@ class StatefulDataLoaderShard(DataLoaderShard):
                 generator.set_state(own)
         if state_dict["loader_generator"] is not None and self.generator is not None:
             self.generator.set_state(state_dict["loader_generator"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = super().__getstate__()
+        kept["_bookmark"] = Bookmark(saved=self._bookmark.saved)  # no `for` over the copy has begun
+        return kept
 
 
 class StatefulDataLoaderDispatcher(StatefulDataLoaderShard, DataLoaderDispatcher):

@@ -321,31 +321,30 @@ class LookAheadIterator:
             many as its workers have been asked for.
     """
 
-    _END = object()
-
     def __init__(self, batches: Iterator[Any]) -> None:
         self.steps: deque[DrawnStep] = deque()
-        self._batches = batches
-        self._following: Any = None
-        self._has_begun = False
+        self._batches = _look_ahead(batches, self.steps)
 
     def __iter__(self) -> "LookAheadIterator":
         return self
 
     def __next__(self) -> Any:
-        if not self._has_begun:
-            self._has_begun = True
-            self._following = next(self._batches, self._END)
-        batch = self._following
-        if batch is self._END:
-            raise StopIteration
-        self._following = next(self._batches, self._END)
+        return next(self._batches)
+
+
+def _look_ahead(batches: Iterator[Any], steps: deque[DrawnStep]) -> Iterator[Any]:
+    """Yield `batches`, and write what is known of each into `steps` before."""
+    nothing = object()
+    batch = next(batches, nothing)
+    while batch is not nothing:
+        following = next(batches, nothing)
         partial = None
         if isinstance(batch, PartialBatch):
             partial = batch.partial
             batch = list(batch)
-        self.steps.append(DrawnStep(self._following is self._END, partial))
-        return batch
+        steps.append(DrawnStep(following is nothing, partial))
+        yield batch
+        batch = following
 
 
 def sampler_chain(sampler: Any) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -41,60 +42,21 @@ LOADING_OPTIONS = (
 
 
 class StepState(NamedTuple):
-    """The facts about a step while the script works on its batch: see the properties of DataLoaderStateMixin."""
+    """The facts about a step while the script works on its batch: see the properties of DataLoaderShard."""
 
     end_of_dataloader: bool = False
     remainder: int = -1
     partial_step: PartialStep | None = None
 
 
-class DataLoaderStateMixin:
-    """The facts that a loader tells the accumulation of gradients and `gather_for_metrics`.
+@dataclass(eq=False)
+class Pass:
+    """A `for` over a loader that has begun and not ended, and the facts about the step whose batch it yielded last."""
 
-    Attributes:
-        step_state: those of the step whose batch was yielded last.
-    """
-
-    step_state = StepState()
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """True if the batch just yielded is the last."""
-        return self.step_state.end_of_dataloader
-
-    @property
-    def remainder(self) -> int:
-        """Samples of all processes in the last step, 0 if that step is whole, -1 where it is not known.
-
-        In a DataLoaderDispatcher's whole last step it is the number of samples. It is there for scripts that read it:
-        `gather_for_metrics` goes by `partial_step`.
-        """
-        return self.step_state.remainder
-
-    @property
-    def partial_step(self) -> PartialStep | None:
-        """A PartialStep where some process lacks samples of its own in this step, else None."""
-        return self.step_state.partial_step
-
-    def reset(self) -> None:
-        """Forget where the last pass ended."""
-        self.step_state = StepState()
-
-    def begin(self: Any) -> None:
-        """Become the active loader."""
-        self.reset()
-        with suppress(Exception):  # as in the original: a data set without a length may raise anything
-            if not self._drop_last:
-                self.step_state = StepState(remainder=self.total_dataset_length % self.total_batch_size)
-        self.gradient_state._add_dataloader(self)
-
-    def end(self: Any) -> None:
-        """Make the loader of the outer loop, if there is one, the active one again."""
-        self.gradient_state._remove_dataloader(self)
-        self.reset()
+    state: StepState = field(default_factory=StepState)
 
 
-class DataLoaderShard(DataLoader, DataLoaderStateMixin):
+class DataLoaderShard(DataLoader):
     """A DataLoader for one process of several: on the right device, and aware of its end.
 
     `iteration` is the number of the epoch that the next `for` visits. A pass that comes to its end moves on to the
@@ -146,36 +108,62 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
         self.iteration = iteration
         self.gradient_state = GradientState()
         self.rng_state_after_load: torch.Tensor | None = None
+        self._passes: list[Pass] = []  # the one that yielded a batch last is the last of them
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self._index_batches = index_batches
         self._rng_state_at_checkpoint = rng_state_at_checkpoint
 
+    @property
+    def step_state(self) -> StepState:
+        """The facts about the batch that this loader yielded last; outside of a loop those of no batch."""
+        return self._passes[-1].state if self._passes else StepState()
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """True if the batch just yielded is the last."""
+        return self.step_state.end_of_dataloader
+
+    @property
+    def remainder(self) -> int:
+        """Samples of all processes in the last step, 0 if that step is whole, -1 where it is not known.
+
+        In a DataLoaderDispatcher's whole last step it is the number of samples. It is there for scripts that read it:
+        `gather_for_metrics` goes by `partial_step`.
+        """
+        return self.step_state.remainder
+
+    @property
+    def partial_step(self) -> PartialStep | None:
+        """A PartialStep where some process lacks samples of its own in this step, else None."""
+        return self.step_state.partial_step
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        # A script may begin this pass within a loop over this very loader. That loop's state comes back at the end.
-        outer = self.step_state
-        self.begin()
-        before_first_step = self.step_state
-        latest = before_first_step
+        this_pass = Pass()
+        self._passes.append(this_pass)
+        self.gradient_state._add_dataloader(self)
+        has_steps = False
         try:
             with self._generators_kept_at_checkpoint():
                 if self.rng_types:
                     synchronize_rng_states(self.rng_types, self.synchronized_generator)
                 self.set_epoch(self.iteration)
                 reading = self._start_reading()
-            for number, (batch, latest) in enumerate(self._steps(reading)):
-                self.step_state = latest
+            for number, (batch, state) in enumerate(self._steps(reading)):
+                has_steps = True
+                this_pass.state = state
+                # A script may begin a pass within a loop over this very loader. The one that goes on comes last.
+                self._passes.remove(this_pass)
+                self._passes.append(this_pass)
                 if number < self.skip_batches:
                     continue
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 yield batch
         finally:
-            # If the other loop has gone on meanwhile, the state is its own already.
-            of_other_pass = outer if self.step_state is latest else self.step_state
-            self.end()
-            self.step_state = of_other_pass
-        if latest is not before_first_step:  # as in the original, a pass without batches is no epoch
+            self._passes.remove(this_pass)
+            self.gradient_state._remove_dataloader(self)
+        if has_steps:  # as in the original, a pass without batches is no epoch
             self.iteration += 1
 
     def _start_reading(self) -> Any:
@@ -184,7 +172,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
 
     def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
         """The batches of a pass, and what is known of each before it is yielded."""
-        remainder = self.remainder
+        remainder = self._count_remainder()
         if not isinstance(self.dataset, IterableDataset):
             for batch in reading:
                 # `_sampler_iter` is the LookAheadIterator that torch makes of `_index_sampler`, below. It is at least
@@ -203,6 +191,14 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
                 batch, partial = batch
             yield batch, StepState(following is nothing, remainder, partial)
             batch = following
+
+    def _count_remainder(self) -> int:
+        if self._drop_last:
+            return -1
+        try:
+            return self.total_dataset_length % self.total_batch_size
+        except Exception:  # as in the original: a data set without a length may raise anything
+            return -1
 
     @property
     def _index_sampler(self) -> Any:
@@ -334,6 +330,7 @@ class DataLoaderShard(DataLoader, DataLoaderStateMixin):
     def __getstate__(self) -> dict[str, Any]:
         kept = dict(vars(self))
         kept["_iterator"] = None
+        kept["_passes"] = []
         del kept["gradient_state"]  # it belongs to the process
         return kept
 

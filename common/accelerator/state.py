@@ -118,16 +118,11 @@ class PartialState:
         self.num_processes = processes.world_size
         self.process_index = processes.rank
         self.local_process_index = processes.local_rank
+        self.device = _choose_device(cpu, gpus, processes)
         if not processes.form_a_group:
             self.distributed_type = DistributedType.NO
-            self.device = self._device_from_env() or _single_device(cpu)
             return
         self.distributed_type = DistributedType.MULTI_GPU if gpus else DistributedType.MULTI_CPU
-        device = self._device_from_env()
-        if device is None:
-            # On the CPU the original says cpu:0, which torch.load does not take for a place to put tensors.
-            device = torch.device("cuda", processes.local_rank % gpus) if gpus else torch.device("cpu")
-        self.device = device
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         _share_cores(processes.local_world_size)
@@ -135,11 +130,6 @@ class PartialState:
             backend = _choose_backend(backend, gpus, processes.local_world_size)
             self._join(backend, init_method or "env://", timeout or default_timeout(backend))
         self.backend = dist.get_backend()
-
-    @staticmethod
-    def _device_from_env() -> torch.device | None:
-        name = os.environ.get("ACCELERATE_TORCH_DEVICE")
-        return torch.device(name) if name else None
 
     def _join(self, backend: str, init_method: str, timeout: timedelta) -> None:
         rank = self.process_index
@@ -397,14 +387,18 @@ def _check_ranks(processes: _Processes, gpus: int) -> None:
     )
 
 
-def _single_device(cpu: bool) -> torch.device:
-    if cpu:
-        return torch.device("cpu")
-    if torch.backends.mps.is_available():
+def _choose_device(cpu: bool, gpus: int, processes: _Processes) -> torch.device:
+    name = os.environ.get("ACCELERATE_TORCH_DEVICE")
+    if name:
+        return torch.device(name)
+    if processes.form_a_group:
+        # On the CPU the original says cpu:0, which torch.load does not take for a place to put tensors.
+        return torch.device("cuda", processes.local_rank % gpus) if gpus else torch.device("cpu")
+    if torch.backends.mps.is_available() and not cpu:
         # The original sets PYTORCH_ENABLE_MPS_FALLBACK here. torch has read it by then, when it was imported: whoever
         # wants the CPU to do what Apple's GPU cannot must set it before.
         return torch.device("mps")
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if gpus else "cpu")
 
 
 def _share_cores(local_world_size: int) -> None:
@@ -451,6 +445,7 @@ class AcceleratorState(PartialState):
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
+    _mixed_precision: str
     _known_attrs: ClassVar[list[str]] = [
         *PartialState._known_attrs,
         "dynamo_plugin",
@@ -475,31 +470,24 @@ class AcceleratorState(PartialState):
                 # A process that starts anew chooses its precision anew.
                 self._shared_state.clear()
             PartialState(cpu, **kwargs)
-        if self.initialized:
-            self.__dict__.update(PartialState._shared_state)
-            self._check_initialized(mixed_precision, cpu)
-            return
-        if not _from_accelerator:
+        if not self.initialized and not _from_accelerator:
             raise ValueError(
                 "Please make sure to properly initialize your accelerator via `accelerator = Accelerator()` before "
                 "you ask for its state; `PartialState()` needs none"
             )
-        precision = _choose_precision(mixed_precision)
+        if self.initialized and mixed_precision is None:
+            precision = self._mixed_precision
+        else:
+            precision = _choose_precision(mixed_precision)
+        if self.initialized and precision != self._mixed_precision:
+            now = f"this process already runs with '{self._mixed_precision}'"
+            raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{precision}'"))
         if cpu and PartialState().device.type != "cpu":
             raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
         self.__dict__.update(PartialState._shared_state)
-        self.dynamo_plugin = dynamo_plugin
-        self._mixed_precision = precision
-
-    def _check_initialized(self, mixed_precision: str | None = None, cpu: bool | None = None) -> None:
-        if cpu and self.device.type != "cpu":
-            raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
-        if mixed_precision is None:
-            return
-        wanted = _choose_precision(mixed_precision)
-        if wanted != self._mixed_precision:
-            now = f"this process already runs with '{self._mixed_precision}'"
-            raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{wanted}'"))
+        if not self.initialized:
+            self.dynamo_plugin = dynamo_plugin
+            self._mixed_precision = precision
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"

@@ -191,10 +191,7 @@ def test_classes_that_differ_between_training_and_evaluation_are_refused(level, 
     "level, argv, message",
     [
         *((level, [], "50 training images do not fill a batch of 64") for level in LEVELS),
-        *(
-            (level, ["--batch-size", "9"], "--batch-size 9 cannot be divided among 2 processes")
-            for level in ("02_ddp_raw", "04_trainer")
-        ),
+        *((level, ["--batch-size", "9"], "--batch-size 9 cannot be divided among 2 processes") for level in PARALLEL),
     ],
 )
 def test_a_batch_that_cannot_be_filled_or_divided_is_refused(level, argv, message, images):

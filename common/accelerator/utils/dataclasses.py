@@ -121,35 +121,27 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
         """Make `model` reduce its gradients by `comm_hook`, if there is one."""
-        # powerSGD_hook imports numpy, which a run without a hook does not need.
-        if self.comm_hook == DDPCommunicationHookType.NO:
+        kind = DDPCommunicationHookType
+        if self.comm_hook == kind.NO:
             return
-        model.register_comm_hook(state=self._comm_state(), hook=self._wrapped_comm_hook())
-
-    def _wrapped_comm_hook(self) -> Any:
+        # It imports numpy, which a run without a hook does not need.
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         hooks = {
-            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_hook,
-            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_hook,
-            DDPCommunicationHookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
-            DDPCommunicationHookType.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook,
+            kind.FP16: default_hooks.fp16_compress_hook,
+            kind.BF16: default_hooks.bf16_compress_hook,
+            kind.POWER_SGD: powerSGD_hook.powerSGD_hook,
+            kind.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook,
         }
-        wrappers = {
-            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_wrapper,
-            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_wrapper,
-        }
-        hook = hooks[self.comm_hook]
-        wrap: Any = wrappers.get(self.comm_wrapper)
-        return hook if wrap is None else wrap(hook)
-
-    def _comm_state(self) -> Any:
-        power_sgd = (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD)
-        if self.comm_hook not in power_sgd:
-            return None
-        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
-
-        return PowerSGDState(None, **self.comm_state_option)
+        hook: Any = hooks[self.comm_hook]
+        if self.comm_wrapper == kind.FP16:
+            hook = default_hooks.fp16_compress_wrapper(hook)
+        elif self.comm_wrapper == kind.BF16:
+            hook = default_hooks.bf16_compress_wrapper(hook)
+        state = None
+        if self.comm_hook in (kind.POWER_SGD, kind.BATCHED_POWER_SGD):
+            state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)
+        model.register_comm_hook(state, hook)
 
 
 @dataclass
@@ -167,7 +159,7 @@ class GradScalerKwargs(KwargsHandler):
 class InitProcessGroupKwargs(KwargsHandler):
     """For `init_process_group`. The default backend stands for the one that fits the device.
 
-    `timeout` is how long a collective waits for a missing rank: 10 minutes on nccl, 30 on gloo.
+    `timeout` is how long a collective waits for a missing rank: by default 10 minutes on nccl, 30 on gloo.
     """
 
     backend: str | None = "nccl"
@@ -175,9 +167,20 @@ class InitProcessGroupKwargs(KwargsHandler):
     timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
+        self._has_own_timeout = self.timeout is not None
         if self.timeout is None:
             minutes = 10 if self.backend == "nccl" else 30
             self.timeout = timedelta(minutes=minutes)
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The attributes that differ from the defaults, and a `timeout` that was given.
+
+        One of 10 minutes equals the default, which is that of nccl. gloo must hear of it nevertheless.
+        """
+        kwargs = super().to_kwargs()
+        if kwargs.pop("_has_own_timeout", False):
+            kwargs["timeout"] = self.timeout
+        return kwargs
 
 
 @dataclass
@@ -212,13 +215,11 @@ class ProfileKwargs(KwargsHandler):
         Raises:
             ValueError: for an activity that torch cannot record here.
         """
-        activities = None
-        if self.activities is not None:
-            known = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
-            for activity in self.activities:
-                if activity not in known:
-                    raise ValueError(f"Invalid profiler activity: {activity}. Must be one of {list(known)}.")
-            activities = [known[activity] for activity in self.activities]
+        known = {"cpu": torch.profiler.ProfilerActivity.CPU, "cuda": torch.profiler.ProfilerActivity.CUDA}
+        for activity in self.activities or []:
+            if activity not in known:
+                raise ValueError(f"Invalid profiler activity: {activity}. Must be one of {list(known)}.")
+        activities = None if self.activities is None else [known[activity] for activity in self.activities]
         schedule = None
         if self.schedule_option is not None:
             schedule = torch.profiler.schedule(**self.schedule_option)

@@ -84,3 +84,13 @@ def test_the_last_batch_of_a_copied_loader_ends_its_window(copied):
         with accelerator.accumulate():
             ends.append(accelerator.sync_gradients)
     assert ends == [False, True, True]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_that_is_made_in_a_loop_is_in_no_loop(copied):
+    loader = prepare_data_loader(DataLoader(Numbers(3)), use_stateful_dataloader=True)
+    for _ in loader:
+        copy_of_loader = copied(loader)
+    assert not copy_of_loader.end_of_dataloader
+    position = copy_of_loader.state_dict()
+    assert (position["epoch"], position["step"]) == (0, 0)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator.state import DistributedType, PartialState
+from common.accelerator.utils import InitProcessGroupKwargs
 from common.cores import available_cores
 from common.processes import free_port, ranks
 from tests.states import OURS, THEIRS, forget_states
@@ -220,6 +221,18 @@ def test_nccl_gets_its_device_so_that_it_fails_early_and_gloo_gets_none(two_gpus
     PartialState._reset_state()
     PartialState(backend="gloo")
     assert two_gpus.init_process_group.call_args.kwargs["device_id"] is None
+
+
+def timeout_of_the_group(accelerator):
+    return dist.group.WORLD._get_backend(accelerator.device).options._timeout
+
+
+@pytest.mark.parametrize(("asked", "holds"), [(None, 30), (10, 10), (30, 30), (5, 5)])
+def test_a_timeout_that_was_asked_for_holds_on_gloo_too(asked, holds):
+    """In minutes. 10 is what the handler shows where nobody asks, because it is the default of nccl."""
+    handler = InitProcessGroupKwargs() if asked is None else InitProcessGroupKwargs(timeout=timedelta(minutes=asked))
+    found = on_ranks(2, timeout_of_the_group, kwargs_handlers=[handler])
+    assert found == [timedelta(minutes=holds)] * 2
 
 
 def test_processes_that_share_a_gpu_use_gloo(torchrun_with_gpus):
