@@ -10,6 +10,7 @@ import random
 import re
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from .utils.checkpoint_folder import (
     Manifest,
     choose_newest,
     finish_and_verify,
+    finish_interrupted_save,
     publish,
     read_manifest,
     remove,
@@ -275,8 +277,8 @@ def load_state(
     config = accelerator.project_configuration
     writes = _is_writer(config.save_on_each_node)
     folder = _folder_to_load(accelerator, input_dir)
-    run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=writes)
-    checkpoint = run_on_all_ranks(lambda: _read(accelerator, folder, load_kwargs or {}))
+    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes)
+    checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, folder, load_kwargs or {}, verifies=writes))
     run_on_all_ranks(lambda: _restore(accelerator, checkpoint, load_model_func_kwargs))
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if config.automatic_checkpoint_naming and number is not None:
@@ -352,6 +354,23 @@ class _Checkpoint:
             raise
         except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
             raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _verify_and_read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any], verifies: bool) -> _Checkpoint:
+    """`_read`, while another thread compares the files with the manifest if this process `verifies`.
+
+    Raises:
+        CheckpointError: if a file is not as the manifest says, whatever reading it has raised; and what `_read` raises.
+    """
+    if not verifies:
+        return _read(accelerator, folder, load_kwargs)
+    with ThreadPoolExecutor() as threads:
+        verification = threads.submit(finish_and_verify, folder)
+        try:
+            checkpoint = _read(accelerator, folder, load_kwargs)
+        finally:
+            verification.result()
+    return checkpoint
 
 
 def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Checkpoint:
