@@ -160,6 +160,7 @@ def train(args):
     if dist.is_initialized():
         dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
     trainer.train(resume_from_checkpoint=found[0])
+    trainer.accelerator.end_training()  # leaves the other processes
     return model
 
 

@@ -46,7 +46,7 @@ def compute_metrics(prediction):  # arrays with the samples of all ranks, each o
 def train(args):
     share = args.batch_size // int(os.environ.get("WORLD_SIZE", 1))
     settings = TrainingArguments(
-        "checkpoints",  # the folder for what it saves
+        "checkpoints",  # the folder for what it saves: here nothing
         num_train_epochs=args.epochs,
         per_device_train_batch_size=share,
         per_device_eval_batch_size=share,

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import RandomSampler
 
@@ -67,6 +68,10 @@ def compute_metrics(prediction):  # arrays with the samples of all ranks, each o
     return {"loss": loss, "accuracy": correct.mean(), "evaluated": len(correct)}
 
 
+def any_checkpoint(folder):
+    return any(not path.suffix for path in folder.glob("checkpoint-*"))  # a damaged one has a suffix
+
+
 def train(args):
     share = args.batch_size // int(os.environ.get("WORLD_SIZE", 1)) // args.gradient_accumulation_steps
     settings = TrainingArguments(
@@ -106,14 +111,15 @@ def train(args):
 
     device = trainer.accelerator.device
     total_steps = len(train_set) // args.batch_size * args.epochs
-    saved = Path(args.checkpoint_dir or "checkpoints").glob("checkpoint-*")
-    resume = args.checkpoint_dir is not None and any(not path.suffix for path in saved)
+    found = [args.checkpoint_dir is not None and any_checkpoint(Path(args.checkpoint_dir))]
+    if dist.is_initialized():
+        dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
     listening = noted_signals() if args.checkpoint_dir else nullcontext([])
     with listening as signals, measured(args, model, train_set, test_set) as report:
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)
         if args.checkpoint_dir:
             trainer.add_callback(SaveOnTime(schedule))
-        trainer.train(resume_from_checkpoint=resume or None)  # the newest that is whole
+        trainer.train(resume_from_checkpoint=found[0])  # from the newest that is whole
         steps = trainer.state.global_step
         if schedule.stop:
             trainer.accelerator.print(f"stopped at step {steps}: run it again to continue")

@@ -48,9 +48,11 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     given = [options.world_size, options.steps, options.rounds]
     if min(number for number in given if number is not None) < 1:
         parser.error("--world-size, --steps and --rounds must be at least 1")
-    # The largest batch up to the usual 64, and to 256, that all processes can share.
-    usual, large = (max(size // options.world_size, 1) * options.world_size for size in (64, 256))
-    options.batch_sizes = [usual, large] if options.full else [usual]
+    sizes = (64, 256) if options.full else (64,)
+    options.batch_sizes = []
+    for size in sizes:
+        # The largest batch up to this size that all processes can share.
+        options.batch_sizes.append(max(size // options.world_size, 1) * options.world_size)
     epoch = 60_000 // options.batch_sizes[0]
     options.steps = options.steps or (epoch if options.full else 60)
     options.rounds = options.rounds or (10 if options.full else 4)

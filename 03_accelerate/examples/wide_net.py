@@ -55,7 +55,9 @@ def train(args):
     )
     set_seed(args.seed, device_specific=True)  # each process drops units of its own out
 
-    output, best, step = Path(args.output_dir), -1.0, 0
+    output = Path(args.output_dir)
+    best = -1.0
+    step = 0
     accelerator.on_main_process(output.mkdir)(parents=True, exist_ok=True)
     for epoch in range(args.epochs):
         model.train()

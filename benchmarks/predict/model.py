@@ -6,7 +6,7 @@ An all-reduce costs a latency for each message, however small it is, and the byt
 sends 2 (W − 1) / W of the bytes. In a tree they take 2 log2 W messages, one after another: up to the root and down
 again. Source: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005.
 
-Three effects are in it besides the all-reduce itself, each with a published size (see `presets`):
+Three effects are in it besides the all-reduce itself. `presets` says which of their sizes are published:
 
 - A step is launch-bound where starting its kernels takes longer than running them.
 - All GPUs wait for the slowest of them. Their speeds differ, though they are of one kind.

@@ -16,7 +16,7 @@ from benchmarks.report.table import summary, wrapped
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="what compare, record or pytest benchmarks --record has written")
+    parser.add_argument("folder", type=Path, help="what compare or pytest benchmarks --record has written")
     parser.add_argument("--out", type=Path, metavar="PATH", help="folder for what is drawn, by default FOLDER")
     options = parser.parse_args(argv)
     out = options.out or options.folder

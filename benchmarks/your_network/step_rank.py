@@ -40,9 +40,6 @@ class Work:
     batch: int
     cores_per_device: int | None
 
-    def network(self) -> UserNetwork:
-        return spec.load(self.spec, self.shape, self.optimizer)
-
 
 class Clock:
     """Times the steps after a warm-up, between two moments at which the device has done all its work."""
@@ -87,7 +84,7 @@ class Training:
 def time_steps(work: Work, level: str, devices: int, warm_up: int, steps: int) -> float:
     """Seconds of a step, after a warm-up, with this rank's share of the batch."""
     device = _take_device(work)
-    network = work.network()
+    network = _network(work)
     share = work.batch // int(os.environ["WORLD_SIZE"])
     batch = training.make_batch(network, share)
     clock = Clock(device, warm_up, steps)
@@ -106,9 +103,15 @@ def _take_device(work: Work) -> torch.device:
 
 
 @functools.lru_cache(maxsize=1)
+def _network(work: Work) -> UserNetwork:
+    """The network, whose file is run once, and not for every sample."""
+    return spec.load(work.spec, work.shape, work.optimizer)
+
+
+@functools.lru_cache(maxsize=1)
 def _model(work: Work) -> nn.Module:
-    """The network, from which every level gets a copy: to draw weights takes longer than to copy them."""
-    return training.build(work.network())
+    """The module, from which every level gets a copy: to draw weights takes longer than to copy them."""
+    return training.build(_network(work))
 
 
 def raw_loop(run: Training) -> None:

@@ -94,5 +94,7 @@ def check_batch_size(args: Namespace, samples: int) -> None:
     steps = samples // args.batch_size
     if steps == 0:
         fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")
-    if args.max_steps and (args.epochs > 1 or args.max_steps > steps):
-        fail(f"--max-steps {args.max_steps} is for one epoch, which has {steps} steps: ask for fewer, or for --epochs")
+    if args.max_steps and args.epochs > 1:
+        fail(f"--max-steps {args.max_steps} is for one epoch: leave it out, or ask for --epochs 1")
+    if args.max_steps and args.max_steps > steps:
+        fail(f"--max-steps {args.max_steps} is more than an epoch's {steps} steps: ask for fewer, or for --epochs")

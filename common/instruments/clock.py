@@ -48,6 +48,7 @@ class Clock:
         self._warm_up_steps = warm_up_steps
         self._bar = bar
         self._started_at: float | None = None
+        self._hooks: list[Any] = []
 
     def __enter__(self) -> "Clock":
         self._hooks = [

@@ -10,7 +10,7 @@ from collections import Counter
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.accelerator.sampler import DistributedEvalSampler
+from common.eval_sampler import DistributedEvalSampler
 from common.process_group import all_gather_object
 
 LEVELS = ("02_ddp_raw", "03_accelerate")

@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,3 +55,24 @@ def test_stopped_on_two_processes_and_resumed_on_others_the_weights_are_those_of
         said, resumed = run(level, processes, [*EXACT, *saving, str(folder)])
         assert re.search("[Rr]esumed at step (= )?3\n", said), said
         assert farthest(resumed, expected) <= 1e-9, processes
+
+
+def heard_in_own_folder(level: str, argv: list[str], folders: list[Path]) -> str:
+    """What one rank prints in the folder of its own, as on several machines without a shared disk."""
+    with contextlib.chdir(folders[int(os.environ["RANK"])]):
+        said, _ = heard(level, argv)
+        return said
+
+
+@SLOW
+@pytest.mark.parametrize("level", CHECKPOINTING)
+def test_rank_0_looks_for_the_checkpoint(level, tmp_path):
+    """If only another rank sees one, all begin anew. Some would else wait for the others in a collective."""
+    argv = [*SHORT, "--checkpoint-every", "1", "--checkpoint-dir", "run"]
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        folder.mkdir()
+    ranks(2).run(heard_in_own_folder, level, argv, folders)
+    assert [any(folder.rglob("manifest.json")) for folder in folders] == [True, False]
+    said, _ = ranks(2).run(heard_in_own_folder, level, [*argv, "--epochs", "2"], folders[::-1], timeout=60)
+    assert not re.search("[Rr]esumed", said) and "4 steps" in said

@@ -55,9 +55,13 @@ class Job:
     """A level on 2 nodes × 2 processes, and what each node's `agent` (torchrun or the launcher) and ranks have said."""
 
     def __init__(self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts, agent):
-        self.nodes, self.folder, self.weights, self.agent = nodes, folder, folder / "weights.pt", agent
+        self.nodes = nodes
+        self.stack = stack
+        self.folder = folder
+        self.weights = folder / "weights.pt"
+        self.agent = agent
         script = [str(ladder.script(level)), *EXACT, "--timeout", str(TIMEOUT), "--save", str(self.weights), *flags]
-        self.arguments, self.stack = [f"--max-restarts={restarts}", *script], stack
+        self.arguments = [f"--max-restarts={restarts}", *script]
         self.environment = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
         self.agents = [self.start(node) for node in (0, 1)]
 

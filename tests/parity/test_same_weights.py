@@ -7,10 +7,9 @@ from tests.levels import EXACT, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
 SLOW = pytest.mark.slow
-LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=SLOW), *(pytest.param(n, marks=LONG) for n in (1, 4))])
+@pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
 def test_data_parallel_trains_the_weights_of_one_device(replicas):
     result, weights = run_level("01_data_parallel", [*EXACT, "--replicas", str(replicas)])
     assert farthest(weights, level_00()[1]) <= TOLERANCE
@@ -26,12 +25,11 @@ def test_distributed_levels_train_the_weights_of_one_device(world_size):
             _assert_same_numbers(result, level_00()[0])
 
 
-@pytest.mark.parametrize(
-    "world_size", [*(pytest.param(n, marks=SLOW) for n in (2, 3)), *(pytest.param(n, marks=LONG) for n in (1, 4))]
-)
+@SLOW
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size):
     """144 samples a step in three micro-batches on every rank; 250 samples are one step and a tail."""
-    larger = [*EXACT[: EXACT.index("96")], "144", *EXACT[EXACT.index("96") + 1 :]]
+    larger = [*EXACT, "--batch-size", "144"]  # the last of two counts
     whole, expected = run_level("00_single_gpu", larger)
     for level in ladder.with_checkpoints():
         results, weights = run_on_ranks(level, world_size, [*larger, "--gradient-accumulation-steps", "3"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch import nn
 
@@ -81,7 +82,9 @@ def run_template(level, argv, dropout=0.0, interrupt=False, library=None, path=N
     if interrupt:
         template.Images.set_epoch = set_epoch_or_end
     try:
-        return template.train(template.parse_args(argv)).state_dict()
+        model = template.train(template.parse_args(argv))
+        assert not dist.is_initialized(), "a template leaves its group"
+        return model.state_dict()
     except Interrupted:
         return None
     finally:

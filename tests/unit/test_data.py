@@ -192,7 +192,7 @@ def test_a_damaged_cache_of_synthetic_digits_is_one_line(tmp_path, monkeypatch):
         ({"batch_size": 2}, 3, "use 3$"),
         ({"batch_size": 64, "gradient_accumulation_steps": 2}, 3, r"by 6 \(3 processes × 2 accumulation steps\)"),
         ({"batch_size": 64, "train_samples": 63}, 1, "63 training samples are fewer than one batch of 64"),
-        ({"batch_size": 64, "train_samples": 640, "max_steps": 11}, 1, "--max-steps 11 is for one epoch, which has 10"),
+        ({"batch_size": 64, "train_samples": 640, "max_steps": 11}, 1, "11 is more than an epoch's 10 steps"),
         ({"batch_size": 64, "max_steps": 1, "epochs": 2}, 1, "--max-steps 1 is for one epoch"),
     ],
 )

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import uuid
+import zlib
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Increase it when the content of the files changes so that older code could not resume from newer files, or newer code
 # from older ones.
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MANIFEST_NAME = "manifest.json"
 COMPLETE_NAME = ".complete"
 _BYTES_IN_BLOCK = 2**18
@@ -49,18 +50,21 @@ class CheckpointError(ValueError):
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and its checksum: a polynomial of the sums of its blocks, as numbers of 8 bytes.
 
-    Any changed bit changes it, and so do blocks that change places. A mapped file is summed without a copy and in one
-    call, where a CRC-32 can take longer than all of the save.
+    What lies behind the last whole block, which may be all of a file, is one number more: its CRC-32. Any changed bit
+    changes the checksum, and so do blocks that change places; numbers that change places within a block do not. A
+    mapped file is summed without a copy and in one call, where a CRC-32 can take longer than all of the save.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)
     num_blocks = size // _BYTES_IN_BLOCK
     whole = num_blocks * _BYTES_IN_BLOCK
     blocks = content[:whole].view(torch.int64).view(num_blocks, _BYTES_IN_BLOCK // 8)
-    rest = content[whole:]
+    with path.open("rb") as file:
+        file.seek(whole)
+        rest = file.read()
     checksum = 0
-    for block_sum in (*blocks.sum(dim=1).tolist(), int(rest.sum())):
-        checksum = (checksum * _FACTOR + block_sum) % 2**64
+    for number in (*blocks.sum(dim=1).tolist(), zlib.crc32(rest)):
+        checksum = (checksum * _FACTOR + number) % 2**64
     return {"bytes": size, "checksum": checksum}
 
 

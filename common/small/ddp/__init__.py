@@ -8,8 +8,8 @@
    size, so a few large ones are faster than many small ones.
 
 torch's own does what `bucketed` does, in C++. It also finds parameters that took no part in a forward, sends the
-buffers of rank 0 (running means of BatchNorm, for instance) before each forward, and learns in the first step in which
-order the gradients come.
+buffers of rank 0 (running means of BatchNorm, for instance) before nearly every training forward, and learns in the
+first step in which order the gradients come.
 
 Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020.
 """

@@ -47,6 +47,13 @@ def with_a_bit_flipped(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
+def with_bytes_in_each_others_places(content: bytes, draw: random.Random) -> bytes:
+    places = [place for place in range(1, len(content)) if content[place] != content[place - 1]]
+    second = draw.choice(places)
+    first = second - 1
+    return content[:first] + bytes([content[second], content[first]]) + content[second + 1 :]
+
+
 def with_blocks_in_each_others_places(content: bytes, draw: random.Random) -> bytes:
     size = 2**18
     return content[size : 2 * size] + content[:size] + content[2 * size :]
@@ -57,6 +64,7 @@ def with_blocks_in_each_others_places(content: bytes, draw: random.Random) -> by
     [
         *itertools.product(["model.safetensors", "optimizer.bin"], [cut_short, grown, with_a_bit_flipped]),
         ("random_states_0.pkl", cut_short),
+        ("random_states_0.pkl", with_bytes_in_each_others_places),
         ("model.safetensors", with_blocks_in_each_others_places),
     ],
 )
@@ -80,7 +88,7 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, a
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"[" * 100_000, b'{"format_version": 7, "files": ["a"]}'],
+    [b"", b"[]", b"[" * 100_000, b'{"format_version": 8, "files": ["a"]}'],
     ids=["empty", "a list", "too deep", "a list of files"],
 )
 def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, accelerator, tmp_path):
@@ -92,12 +100,12 @@ def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, ac
     accelerator.load_state(tmp_path / "c")
 
 
-@pytest.mark.parametrize("version", [6, 8, None])
+@pytest.mark.parametrize("version", [7, 9, None])
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(version, accelerator, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": version}))
-    line = f"{folder} is a checkpoint in format {version!r}; this code reads 7$"
+    line = f"{folder} is a checkpoint in format {version!r}; this code reads 8$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 
