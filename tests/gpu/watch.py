@@ -108,6 +108,8 @@ class Watch(TorchDispatchMode):
         """A value for those that ask for one, which no FakeTensor has."""
         if tensor.is_cuda:
             self.note_wait(READ)
+        if tensor.dtype == torch.bool:  # are all weights finite?
+            return True
         # From the GPU a gradient scaler reads, in float32, how many gradients are not finite, and a checkpoint's
         # schedule, in integers, whether a rank was told to stop. The rest are divisors: AdamW's step, counted samples.
         value = 0 if tensor.is_cuda and tensor.dtype != torch.float64 else 1
