@@ -152,7 +152,8 @@ class Accelerator:
         # Kept here too: where the shared state is reset, the next Accelerator may choose another precision.
         self._mixed_precision = self.state.mixed_precision
         self.gradient_state = GradientState(gradient_accumulation_plugin)
-        self._choose_compiler(dynamo_backend, dynamo_plugin)
+        self._compiler = self._choose_compiler(dynamo_backend, dynamo_plugin)
+        self.state.dynamo_plugin = self._compiler
 
         self.project_configuration = project_config or ProjectConfiguration(project_dir)
         if project_dir is not None and self.project_dir is None:
@@ -182,14 +183,15 @@ class Accelerator:
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
 
-    def _choose_compiler(self, backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> None:
+    def _choose_compiler(
+        self, backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None
+    ) -> TorchDynamoPlugin:
         if plugin is not None and backend is not None:
             raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
         if backend is not None:
             plugin = TorchDynamoPlugin(backend)
         earlier = getattr(self.state, "dynamo_plugin", None)
-        self._compiler = plugin or earlier or TorchDynamoPlugin()
-        self.state.dynamo_plugin = self._compiler
+        return plugin or earlier or TorchDynamoPlugin()
 
     # Preparing
 
