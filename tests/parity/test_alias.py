@@ -22,7 +22,9 @@ from tests.parity import random_trainers
 from tests.states import OURS, THEIRS, forget_states, reset_states
 
 SCRIPTS = "accelerate.test_utils.scripts"
-ON_CPU = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_CPU_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+# One thread on the core, and on the original, which counts cores where OpenMP's variable is not set.
+ONE_THREAD = {"ACCELERATE_CPU_THREADS": "1", "OMP_NUM_THREADS": "1"}
+ON_CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", **ONE_THREAD}
 
 
 def with_alias(job, *arguments):
