@@ -26,13 +26,13 @@ from .utils.checkpoint_folder import (
     CheckpointError,
     Manifest,
     choose_newest,
-    finish_and_verify,
     finish_interrupted_save,
     publish,
     read_manifest,
     remove,
     remove_old_checkpoints,
     start_save,
+    verify,
     write_manifest,
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
@@ -365,7 +365,7 @@ def _verify_and_read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]
     if not verifies:
         return _read(accelerator, folder, load_kwargs)
     with ThreadPoolExecutor() as threads:
-        verification = threads.submit(finish_and_verify, folder)
+        verification = threads.submit(verify, folder)
         try:
             checkpoint = _read(accelerator, folder, load_kwargs)
         finally:

@@ -143,7 +143,9 @@ class GatheredBatches:
             if batches:
                 counts = [rows_per_batch or batch.rows for batch in batches]
                 losses = np.repeat(np.concatenate([batch.loss for batch in batches]), counts)
-                joined.append(losses[: self.rows_of_last_step] if number == len(self.steps) else losses)
+                if number == len(self.steps):
+                    losses = losses[: self.rows_of_last_step]
+                joined.append(losses)
         return np.concatenate(joined) if joined else None
 
 

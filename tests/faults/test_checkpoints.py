@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from common import ladder
-from common.accelerator import checkpointing
-from common.accelerator.checkpointing import CheckpointError
+from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
 from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, plain, run_to_end
 from tests.levels import SHORT, run_level
 
@@ -113,7 +112,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(level,
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
     assert damaged not in complete(tmp_path)  # the run came to its number again, and beyond
     for each in complete(tmp_path):
-        checkpointing.finish_and_verify(each)
+        finish_and_verify(each)
 
 
 @pytest.mark.parametrize("level, damage", DAMAGED)

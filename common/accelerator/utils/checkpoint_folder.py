@@ -118,13 +118,12 @@ def read_manifest(folder: Path) -> Manifest:
     return files
 
 
-def finish_and_verify(folder: Path) -> Manifest:
-    """Finish a save that was interrupted, compare every file with the manifest of `folder`, and return it.
+def verify(folder: Path) -> None:
+    """Compare every file with the manifest of `folder`.
 
     Raises:
         CheckpointError: naming the first file that is not as the manifest says.
     """
-    finish_interrupted_save(folder)
     manifest = read_manifest(folder)
     files = _files_in(folder)
     for name, description in manifest.items():
@@ -132,7 +131,16 @@ def finish_and_verify(folder: Path) -> Manifest:
             raise CheckpointError(f"{folder}/{name} is missing")
         if describe(files[name]) != description:
             raise CheckpointError(f"{folder}/{name} is not what was saved: it was cut short or changed")
-    return manifest
+
+
+def finish_and_verify(folder: Path) -> None:
+    """Finish a save that was interrupted, and verify the checkpoint.
+
+    Raises:
+        CheckpointError: if the save cannot be finished, or a file is not as the manifest says.
+    """
+    finish_interrupted_save(folder)
+    verify(folder)
 
 
 # Saving
