@@ -7,7 +7,12 @@ processes with the same samples per step.
 
 The order is not saved, but the states of the generators when it was drawn. In a resumed run they get these states once
 more, the sample numbers that had been drawn before the checkpoint are drawn again, and then the generators are put back
-to where the checkpoint had them.
+to where the checkpoint had them. An epoch of six batches, with a checkpoint after the third:
+
+    the run        S  a b c are drawn and yielded     C  d e f
+    the resumed    S  a b c are drawn and left out    C  d e f
+
+At S the generators get the states `drawn_from`, at C those of the checkpoint, whose `step` is 3.
 """
 
 from collections.abc import Iterator
