@@ -82,7 +82,7 @@ def evaluate(accelerator, model, test_loader):
     model.eval()
     with torch.no_grad():
         for images, targets in test_loader:
-            # From all ranks, without the samples that were repeated to make the shards equally long.
+            # Every rank gets what all have, without samples that were repeated to make shards equally long.
             log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
             totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
             totals[1] += (log_probs.argmax(dim=1) == targets).sum()
@@ -92,13 +92,13 @@ def evaluate(accelerator, model, test_loader):
 
 
 def train(args):
-    accelerator = Accelerator(  # finds rank, world size, device, backend and threads by itself
-        cpu=args.device.type == "cpu",
+    accelerator = Accelerator(  # joins the other processes; finds rank, device and backend by itself
+        cpu=args.device.type == "cpu",  # by default a GPU, where there is one
         mixed_precision=args.mixed_precision,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         project_config=ProjectConfiguration(args.checkpoint_dir, automatic_checkpoint_naming=True, total_limit=2),
         dataloader_config=DataLoaderConfiguration(
-            split_batches=True,  # the batch of a loader is the global one
+            split_batches=True,  # by default a loader's batch is each rank's own
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
         ),
@@ -112,7 +112,8 @@ def train(args):
 
     model = build_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    # The model moves to its device and into DDP, the loaders deal out shards and copy them to the device.
+    # The model moves to its device and into DDP, and the optimizer keeps its parameters.
+    # The loaders deal out shards, equally long on all ranks, and copy them to the device.
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 

@@ -27,7 +27,7 @@ from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 class DigitTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
-        # By default the micro-batches of an epoch's tail are a step too, as soon as one of them is full.
+        # Whole steps: by default the samples left at an epoch's end make one more, smaller step.
         args = self.args
         step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
@@ -54,6 +54,10 @@ class SaveOnTime(TrainerCallback):
         control.should_save = control.should_save or self.schedule.save
         control.should_training_stop = control.should_training_stop or self.schedule.stop
 
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.schedule.stop:
+            control.should_evaluate = False  # the continued run will; here there is no time for it
+
 
 def to_dict(batch):
     images, labels = collate(batch)
@@ -62,7 +66,7 @@ def to_dict(batch):
 
 def compute_metrics(prediction):  # arrays with the samples of all ranks, each once
     log_probs, labels = prediction.predictions, prediction.label_ids
-    # By default samples that are repeated, so that all processes have equally many, count twice in the loss.
+    # In the Trainer's own loss, which this replaces, samples count twice that were repeated for equal shards.
     loss = -log_probs[range(len(labels)), labels].mean(dtype="float64")
     correct = log_probs.argmax(axis=1) == labels
     return {"loss": loss, "accuracy": correct.mean(), "evaluated": len(correct)}
@@ -85,7 +89,7 @@ def train(args):
         lr_scheduler_type="constant",  # by default linear, down to 0
         max_grad_norm=0,  # by default 1.0: gradients are clipped
         remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
-        label_names=["labels"],  # by default those parameters of model.forward whose names contain "label"
+        label_names=["labels"],  # compute_metrics gets them; by default what model.forward calls "label…"
         eval_strategy="epoch",  # by default never
         logging_strategy="epoch",  # by default every 500 steps
         save_strategy="steps" if args.checkpoint_dir else "no",
@@ -96,13 +100,13 @@ def train(args):
         ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
         ddp_timeout=int(args.timeout.total_seconds()),  # of a collective; by default 1800
         dataloader_num_workers=args.num_workers,
-        dataloader_pin_memory=False,  # by default batches pass through memory that a GPU can read by itself
+        dataloader_pin_memory=False,  # by default batches are pinned, for faster copies to a GPU
         use_cpu=args.device.type == "cpu",
     )
     rank = settings.process_index  # joins the other processes: before load_data, so that all get the same set
     train_set, test_set = load_data(args)
     model = build_model(args)
-    # By default AdamW has no weight decay, or leaves biases out of it. At the other levels all weights decay by 0.01.
+    # The Trainer's own AdamW has no weight decay by default, and never of biases. torch's decays all weights by 0.01.
     optimizers = torch.optim.AdamW(model.parameters(), lr=args.lr), None
     trainer = DigitTrainer(
         model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers

@@ -21,7 +21,7 @@ from common.errors import fail
 from common.numbers import positive, positive_float
 
 ANSWERS = {"memory": memory.answer, "predict": predict.answer, "measure": measure.answer}
-GLOBAL_BATCH = "global batch: samples of a step on ALL devices together (64)"
+GLOBAL_BATCH = "global batch: samples of a step on all devices together (64)"
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -37,14 +37,14 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
     flag = add_question(questions, "predict", "how fast a step would be on 1 to 512 GPUs")
     usual = presets.Hardware()
-    of_one_gpu = "samples of a step on EACH GPU, so N times as many in all on N GPUs (64)"
-    flag("--batch", type=positive, default=64, metavar="N", help=of_one_gpu)
+    of_one_gpu = "samples of a step on each GPU (64)"
+    flag("--batch-per-gpu", dest="batch", type=positive, default=64, metavar="N", help=of_one_gpu)
     flag("--gpu", choices=presets.GPUS, default=usual.gpu, help="kind of GPU (%(default)s)")
     flag("--inner", choices=presets.INNER, default=usual.inner, help="links between a node's GPUs (%(default)s)")
     flag("--network", choices=presets.NETWORK, default=usual.network, help="network cards of a node (%(default)s)")
     sizes = {"choices": presets.NODE_SIZES, "default": usual.gpus_per_node}
     flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
-    of_a_step = "milliseconds of a step of --batch samples on one GPU, if you measured it; not with --page"
+    of_a_step = "milliseconds of a step of --batch-per-gpu samples on one GPU, if you measured it; not with --page"
     flag("--measured-ms", type=positive_float, metavar="T", help=of_a_step)
     flag("--page", type=Path, metavar="PATH", help="also write a page with sliders that start with these flags")
 

@@ -123,7 +123,10 @@ def save_state(
         # The draft of this machine: the last that a process up to this one has made.
         drafts = gather_object([own_draft])[: accelerator.process_index + 1]
         draft = [each for each in drafts if each is not None][-1]
-        contents = run_on_all_ranks(lambda: _collect(accelerator, draft, safe_serialization))
+        weights = run_on_all_ranks(lambda: [accelerator.get_state_dict(model) for model in accelerator._models])
+        run_on_all_ranks(lambda: _call_save_hooks(accelerator, weights, draft))
+        contents = run_on_all_ranks(lambda: _collect(accelerator))
+        contents |= _numbered(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
         own_state = run_on_all_ranks(lambda: _state_of_rank(accelerator))
         for rank, state in enumerate(gather_object([own_state])):
             contents[RANDOM_STATES_FILE.format(rank)] = state
@@ -164,16 +167,15 @@ def _write(contents: dict[str, Any], draft: Path, folder: Path) -> None:
     publish(draft, folder)
 
 
-def _collect(accelerator: Any, draft: Path, safe_serialization: bool) -> dict[str, Any]:
-    """The content of each file, on every process: a state may need a collective. Hooks may write files into `draft`."""
-    weights = [accelerator.get_state_dict(model) for model in accelerator._models]
+def _call_save_hooks(accelerator: Any, weights: list[dict[str, Any]], draft: Path) -> None:
+    """Let the script's hooks change what is saved of the models, or write files of their own into `draft`."""
     for hook in accelerator._save_model_state_pre_hook.values():
         hook(accelerator._models, weights, str(draft))
-    contents = {}
-    for name, state in (_objects(accelerator) | _loaders(accelerator)).items():
-        contents[name] = state.state_dict()
-    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-    return contents | _numbered(weights_name, weights)
+
+
+def _collect(accelerator: Any) -> dict[str, Any]:
+    """The content of each file but those of the models, on every process: a state may need a collective."""
+    return {name: state.state_dict() for name, state in (_objects(accelerator) | _loaders(accelerator)).items()}
 
 
 def _objects(accelerator: Any) -> dict[str, Any]:
@@ -248,7 +250,7 @@ def load_state(
 ) -> None:
     """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
 
-    The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. The next `for`
+    The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. The next pass
     over a stateful loader yields the next batch by itself, see `resume.py`. Either way, on as many processes as before,
     what follows equals the uninterrupted run bit for bit: explicitly in sequential and seedable orders, statefully in
     those of torch's samplers (except random draws inside loader workers and streams). On another number of processes

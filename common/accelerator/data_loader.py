@@ -80,7 +80,7 @@ def prepare_data_loader(
         num_processes, process_index: by default those of the run.
         split_batches, even_batches, non_blocking: see DataLoaderConfiguration.
         put_on_device: send the batches to `device`.
-        rng_types: generators to take over from rank 0 at the start of every `for`: "torch", "cuda", and "generator",
+        rng_types: generators to take over from rank 0 at the start of every pass: "torch", "cuda", and "generator",
             the sampler's or the data set's.
         dispatch_batches: the main process reads for all, see DataLoaderDispatcher; by default for streams, if
             `put_on_device` is on.

@@ -1,9 +1,9 @@
 """Loaders whose position is in checkpoints: `DataLoaderConfiguration(use_stateful_dataloader=True)`.
 
 By default a script says where it goes on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A loader of this
-file knows it by itself. Its `state_dict` is the position, and after `load_state_dict` the next `for` continues with the
-batch after the last one that was yielded: in any order that one of torch's samplers draws, and on any number of
-processes with the same samples per step.
+file knows it by itself. Its `state_dict` is the position, and after `load_state_dict` the next pass, a `for` over the
+loader, continues with the batch after the last one that was yielded: in any order that one of torch's samplers draws,
+and on any number of processes with the same samples per step.
 
 The order is not saved, but the states of the generators when it was drawn. In a resumed run they get these states once
 more, the sample numbers that had been drawn before the checkpoint are drawn again, and then the generators are put back
@@ -44,7 +44,7 @@ class Position:
     step: int  # how many were yielded, including those skipped at the start
     is_over: bool = False  # no step follows
     drawn_from: GeneratorStates | None = None  # right before the order was drawn; None for streams
-    resumed: "Position | None" = None  # where a checkpoint was made, if this `for` continues from there
+    resumed: "Position | None" = None  # where a checkpoint was made, if this pass continues from there
     remaining: Iterator[Any] | None = None  # of a resumed epoch, the batches that are read instead of all
 
 
@@ -52,8 +52,8 @@ class Position:
 class Bookmark:
     """The positions of a loader. A loader and those that `skip_first_batches` makes of it share one object."""
 
-    under_way: list[Position] = field(default_factory=list)  # of each `for` that has begun and not ended
-    saved: Position | None = None  # where a checkpoint was made; the next `for` over the same epoch continues there
+    under_way: list[Position] = field(default_factory=list)  # of each pass that has begun and not ended
+    saved: Position | None = None  # where a checkpoint was made; the next pass over the same epoch continues there
 
 
 @dataclass
@@ -188,7 +188,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `for` visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
+        """Make the next pass visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
         super().set_epoch(epoch)
         saved = self._bookmark.saved
         if saved is not None and saved.epoch != epoch:
@@ -216,7 +216,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next `for` continue there, on any number of processes with the same samples per step.
+        """Let the next pass continue there, on any number of processes with the same samples per step.
 
         Raises:
             ValueError: if the samples yielded before are no whole number of this loader's steps.
@@ -254,7 +254,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
-        kept["_bookmark"] = Bookmark(saved=self._bookmark.saved)  # no `for` over the copy has begun
+        kept["_bookmark"] = Bookmark(saved=self._bookmark.saved)  # no pass over the copy has begun
         return kept
 
 
@@ -275,7 +275,7 @@ class SeedableOrder:
         return {"initial_seed": self.sampler.initial_seed, "epoch": epoch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Let the next `for` visit that epoch, from its beginning."""
+        """Let the next pass visit that epoch, from its beginning."""
         self.sampler.initial_seed = state_dict["initial_seed"]
         self.loader.set_epoch(state_dict["epoch"])
 

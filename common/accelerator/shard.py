@@ -59,19 +59,19 @@ class Pass:
 class DataLoaderShard(DataLoader):
     """A DataLoader for one process of several: on the right device, and aware of its end.
 
-    `iteration` is the number of the epoch that the next `for` visits. A pass that comes to its end moves on to the
+    `iteration` is the number of the epoch that the next pass visits. A pass that comes to its end moves on to the
     next epoch; after a `break` the same epoch is visited again, by samplers and data sets that have `set_epoch`.
 
     Args:
         dataset, kwargs: of DataLoader.
         device: where the batches go; None leaves them.
-        rng_types: generators that all processes take over from rank 0 at the start of every `for`: "torch", "cuda", or
+        rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
-        skip_batches: steps to skip in every `for`, after they were read. Of a data set with a sampler, a
+        skip_batches: steps to skip in every pass, after they were read. Of a data set with a sampler, a
             SkipBatchSampler leaves them out unread.
         use_stateful_dataloader: whether checkpoints hold the position; a loader that does so is made by `resume.py`.
-        iteration: the epoch of the first `for`.
+        iteration: the epoch of the first pass.
         index_batches: what this loader draws sample numbers from, where `batch_sampler` must stay the script's own
             object; by default it is `batch_sampler`.
         rng_state_at_checkpoint: torch's generator as `load_state` left it, for a loader of the rest of an epoch.
@@ -284,7 +284,7 @@ class DataLoaderShard(DataLoader):
         replace_sampler(index_sampler_of(self), sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `for` visit `epoch`."""
+        """Make the next pass visit `epoch`."""
         self.iteration = epoch
         parts: list[Any] = [self.dataset]
         if not isinstance(self.dataset, IterableDataset):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake: what was counted or measured, and what to do. The page of the lab that explains it is `pitfall`."""
+    """A mistake: what was counted or measured, and what to do. `pitfall` is the one that explains it."""
 
     text: str
     advice: str

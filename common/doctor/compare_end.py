@@ -24,7 +24,7 @@ def end(records: list[Record], patience: float) -> Answer:
     if crashes or any(record.ended == "stopped" for record in records):
         return _waiting(records, set(crashes), patience)
     if any(record.ended == "steps" for record in records):
-        return Unseen(f"ended after {records[0].steps} steps, as wished")
+        return Unseen(f"ended after {records[0].steps} steps, as --steps asked")
     return Right()
 
 

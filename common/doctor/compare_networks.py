@@ -152,7 +152,7 @@ def _draws_of(generator: str, source: str, draws: list[tuple[int, ...]]) -> Answ
     if same < len(draws):
         return Right()
     return Finding(
-        f"{same} of {same} {source} drew the same numbers on rank 0 and another one ({generator})",
+        f"{same} of {len(draws)} {source} drew the same numbers on rank 0 and another one ({generator})",
         "seed with seed + rank once the network is built",
         pitfall="same_random_numbers",
     )

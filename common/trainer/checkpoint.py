@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from common.accelerator import Accelerator
 from common.accelerator.checkpointing import run_on_all_ranks
-from common.accelerator.utils import broadcast_object_list
+from common.accelerator.utils import broadcast, broadcast_object_list
 from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and_verify, numbered, remove_folder
 from common.trainer.state import TrainerState
 
@@ -38,13 +38,11 @@ def save_checkpoint(
     folder = checkpoint_folder(output_dir, state.global_step)
     is_main = accelerator.is_main_process
 
-    def write_own_files(draft: str) -> None:
-        state.save_to_json(f"{draft}/{TRAINER_STATE_NAME}")
-        Path(draft, PROGRESS_NAME).write_text(json.dumps(progress), encoding="utf-8")
-
     def add_own_files(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
         # Before the manifest is written, so that these files are in it.
-        run_on_all_ranks(lambda: write_own_files(draft), is_main)
+        if is_main:
+            state.save_to_json(f"{draft}/{TRAINER_STATE_NAME}")
+            Path(draft, PROGRESS_NAME).write_text(json.dumps(progress), encoding="utf-8")
 
     with accelerator.register_save_state_pre_hook(add_own_files):
         accelerator.save_state(folder)
@@ -89,13 +87,19 @@ def read_progress(folder: str) -> dict[str, Any]:
     return run_on_all_ranks(lambda: json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8")))
 
 
-def load_best_model(model: nn.Module, folder: str) -> None:
-    """Load the weights of a checkpoint, after verifying them.
+def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> None:
+    """Load the weights of a checkpoint, after verifying them. All ranks must call this.
+
+    The main process reads them and sends them to the others, whose machine may not see its disk.
 
     Raises:
-        CheckpointError: naming what is missing or damaged.
+        CheckpointError: naming what is missing or damaged; on the other ranks a RuntimeError that quotes it.
     """
     from safetensors.torch import load_model
 
-    finish_and_verify(Path(folder))
-    load_model(model, f"{folder}/model.safetensors")
+    def load() -> None:
+        finish_and_verify(Path(folder))
+        load_model(model, f"{folder}/model.safetensors")
+
+    run_on_all_ranks(load, accelerator.is_main_process)
+    broadcast([state for state in model.state_dict().values() if isinstance(state, Tensor)])

@@ -389,7 +389,7 @@ class Trainer:
         metrics["train_loss"] = train_loss
         self.log(metrics)
         if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            checkpoint.load_best_model(self.model, state.best_model_checkpoint)
+            checkpoint.load_best_model(self.accelerator, self.model, state.best_model_checkpoint)
         self.call_event("on_train_end")
         return evaluation.TrainOutput(state.global_step, train_loss, metrics)
 

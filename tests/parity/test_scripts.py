@@ -15,6 +15,7 @@ HOW = [
     pytest.param(level, processes, marks=pytest.mark.slow if (level, processes) in SLOW else pytest.mark.long)
     for level in ladder.levels()
     for processes in ((None, 2) if level in ladder.DISTRIBUTED else (None,))
+    if (level, processes) != ("02_ddp_raw", None)  # level 02 needs torchrun
 ]
 
 

@@ -123,7 +123,7 @@ def test_a_score_for_each_pair_of_samples_is_counted_in_the_batch_that_was_asked
 
 def test_the_answer_has_every_number_of_gpus(texts_file, tmp_path, capsys):
     kept = tmp_path / "answer.json"
-    program.main(["predict", texts_file, "--gpu", "h200", "--batch", "48", "--json", str(kept)])
+    program.main(["predict", texts_file, "--gpu", "h200", "--batch-per-gpu", "48", "--json", str(kept)])
     printed = capsys.readouterr().out
     found = json.loads(kept.read_text())
     assert [row["gpus"] for row in found["predict"]] == [2**exponent for exponent in range(10)]
@@ -138,7 +138,7 @@ def test_the_answer_has_every_number_of_gpus(texts_file, tmp_path, capsys):
         (["--measured-ms", "0"], "must be a number above 0"),
         (["--measured-ms", "5", "--page", "prediction.html"], "takes no --measured-ms"),
         (["--gpu", "abacus"], "invalid choice: 'abacus'"),
-        (["--batch", "0"], "at least 1"),
+        (["--batch-per-gpu", "0"], "at least 1"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_line(flags, message, written, capsys):

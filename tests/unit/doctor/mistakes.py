@@ -104,7 +104,7 @@ MISTAKES = {
     "prefixed keys": Planted(
         {"self.model.module.state_dict()": "self.model.state_dict()"}, "saved keys", "prefixed_keys"
     ),
-    # No page of the lab has these.
+    # No pitfall shows these.
     "weights loaded on one rank": Planted(
         {
             WRAP: f"{WRAP}\n        torch.manual_seed(5 + self.rank)\n        if self.is_chief:\n"

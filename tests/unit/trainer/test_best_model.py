@@ -1,8 +1,12 @@
 """Which model is the best one, where it is saved, and that it is the one loaded at the end."""
 
+import os
+
 import pytest
 import torch
 
+from common.processes import ranks
+from tests.states import on_a_rank
 from tests.unit.trainer.toy import make_trainer, weights
 
 NAN = float("nan")
@@ -49,3 +53,16 @@ def test_another_runs_checkpoint_is_not_taken_for_the_best(tmp_path):
     assert trainer.state.best_global_step == 3
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     assert torch.equal(weights(trainer), trainer.seen[2])
+
+
+@on_a_rank
+def best_on_a_machine_of_its_own(folder):
+    falling = {step: -step for step in range(20)}
+    trainer = scored_trainer(folder / f"machine {os.environ['RANK']}", falling)
+    trainer.train()
+    return torch.equal(weights(trainer), trainer.seen[min(trainer.seen)])
+
+
+def test_machines_without_a_shared_disk_get_the_best_weights_from_rank_0(tmp_path):
+    assert ranks(2).run(best_on_a_machine_of_its_own, tmp_path) == [True, True]
+    assert not [*tmp_path.glob("machine 1/checkpoint-*")]
