@@ -123,7 +123,7 @@ def main() -> None:
         assert weight == weight_of_one == weight_of_ddp
         unequal_shards()
     finally:
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # on gloo; nccl's would wait here for all ranks
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 class DigitTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
-        # Whole steps: by default the samples left at an epoch's end make one more, smaller step.
+        # Whole steps. dataloader_drop_last would leave out a short micro-batch, and keep those that fill no step.
         args = self.args
         step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)

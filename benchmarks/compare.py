@@ -179,7 +179,8 @@ class Comparison:
         """A job of `benchmarks.harness.proof` on the processes of this level, which share the cores."""
         processes = (processes or self.options.world_size) if level in ladder.DISTRIBUTED else 1
         threads = max(1, available_cores() // processes)
-        return ranks(processes, on_cpu=job is proof.peaks).run(job, level, flags, threads, timeout=TIMEOUT)
+        on_cpu = job is proof.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
+        return ranks(processes, on_cpu).run(job, level, flags, threads, timeout=TIMEOUT)
 
     def flags(self, level: str, batch_size: int | None = None) -> list[str]:
         size = batch_size or self.options.batch_sizes[0]

@@ -57,8 +57,10 @@ class DataLoaderShard:
     """
 
     def __init__(self, loader: Any, accelerator: "Accelerator") -> None:
-        is_shuffled = isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement
-        if loader.batch_size is None or not (is_shuffled or isinstance(loader.sampler, SequentialSampler)):
+        sampler = loader.sampler
+        is_random = isinstance(sampler, RandomSampler) and not sampler.replacement
+        visits_all = isinstance(sampler, SequentialSampler) or (is_random and len(sampler) == len(loader.dataset))
+        if loader.batch_size is None or not visits_all:
             raise NotImplementedError("only the whole Accelerator takes samplers: give shuffle and batch_size")
         self.loader = loader
         self.accelerator = accelerator

@@ -151,3 +151,24 @@ def test_an_interruption_before_a_level_is_trained_leaves_the_record_of_before(t
         compare.main()
     assert (tmp_path / "results.json").read_text() == "of before"
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 8])
+def test_more_ranks_than_gpus_run_on_the_cpu(gpus, tmp_path, monkeypatch):
+    """Level 02's nccl needs a GPU for each process, and the evaluation takes three."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    started = []
+
+    class Ranks:
+        def __init__(self, processes, on_cpu):
+            started.append((processes, on_cpu))
+
+        def run(self, *args, **kwargs):
+            return [{"evaluated": 10_000}]
+
+    monkeypatch.setattr(compare, "ranks", Ranks)
+    monkeypatch.setattr(compare.records, "machine", dict)
+    comparison = Comparison(parse_options(["--out", str(tmp_path), "--dataset", "synthetic"]))
+    comparison.train("02_ddp_raw")
+    comparison.evaluate("02_ddp_raw")
+    assert started == [(gpus or 2, gpus == 0), (3, gpus < 3)]

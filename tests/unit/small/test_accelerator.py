@@ -62,6 +62,7 @@ def test_what_it_cannot_do_is_refused(accelerator):
     for loader in (
         DataLoader(DATA, 4, sampler=WeightedRandomSampler(range(10), 10)),
         DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True)),
+        DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=8)),
         DataLoader(DATA, batch_sampler=BatchSampler(range(10), 4, drop_last=False)),
     ):
         with pytest.raises(NotImplementedError, match="only the whole Accelerator takes samplers"):
