@@ -43,8 +43,11 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto")
     flag("--data-dir", metavar="PATH", help="holds MNIST/raw")
     options = parser.parse_args(argv)
+    gpus = torch.cuda.device_count()
     if options.world_size is None:
-        options.world_size = torch.cuda.device_count() or 2
+        options.world_size = gpus or 2
+    if gpus and options.world_size > gpus:
+        parser.error(f"--world-size {options.world_size}: there are {gpus} GPUs")
     given = [options.world_size, options.steps, options.rounds]
     if min(number for number in given if number is not None) < 1:
         parser.error("--world-size, --steps and --rounds must be at least 1")

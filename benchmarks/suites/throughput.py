@@ -162,8 +162,8 @@ class Throughput:
 
 
 def world_sizes() -> list[int]:
-    """1, 2, and every number of GPUs that there is."""
-    return sorted({1, 2, *range(1, torch.cuda.device_count() + 1)})
+    """Every number of GPUs that there is; without GPUs 1 and 2."""
+    return [*range(1, torch.cuda.device_count() + 1)] or [1, 2]
 
 
 def cores_of_a_device(devices: int) -> int | None:

@@ -13,6 +13,8 @@ import re
 import sys
 from pathlib import Path
 
+import torch
+
 from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.predict import presets
 from benchmarks.your_network import measure, memory, predict, spec
@@ -50,7 +52,8 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
     flag = add_question(questions, "measure", "how long a step takes at each level on this machine")
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
-    flag("--devices", type=positive, nargs="+", default=[1, 2], metavar="N", help="how many (1 2)")
+    usual_devices = [1] if torch.cuda.device_count() == 1 else [1, 2]
+    flag("--devices", type=positive, nargs="+", default=usual_devices, metavar="N", help="how many (1 2)")
     flag(
         "--level",
         choices=measure.NAMES,

@@ -173,6 +173,7 @@ def trainer(run: Training) -> None:
             report_to="none",
             disable_tqdm=True,
             remove_unused_columns=False,
+            dataloader_pin_memory=False,  # no other level pins
             ddp_find_unused_parameters=False,
             use_cpu=run.device.type == "cpu",
         )

@@ -172,3 +172,10 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, tmp_path, monkeypatch):
     comparison.train("02_ddp_raw")
     comparison.evaluate("02_ddp_raw")
     assert started == [(gpus or 2, gpus == 0), (3, gpus < 3)]
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(SystemExit):
+        parse_options(["--world-size", "2"])
+    assert "--world-size 2: there are 1 GPUs" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from common import ladder
 def no_gpu(monkeypatch):
     """A machine of 16 cores without GPUs, so that a test of rows on a CPU holds everywhere."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(throughput, "available_cores", lambda: 16)
 
 
@@ -47,3 +48,9 @@ def test_a_sample_on_a_fast_gpu_and_its_warm_up_fit_into_an_epoch(monkeypatch):
     for_gpu = throughput.Throughput([Configuration(FIRST, 1, 256)])
     for_gpu.calibrate()
     assert for_gpu.steps == for_gpu.warm_up == 60_000 // 256 // 2
+
+
+@pytest.mark.parametrize(("gpus", "sizes"), [(0, [1, 2]), (1, [1]), (3, [1, 2, 3])])
+def test_no_row_has_more_workers_than_gpus(gpus, sizes, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert throughput.world_sizes() == sizes
