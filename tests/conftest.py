@@ -28,12 +28,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
     What the command line names runs in this process, on the GPUs too: so do the GPU checks, when they are named.
     """
-    if not config.pluginmanager.hasplugin("xdist") or "PYTEST_XDIST_WORKER" in os.environ:
-        return
-    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    if named or "PYTEST_XDIST_WORKER" in os.environ:
         return
     # Most tests compare bits, or start more ranks than there may be GPUs.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
     decided = config.option.numprocesses is not None or config.option.usepdb
     workers = min(available_cores(), MOST_WORKERS)
     if decided or workers == 1:

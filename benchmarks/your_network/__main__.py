@@ -53,7 +53,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag = add_question(questions, "measure", "how long a step takes at each level on this machine")
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
     usual_devices = [1] if torch.cuda.device_count() == 1 else [1, 2]
-    flag("--devices", type=positive, nargs="+", default=usual_devices, metavar="N", help="how many (1 2)")
+    flag("--devices", type=positive, nargs="+", default=usual_devices, metavar="N", help="how many (1 2; 1 on one GPU)")
     flag(
         "--level",
         choices=measure.NAMES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake: what was counted or measured, and what to do. `pitfall` is the one that explains it."""
+    """A mistake: what was counted or measured, and what to do. `pitfall` names the pitfall that explains it."""
 
     text: str
     advice: str

@@ -13,9 +13,8 @@ class Clock:
     """Steps and seconds of a training, without its evaluations, while the block `with clock:` lasts.
 
     It runs from the first forward of an epoch to the epoch's last optimizer step; in a resumed run, whose first epoch
-    is shorter, to the evaluation that follows. Steps are counted by forwards,
-    because fp16 may skip an optimizer step. The device is waited for when the clock starts and stops and at the end of
-    the warm-up, at no other step.
+    is shorter, to the evaluation that follows. Steps are counted by forwards, because fp16 may skip an optimizer step.
+    The device is waited for when the clock starts and stops and at the end of the warm-up, at no other step.
 
     Args:
         model: called once for each micro-batch of this process.
