@@ -57,7 +57,7 @@ def save(accelerator, step, loss):
     if not math.isfinite(loss):
         fail(f"the training's loss is not finite ({loss}) at step {step}: no checkpoint is made of it")
     accelerator.project_configuration.iteration = step  # the number in the checkpoint's name
-    accelerator.save_state()
+    accelerator.save_state(all_ranks=True)  # by default it waits for nobody: rank 0 alone may call it
     accelerator.print(f"saved at step {step}")
 
 

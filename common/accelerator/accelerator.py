@@ -641,10 +641,11 @@ class Accelerator:
         self,
         output_dir: str | os.PathLike | None = None,
         safe_serialization: bool = True,
+        all_ranks: bool = False,
         **save_model_func_kwargs: Any,
     ) -> Path:
-        """Write everything that the run needs to go on: `checkpointing.save_state`. A collective."""
-        return checkpointing.save_state(self, output_dir, safe_serialization, **save_model_func_kwargs)
+        """Write everything that the run needs to go on: `checkpointing.save_state`. It waits for nobody by default."""
+        return checkpointing.save_state(self, output_dir, safe_serialization, all_ranks, **save_model_func_kwargs)
 
     def load_state(
         self,

@@ -45,7 +45,7 @@ def save_checkpoint(
             Path(draft, PROGRESS_NAME).write_text(json.dumps(progress), encoding="utf-8")
 
     with accelerator.register_save_state_pre_hook(add_own_files):
-        accelerator.save_state(folder)
+        accelerator.save_state(folder, all_ranks=True)
     if limit is not None:
         run_on_all_ranks(lambda: _delete_oldest(folder, state.best_model_checkpoint, limit), is_main)
 
