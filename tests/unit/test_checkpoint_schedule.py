@@ -55,12 +55,22 @@ def test_all_ranks_save_at_the_same_steps(interval, told_at, saved, seconds_of):
     assert ranks(2).run(_steps, interval, told_at, 1.0, seconds_of) == [saved, saved]
 
 
-def test_signals_are_noted_within_the_block_only():
+@pytest.mark.parametrize("is_under_torchrun", [False, True])
+def test_signals_are_noted_within_the_block_only_and_the_second_ctrl_c_ends_the_process(is_under_torchrun, monkeypatch):
+    """torchrun hands Ctrl-C on to ranks that have got it from the terminal already."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if is_under_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    first = [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
+    if is_under_torchrun:
+        first.append(signal.SIGINT)
     with noted_signals() as signals:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-    assert signals == [signal.SIGTERM, signal.SIGINT]
+        for number in first:
+            assert signal.getsignal(number) not in (signal.SIG_DFL, *before)
+            signal.raise_signal(number)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert signals == first
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
