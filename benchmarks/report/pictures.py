@@ -6,7 +6,6 @@ from pathlib import Path
 
 from benchmarks.report import (
     anatomy_plot,
-    larger_batches_plot,
     memory_plot,
     network_plot,
     overhead_plot,
@@ -33,7 +32,6 @@ PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
         "timeline-100-mbit.png": partial(timeline_plot.picture, "100 Mbit/s"),
         "timeline-loopback.png": partial(timeline_plot.picture, "loopback"),
     },
-    "larger_batches": {"larger_batches.png": larger_batches_plot.picture},
 }
 
 

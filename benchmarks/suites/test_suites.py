@@ -7,7 +7,7 @@ that pytest-benchmark's options to sort, group, save and compare work on rows.
 import pytest
 
 from benchmarks.harness.groups import ReplayClock, seconds_per_step
-from benchmarks.suites import anatomy, larger_batches, network, overhead, throughput, timeline
+from benchmarks.suites import anatomy, network, overhead, throughput, timeline
 
 TIMED = {
     "throughput": throughput.groups(),
@@ -45,8 +45,3 @@ def test_step(suite, group, row, record_of, benchmark, extent):
     benchmark.pedantic(CLOCK.advance, setup=next_duration, rounds=len(facts["samples"]))
     if suite == "anatomy" and not extent.quick and not facts["noisy"]:
         assert abs(facts["sum_of_whole"] - 1) <= anatomy.MOST_LEFT_OVER
-
-
-@pytest.mark.parametrize("group", [pytest.param(group, id=group.key) for group in larger_batches.groups()])
-def test_training(group, record_of):
-    assert record_of("larger_batches", group)["rows"]
