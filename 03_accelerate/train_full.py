@@ -75,20 +75,18 @@ def resume(accelerator, args, progress):
     return found[0]
 
 
-def evaluate(accelerator, model, test_loader):
+@torch.no_grad()
+def evaluate(accelerator, model, loader):
     """The mean loss, the accuracy, and the number of samples, over all ranks."""
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
-    totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+    loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     model.eval()
-    with torch.no_grad():
-        for images, targets in test_loader:
-            # Every rank gets what all have, without samples that were repeated to make shards equally long.
-            log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
-            totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
-            totals[1] += (log_probs.argmax(dim=1) == targets).sum()
-            totals[2] += len(targets)
-    loss_sum, correct, evaluated = totals.tolist()
-    return loss_sum / evaluated, correct / evaluated, evaluated
+    for images, targets in loader:
+        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, none twice
+        loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
+        correct += (log_probs.argmax(dim=1) == targets).sum()
+        evaluated += len(targets)
+    return (loss_sum / evaluated).item(), (correct / evaluated).item(), evaluated.item()
 
 
 def train(args):
@@ -101,19 +99,22 @@ def train(args):
             split_batches=True,  # by default a loader's batch is each rank's own
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
+            non_blocking=True,  # copies of pinned batches, beside the computing
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
     train_set, test_set = load_data(args)
-    loading = {"collate_fn": collate, "num_workers": args.num_workers}
+    loading = dict(
+        collate_fn=collate,
+        num_workers=args.num_workers,
+        pin_memory=train_set.device.type != accelerator.device.type,
+    )
     micro_batch = args.batch_size // args.gradient_accumulation_steps
     train_loader = DataLoader(train_set, micro_batch, shuffle=True, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, micro_batch, **loading)
+    test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare cuts batches into shards, equally long
 
-    model = build_model(args)
+    model = build_model(args)  # prepare moves it to its device and into DDP; the optimizer keeps its parameters
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    # The model moves to its device and into DDP, and the optimizer keeps its parameters.
-    # The loaders deal out shards, equally long on all ranks, and copy them to the device.
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 

@@ -89,7 +89,7 @@ def test_where_the_time_of_a_step_goes_is_said_where_it_was_measured(report):
     for name, speed in speeds.items():
         rows[name]["median"] = speed
     (line,) = where_time_goes(rows)
-    assert all(number in line for number in ("80.0 ms", "64.0 on 2", "50.0 computing", "14.0 averaging"))
+    assert all(number in line for number in ("80.0 ms", "64.0 on 2", "50.0 for one share", "14.0 for working"))
     for missing in speeds:
         assert where_time_goes({name: row for name, row in rows.items() if name != missing}) == []
 
