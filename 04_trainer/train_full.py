@@ -22,6 +22,7 @@ from common.data import collate, load_data
 from common.errors import fail
 from common.instruments import measured, prepare_process
 from common.model import build_model
+from common.same_training import SameTraining
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 
@@ -111,6 +112,10 @@ def train(args):
     trainer = DigitTrainer(
         model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
     )
+    same = SameTraining(
+        {"--batch-size": args.batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
+    )
+    trainer.accelerator.register_for_checkpointing(same)
     torch.manual_seed(args.seed + rank)  # by default all processes drop the same units out
 
     device = trainer.accelerator.device

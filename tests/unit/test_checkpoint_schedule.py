@@ -97,6 +97,23 @@ def test_a_checkpoint_of_a_longer_training_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("level", ladder.with_checkpoints())
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        (["--batch-size", "16"], "--batch-size 16: the checkpoint is of a training with 32"),
+        (["--train-samples", "96"], "training samples 96: the checkpoint is of a training with 64"),
+    ],
+)
+def test_another_batch_size_or_training_set_is_refused_in_one_line(level, other, line, tmp_path):
+    module = ladder.load(level)
+    flags = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
+    flags += ["--checkpoint-dir", str(tmp_path), "--epochs", "2"]
+    module.train(fit_to_machine(parse_args(module.__file__, flags)))
+    with pytest.raises(UserError, match=line):
+        module.train(fit_to_machine(parse_args(module.__file__, [*flags, *other])))
+
+
+@pytest.mark.parametrize("level", ladder.with_checkpoints())
 def test_no_checkpoint_is_made_of_a_training_that_is_not_finite(level, tmp_path, capsys):
     module = ladder.load(level)
     flags = ["--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "32", "--batch-size", "32"]
