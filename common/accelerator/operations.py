@@ -274,7 +274,8 @@ def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tens
         # A copy, since a dtype can be viewed only at a multiple of its size, and the bytes may begin anywhere.
         content = of_tensor.clone(memory_format=torch.contiguous_format).flatten().view(tensor.dtype)
         rows = tensor.shape[0] if tensor.ndim else 1
-        gathered.append(content.view(rows * len(of_ranks), *tensor.shape[1:]).to(tensor.device))
+        joined = content.view(rows * len(of_ranks), *tensor.shape[1:])
+        gathered.append(joined.to(tensor.device))
     return gathered
 
 
@@ -438,7 +439,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
             if _has_dimension(leaf, dim):
                 own[place] = leaf.shape[dim]
         (lengths,) = _gather_tensors([NamedLeaf("lengths", own)], description)
-        longest = lengths.view(-1, len(named)).amax(0).tolist() if named else []
+        longest = lengths.view(PartialState().num_processes, len(named)).amax(0).tolist()
         padded = []
         for (_, leaf), length in zip(named, longest, strict=True):
             padded.append(_pad_one(leaf, dim, length, pad_index, pad_first))
