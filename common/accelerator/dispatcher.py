@@ -1,18 +1,21 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from common.nested import map_nested, zip_nested
+from common.nested import NamedLeaf, honor_type, is_namedtuple, map_nested, map_together, named_leaves
 
-from .operations import broadcast_object_list, concatenate, holds_tensors, is_list_of_entries
+from .operations import broadcast_object_list, is_list_of_entries
 from .sampler import PartialStep
 from .shard import DataLoaderShard, StepState
 from .state import PartialState
+
+# What to do where the main process cannot read for all.
+READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batches"
 
 
 class DispatchedStep(NamedTuple):
@@ -134,8 +137,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             return share
         if not is_last:
             raise ValueError(
-                f"a step of {rows} samples cannot be divided by {self.state.num_processes} processes: with batches of "
-                "different sizes, dispatch_batches=False lets every process read its own"
+                f"a step of {rows} samples cannot be divided by {self.state.num_processes} processes: {READ_EVERYWHERE}"
             )
         return share if self._drop_last else share + 1
 
@@ -169,9 +171,9 @@ class DataLoaderDispatcher(DataLoaderShard):
         parts = list(islice(reading, self.batches_per_step))
         if not parts or (self._drop_last and len(parts) < self.batches_per_step):
             return None
-        if len(parts) == 1:
-            return parts[0]
-        return _join_rows(parts)
+        if self.slice_fn is slice_rows:
+            check_rows(parts)
+        return parts[0] if len(parts) == 1 else _join_rows(parts)
 
     def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""
@@ -189,31 +191,104 @@ class DataLoaderDispatcher(DataLoaderShard):
         return message
 
 
+# What has a row for each sample: tensors and arrays, and lists and tuples without tensors that have as many entries.
+
+
+def _is_array(leaf: Any) -> bool:
+    return getattr(leaf, "ndim", 0) > 0
+
+
+def _is_entries(data: Any) -> bool:
+    return is_list_of_entries(data) and not is_namedtuple(data)
+
+
+def _is_column(leaf: Any, rows: int) -> bool:
+    return _is_array(leaf) or (_is_entries(leaf) and len(leaf) == rows)
+
+
+def _rows_by_name(batch: Any) -> dict[str, int]:
+    """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists."""
+    arrays = {}
+    lists = {}
+    for name, leaf in named_leaves(batch, _is_entries):
+        if _is_array(leaf):
+            arrays[name] = len(leaf)
+        elif _is_entries(leaf) and leaf:
+            lists[name] = len(leaf)
+    return arrays or lists
+
+
 def count_rows(batch: Any) -> int:
-    """Samples in a batch: the rows of its first tensor or, where there is none, the entries of its first list."""
-    if isinstance(batch, Mapping):
-        return count_rows(next(iter(batch.values())))
-    if isinstance(batch, (list, tuple)) and holds_tensors(batch):
-        return count_rows(batch[0])
-    return len(batch)
+    """Samples in a batch: the rows of its first tensor or array or, where it has none, the entries of its first list.
+
+    Raises:
+        ValueError: for a batch without any.
+    """
+    rows = next(iter(_rows_by_name(batch).values()), None)
+    if rows is None:
+        raise ValueError(f"nothing in the batch has a row for each sample: {READ_EVERYWHERE}")
+    return rows
+
+
+def check_rows(parts: Sequence[Any]) -> None:
+    """Check that the batches of a step can be joined and divided.
+
+    Raises:
+        ValueError: if the entries of one have different numbers of rows, or keys or what has no rows differ between
+            them.
+    """
+    for part in parts:
+        rows_by_name = _rows_by_name(part)
+        rows = count_rows(part)
+        if any(number != rows for number in rows_by_name.values()):
+            numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
+            raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
+        entries = {}
+        for name, leaf in named_leaves(part, _is_entries):
+            entries[name] = None if _is_column(leaf, rows) else leaf
+        if part is parts[0]:
+            first = entries
+        for name in first.keys() | entries.keys():
+            is_same = name in first and name in entries and first[name] == entries[name]
+            if not is_same:
+                raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
 
 
 def _join_rows(parts: Sequence[Any]) -> Any:
-    """`operations.concatenate`, for lists with an entry per sample too."""
+    """The rows of all parts, and of what has no rows that of the first one."""
+    leaves_of_parts = [dict(named_leaves(part, _is_entries)) for part in parts]
+    rows_of_parts = [count_rows(part) for part in parts]
 
-    def join(first: Any, *others: Any) -> Any:
-        if is_list_of_entries(first):
-            return type(first)(chain(first, *others))
-        return concatenate([first, *others])
+    def join(named: list[NamedLeaf]) -> list[Any]:
+        joined = []
+        for name, first in named:
+            leaves = [leaves.get(name) for leaves in leaves_of_parts]
+            are_columns = all(map(_is_column, leaves, rows_of_parts))
+            joined.append(_join_columns(name, leaves) if are_columns else first)
+        return joined
 
-    return zip_nested(join, *parts, is_leaf=is_list_of_entries)
+    return map_together(join, parts[0], _is_entries)
+
+
+def _join_columns(name: str, columns: list[Any]) -> Any:
+    if _is_entries(columns[0]):
+        return honor_type(columns[0], chain.from_iterable(columns))
+    try:
+        if isinstance(columns[0], torch.Tensor):
+            return torch.cat(columns)
+        import numpy
+
+        return numpy.concatenate(columns)
+    except (RuntimeError, TypeError, ValueError) as error:
+        shapes = " and ".join(str(list(column.shape)) for column in columns)
+        raise ValueError(f"{name} of the shapes {shapes} cannot be joined to a step: {READ_EVERYWHERE}") from error
 
 
 def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:
-    """`operations.slice_tensors`, for lists with an entry per sample too. Single numbers and texts stay as they are."""
+    """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
+    number = count_rows(batch)
 
     def slice_leaf(leaf: Any) -> Any:
-        has_rows = hasattr(leaf, "__len__") and not isinstance(leaf, str)
-        return leaf[rows] if has_rows else leaf
+        return leaf[rows] if _is_column(leaf, number) else leaf
 
-    return map_nested(slice_leaf, batch, is_leaf=is_list_of_entries)
+    return map_nested(slice_leaf, batch, is_leaf=_is_entries)

@@ -87,7 +87,7 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
     """Train as the level's own command does; `--small` changes the imports of its script."""
     if options.processes:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(options.processes), "-m", "common.ladder", "run", options.level]
+        command += ["--nproc-per-node", str(options.processes), "-m", "--", "common.ladder", "run", options.level]
         command += ["--small", *flags] if options.small else flags
         sys.exit(subprocess.call(command))
     path = str(script(options.level))
