@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.nested import honor_type, leaves, map_nested
+
 # What the default collator calls a sample's label, and what a batch's labels are called.
 LABEL = "label"
 LABELS = "labels"
@@ -119,10 +121,15 @@ def get_labels(batch: Any, label_names: list[str]) -> Any:
         labels = tuple(batch.get(name) for name in label_names)
         if not labels or any(label is None for label in labels):
             return None
-        return labels[0] if len(labels) == 1 else labels
+        return _as_column(labels[0]) if len(labels) == 1 else labels
     if isinstance(batch, tuple | list) and len(batch) > 1:
-        return batch[-1]
+        return _as_column(batch[-1])
     return None
+
+
+def _as_column(labels: Any) -> Any:
+    """Labels of which a tuple, as `zip` makes it, has become a list: the labels of one sample each."""
+    return list(labels) if isinstance(labels, tuple) else labels
 
 
 def split_labels(batch: Any) -> tuple[Any, Any]:
@@ -152,17 +159,42 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
 
 
 def count_samples(batch: Any) -> int | None:
-    """The length of the first tensor in a batch; None where there is none, as in a batch of texts."""
+    """The length of the first tensor in a batch, or else of the first list; None where there is neither."""
     if isinstance(batch, Tensor | np.ndarray):
         return len(batch) if batch.ndim else None
     if isinstance(batch, Mapping):
         batch = list(batch.values())
-    if isinstance(batch, tuple | list):
-        for part in batch:
-            found = count_samples(part)
-            if found is not None:
-                return found
+    if not isinstance(batch, tuple | list):
+        return None
+    # Tensors first: beside a tensor of images, lists may hold the boxes of each.
+    for part in sorted(batch, key=lambda part: not isinstance(part, Tensor | np.ndarray)):
+        is_list_of_samples = isinstance(part, tuple | list) and not any(isinstance(each, Tensor) for each in part)
+        found = len(part) if is_list_of_samples else count_samples(part)
+        if found is not None:
+            return found
     return None
+
+
+def first_samples(batch: Any, rows: int, count: int) -> Any:
+    """The first `count` samples of a batch of `rows`: of tensors their first rows, of lists their first entries.
+
+    A tensor or a list of another length is no column of the batch, and stays as it is.
+    """
+
+    def is_column(part: Any) -> bool:
+        if isinstance(part, Tensor | np.ndarray):
+            return part.ndim > 0 and len(part) == rows
+        return isinstance(part, tuple | list) and len(part) == rows
+
+    def first(part: Any) -> Any:
+        return part[:count] if is_column(part) else part
+
+    def first_of_argument(part: Any) -> Any:
+        return map_nested(first, part, is_leaf=is_column)
+
+    if isinstance(batch, tuple | list):  # arguments of the model, which may be as many as there are samples
+        return honor_type(batch, [first_of_argument(part) for part in batch])
+    return first_of_argument(batch)
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
@@ -199,15 +231,33 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
     Args:
         ignore_keys: keys of a dict, or attributes of an object, to leave out.
         holds_loss: whether "loss", or a tuple's first element, is a loss and no prediction.
+
+    Raises:
+        TypeError: for an output of no known kind, such as a cache.
     """
     if isinstance(outputs, Tensor):
         return () if outputs.dim() == 0 else outputs
     if isinstance(outputs, tuple | list):
+        if outputs and isinstance(outputs[0], Mapping):
+            return list(outputs)  # an entry for each sample, as a detector's, and no loss
         # A slice of a list is a list, and one of a named tuple is a tuple.
         logits: Any = outputs[1:] if holds_loss else outputs[:]
+        for number, output in enumerate(logits):
+            _check_prediction(number, output)
     else:
         named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
         ignored = [*ignore_keys, "loss"] if holds_loss else ignore_keys
-        kept = [name for name, value in named.items() if name not in ignored and value is not None]
-        logits = tuple(named[name] for name in kept)
+        kept = {name: value for name, value in named.items() if name not in ignored and value is not None}
+        for name, value in kept.items():
+            _check_prediction(name, value)
+        logits = tuple(kept.values())
     return logits[0] if len(logits) == 1 else logits
+
+
+def _check_prediction(name: str | int, output: Any) -> None:
+    for leaf in leaves(output):
+        if not isinstance(leaf, Tensor | np.ndarray | int | float | str | None):
+            raise TypeError(
+                f"the model's output {name!r} holds a {type(leaf).__name__}, of which no predictions can be made: "
+                "name it in ignore_keys"
+            )
