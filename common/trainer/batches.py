@@ -16,6 +16,9 @@ LABELS = "labels"
 # The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
 CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 
+# Where wrappers that have other modules too keep the model.
+WRAPPED = ("module", "_orig_mod", "base_model", "model")
+
 
 def default_data_collator(samples: list) -> Any:
     """Stack samples along a new first dimension: dicts become a dict, tuples a tuple, anything else a tensor.
@@ -64,7 +67,7 @@ class ColumnFilter:
 
     def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
         self.collator = collator
-        self.columns = {*parameters(model.forward), *label_names, LABEL}
+        self.columns = {*parameters(model_inside(model).forward), *label_names, LABEL}
 
     def __call__(self, samples: list) -> Any:
         kept = []
@@ -83,9 +86,26 @@ def parameters(function: Callable) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
+def model_inside(model: nn.Module) -> nn.Module:
+    """The model itself, or the one in a wrapper that hands on whatever it is given, whose `forward` says what it takes.
+
+    Such wrappers are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and
+    `**kwargs` alone.
+    """
+    get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
+    if get_base_model is not None:
+        return get_base_model()
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    children = dict(model.named_children())
+    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or not children:
+        return model
+    names = [name for name in WRAPPED if name in children] or list(children)
+    return model_inside(children[names[0]])
+
+
 def find_labels(model: nn.Module) -> list[str]:
     """The parameters of the model's `forward` that have "label" in their name."""
-    return [name for name in parameters(model.forward) if "label" in name]
+    return [name for name in parameters(model_inside(model).forward) if "label" in name]
 
 
 def takes_any_keyword(function: Callable) -> bool:
@@ -99,9 +119,25 @@ def takes_loss_keywords(model: nn.Module) -> bool:
 
     A model whose attribute `accepts_loss_kwargs` is set says it so.
     """
+    model = model_inside(model)
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
     return takes_any_keyword(model.forward)
+
+
+class WatchedCount(Tensor):
+    """A number that notes whether anything is computed with it, or read of it."""
+
+    is_used = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ != "__get__":  # a look at its device, or another attribute, is no use
+            for argument in leaves((args, kwargs or {})):
+                if isinstance(argument, cls):
+                    argument.is_used = True
+        with torch._C.DisableTorchFunctionSubclass():  # what is computed with it is an ordinary tensor
+            return func(*args, **(kwargs or {}))
 
 
 def shifts_labels(model: nn.Module) -> bool:
@@ -110,6 +146,7 @@ def shifts_labels(model: nn.Module) -> bool:
     Then the first label of each row is no target, and is not counted. The causal language models of `transformers`
     say it by their attribute `loss_type`. In an encoder-decoder the labels stand where they are predicted.
     """
+    model = model_inside(model)
     config = getattr(model, "config", None)
     is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
     return getattr(model, "loss_type", None) in CAUSAL_LOSS_TYPES and not is_encoder_decoder

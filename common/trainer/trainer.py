@@ -278,15 +278,27 @@ class Trainer:
             inputs, labels = batches.split_labels(inputs)
         for_model = {}
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            for_model = {"num_items_in_batch": num_items_in_batch}
+            for_model = {"num_items_in_batch": num_items_in_batch.as_subclass(batches.WatchedCount)}
         outputs = batches.call_model(model, inputs, **for_model)
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
+            if for_model and not for_model["num_items_in_batch"].is_used:
+                self._warn_of_ignored_count(model)
         else:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _warn_of_ignored_count(self, model: nn.Module) -> None:
+        factor = self.accelerator.num_processes
+        if model.training and self.loss_is_scaled_for_ga is not False:
+            factor *= self.current_gradient_accumulation_steps
+        if factor > 1:
+            logger.warning_once(
+                f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} times "
+                "too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
+            )
 
     def _optimizer_step(self) -> None:
         """One optimizer step with the gradients of a window.
@@ -716,8 +728,9 @@ class Trainer:
                 outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        if ignore_keys is None and hasattr(self.model, "config"):
-            ignore_keys = getattr(self.model.config, "keys_to_ignore_at_inference", ["past_key_values"])
+        model = batches.model_inside(self.model)
+        if ignore_keys is None and hasattr(model, "config"):
+            ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["past_key_values"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
     # Loaders, optimizer and scheduler: what a subclass may make in its own way.
