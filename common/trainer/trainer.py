@@ -278,15 +278,27 @@ class Trainer:
             inputs, labels = batches.split_labels(inputs)
         for_model = {}
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            for_model = {"num_items_in_batch": num_items_in_batch}
+            for_model = {"num_items_in_batch": num_items_in_batch.as_subclass(batches.WatchedCount)}
         outputs = batches.call_model(model, inputs, **for_model)
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
+            if for_model and not for_model["num_items_in_batch"].is_used:
+                self._warn_of_ignored_count(model)
         else:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _warn_of_ignored_count(self, model: nn.Module) -> None:
+        factor = self.accelerator.num_processes
+        if model.training and self.loss_is_scaled_for_ga is not False:
+            factor *= self.current_gradient_accumulation_steps
+        if factor > 1:
+            logger.warning_once(
+                f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} times "
+                "too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
+            )
 
     def _optimizer_step(self) -> None:
         """One optimizer step with the gradients of a window.
@@ -472,10 +484,13 @@ class Trainer:
             options["num_items_in_batch"] = num_items
         return self.compute_loss(model, inputs, **options)
 
-    def _count_items(self, window: list[Any]) -> Tensor | None:
+    def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
         It is a float, as in the original, so that a loss in half precision becomes float32 when it is divided by it.
+
+        Args:
+            is_collective: False where another rank may have no batch. The others are then taken to have as many.
         """
         if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
             return None
@@ -485,7 +500,8 @@ class Trainer:
             if count is None:
                 return None
             total += count.to(total.device)
-        return self.accelerator.gather(total).sum().to(torch.get_default_dtype())
+        of_ranks = self.accelerator.gather(total) if is_collective else total * self.accelerator.num_processes
+        return of_ranks.sum().to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
         """True if the learning rate depends on the evaluations, and not on the step."""
@@ -578,7 +594,7 @@ class Trainer:
     ) -> dict[str, Any]:
         """Evaluate; log the metrics and return them on all ranks.
 
-        `<prefix>_loss` is the mean over the samples, of which each counts with the mean loss of its batch.
+        `<prefix>_loss` is the mean over the samples, of which each counts once, with the mean loss of its batch.
 
         Args:
             eval_dataset: by default the Trainer's own, or a key of it if that is a dict. Each set of a dict is
@@ -662,25 +678,28 @@ class Trainer:
 
         results = evaluation.Results(accelerator.device)
         for inputs in loading.read_batches(dataloader, accelerator.device):
-            rows = batches.count_samples(inputs) or batch_size
+            rows = loading.count_rows(dataloader, inputs, accelerator.num_processes) or batch_size
             num_real = loading.num_real(dataloader, rows)
+            if num_real:
+                # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and
+                # its results are left out later: a model that is sharded is computed by all ranks together.
+                inputs = batches.first_samples(inputs, rows, num_real)
+                rows = num_real
             loss, logits, labels = self.prediction_step(
                 self.model, inputs, bool(prediction_loss_only), ignore_keys=ignore_keys
             )
             results.add(evaluation.BatchResult(rows, num_real, loss, logits, labels))
             self.call_event("on_prediction_step")
 
-        own = results.on_host()
-        gathered = evaluation.gather_batches(own)
-        predictions = gathered.rows("logits")
-        label_ids = gathered.rows("labels")
+        gathered = evaluation.gather_batches(results.on_host())
+        predictions = evaluation.rows_of_samples(gathered, "logits")
+        label_ids = evaluation.rows_of_samples(gathered, "labels")
 
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
-        rows_per_batch = batch_size if loading.is_prepared(dataloader) else None
-        losses = gathered.losses(rows_per_batch)
+        losses = evaluation.losses_of_samples(gathered, batch_size)
         if losses is not None:
             filters = self.args.logging_nan_inf_filter
             metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(losses, filters)
@@ -688,7 +707,7 @@ class Trainer:
             # A "loss" among the script's metrics replaces the Trainer's.
             if not name.startswith(f"{metric_key_prefix}_"):
                 metrics[f"{metric_key_prefix}_{name}"] = metrics.pop(name)
-        num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or sum(batch.rows for batch in own)
+        num_samples = sum(batch.num_counted for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
 
     def prediction_step(
@@ -701,15 +720,17 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items([inputs])
+                loader = self.callback_handler.eval_dataloader
+                num_items = self._count_items([inputs], loading.all_ranks_have_a_batch(loader))
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
                 outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        if ignore_keys is None and hasattr(self.model, "config"):
-            ignore_keys = getattr(self.model.config, "keys_to_ignore_at_inference", ["cache"])
+        model = batches.model_inside(self.model)
+        if ignore_keys is None and hasattr(model, "config"):
+            ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
     # Loaders, optimizer and scheduler: what a subclass may make in its own way.
