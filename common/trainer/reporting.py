@@ -1,8 +1,9 @@
 """Callbacks that show a run: plain lines, a progress bar, and trackers. Only rank 0 shows."""
 
+import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -54,29 +55,45 @@ def log_line(logs: dict[str, Any]) -> str:
     return " | ".join(f"{name} {_shortened(value)}" for name, value in logs.items())
 
 
-def table_row(args: TrainingArguments, state: TrainerState, metrics: dict[str, Any]) -> dict[str, str]:
-    """One row of the table of evaluations: epoch or step, training loss, validation loss, metrics."""
-    row = {}
-    if args.eval_strategy == "steps":
-        row["Step"] = str(state.global_step)
-    else:
-        row["Epoch"] = f"{state.epoch:g}"
-    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
-    row["Training Loss"] = f"{losses[-1]:.6f}" if losses else "No log"
-    for name, value in metrics.items():
-        if name != "epoch" and not name.endswith(("_runtime", "_per_second", "_preparation_time")):
-            title = name.removeprefix("eval_").replace("_", " ").title().replace("Loss", "Validation Loss")
-            row[title] = f"{value:.6f}" if isinstance(value, float) else str(value)
-    return row
+def metrics_lines(split: str, metrics: dict[str, Any]) -> str:
+    """Metrics in aligned lines, as the original prints them: times as hours, minutes and seconds, four decimals."""
+    shown = {name: _readable(name, metrics[name]) for name in sorted(metrics)}
+    name_width = max(map(len, shown))
+    value_width = max(map(len, shown.values()))
+    lines = [f"***** {split} metrics *****"]
+    lines += [f"  {name:<{name_width}} = {value:>{value_width}}" for name, value in shown.items()]
+    return "\n".join(lines)
+
+
+def _readable(name: str, value: Any) -> str:
+    if "_runtime" in name:
+        hundredths = int(value % 1 * 100)
+        return f"{timedelta(seconds=int(value))}.{hundredths:02d}"
+    if name == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return str(round(value, 4) if isinstance(value, float) else value)
+
+
+def model_card(args: TrainingArguments, state: TrainerState, description: dict[str, Any]) -> str:
+    """A page on a trained model in Markdown: `description` as metadata, arguments that were set, the last results."""
+    lines = ["---"]
+    lines += [f"{name}: {json.dumps(value)}" for name, value in description.items() if value is not None]
+    lines += ["---", "", f"# {description.get('model_name') or args.run_name}", "", "## Training arguments", ""]
+    for setting in fields(args):
+        value = getattr(args, setting.name)
+        if setting.repr and value != setting.default:
+            lines.append(f"- {setting.name}: {value}")
+    results: dict[str, Any] = {}
+    for entry in state.log_history:
+        results |= entry
+    lines += ["", "## Results", "", *(f"- {name}: {value}" for name, value in results.items()), ""]
+    return "\n".join(lines)
 
 
 class PrinterCallback(TrainerCallback):
-    """Plain lines: a summary, what is logged, and a table that grows by a row with each evaluation."""
-
-    columns: tuple[str, ...] = ()
+    """Plain lines: a summary, and what is logged."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.columns = ()
         if state.is_world_process_zero:
             say(training_summary(args, state, kwargs["model"], kwargs["train_dataloader"]))
 
@@ -84,29 +101,12 @@ class PrinterCallback(TrainerCallback):
         if args.disable_tqdm:
             # As in the original: what `train` returns then lacks it too.
             logs.pop("total_flos", None)
-        if state.is_world_process_zero and ("loss" in logs or "train_runtime" in logs):
+        if state.is_world_process_zero:
             say(log_line(logs))
-
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
-        if not state.is_world_process_zero:
-            return
-        row = table_row(args, state, metrics)
-        if tuple(row) != self.columns:
-            self.columns = tuple(row)
-            self.say_row(row)
-        self.say_row(row.values())
-
-    def say_row(self, cells: Iterable[str]) -> None:
-        """Add a row to the table, or its titles."""
-        padded = []
-        for column, cell in zip(self.columns, cells, strict=True):
-            width = max(15, len(column))
-            padded.append(cell.rjust(width))
-        say("  ".join(padded))
 
 
 class ProgressCallback(PrinterCallback):
-    """A bar on the terminal with loss, learning rate and time left, above it the summary and the table."""
+    """A bar on the terminal with loss, learning rate and time left, above it the summary and the evaluations."""
 
     bar: tqdm | None = None
 
@@ -125,6 +125,8 @@ class ProgressCallback(PrinterCallback):
             # What a script logs itself has no learning rate.
             shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate") if name in logs}
             self.bar.set_postfix(shown, refresh=False)
+        else:
+            super().on_log(args, state, control, logs, **kwargs)
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.bar is not None:
@@ -141,7 +143,7 @@ class TrackerCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         # A second training goes on in the same trackers: started again, they would write everything twice.
         if not self.started:
-            settings = asdict(args).items()
+            settings = args.to_dict().items()
             config = {name: value for name, value in settings if isinstance(value, bool | int | float | str)}
             self.accelerator.init_trackers(str(args.run_name), config=config)
             self.started = True
