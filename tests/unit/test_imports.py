@@ -60,7 +60,7 @@ ROOMS = {
     "benchmarks.conftest": {"benchmarks.harness", "benchmarks.report"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.
-AT_FIRST_USE = {"numpy", "safetensors", "tensorboardX", "tqdm", "yaml"}
+AT_FIRST_USE = {"peft", "numpy", "safetensors", "tensorboardX", "tqdm", "yaml"}
 
 
 @dataclass(frozen=True)
