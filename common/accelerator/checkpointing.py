@@ -40,6 +40,7 @@ from .utils.checkpoint_folder import (
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
+from .utils.fsdp_utils import whole_parameters
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, write_safetensors
 
@@ -316,8 +317,9 @@ def _state_of_rank(accelerator: Any) -> dict[str, Any]:
     if accelerator.step % accelerator.gradient_accumulation_steps != 0:
         state["gradients"] = []
         for model in accelerator._models:
-            parameters = _bare(accelerator, model).named_parameters()
-            state["gradients"].append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
+            with whole_parameters(model):
+                parameters = _bare(accelerator, model).named_parameters()
+                state["gradients"].append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
     return state
 
 
@@ -576,12 +578,13 @@ def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any
         loader.rng_state_after_load = torch.get_rng_state()
     for index, model in enumerate(accelerator._models):
         gradients_of_ranks = [state["gradients"][index] for state in states if "gradients" in state]
-        for name, parameter in _bare(accelerator, model).named_parameters():
-            parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
-            parameter.grad = None
-            if parts:  # A process without this gradient counts as zero in the mean.
-                total = sum(parts[1:], start=parts[0])
-                parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
+        with whole_parameters(model):
+            for name, parameter in _bare(accelerator, model).named_parameters():
+                parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
+                parameter.grad = None
+                if parts:  # A process without this gradient counts as zero in the mean.
+                    total = sum(parts[1:], start=parts[0])
+                    parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
 
 def set_random_states(device: torch.device, states: dict[str, Any]) -> None:

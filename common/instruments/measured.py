@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from common.errors import fail
 from common.instruments.clock import Clock
-from common.instruments.result import plan_line, result_line, write_files
+from common.instruments.result import plan_line, result_line, whole_weights, write_files
 from common.process_group import all_gather_object, get_rank, get_world_size, is_distributed
 
 
@@ -52,9 +52,10 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
     with Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar) as clock:
         yield Report(clock, gpus, result)
+    weights = whole_weights(network) if args.save else {}
     if is_main:
         print(result_line(result), flush=True)
-        write_files(args, result, network)
+        write_files(args, result, weights)
 
 
 class Report:

@@ -71,14 +71,22 @@ def quantity(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def write_files(args: Namespace, result: dict[str, Any], network: nn.Module) -> None:
+def whole_weights(network: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights on the CPU. Where ranks have parts of them they are gathered: all ranks call this."""
+    weights = {}
+    for name, value in network.state_dict().items():
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        weights[name] = whole.cpu()
+    return weights
+
+
+def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
     """Write the weights and the result where `--save` and `--json` say, if they do.
 
     Raises:
         UserError: if a file cannot be written. What was there before is then untouched.
     """
     if args.save:
-        weights = {name: value.cpu() for name, value in network.state_dict().items()}
         # Into memory first, because torch.save does not say why a file could not be written.
         buffer = io.BytesIO()
         torch.save(weights, buffer)

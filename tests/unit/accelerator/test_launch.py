@@ -240,7 +240,9 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
     "arguments, message",
     [
         (["--num_proceses", "2", "x.py"], "unrecognized arguments: --num_proceses"),
-        (["--fsdp_version=2", "x.py"], "unrecognized arguments: --fsdp_version=2"),
+        (["--zero_stage=2", "x.py"], "unrecognized arguments: --zero_stage=2"),
+        (["--fsdp_version=2", "x.py"], "settings of FSDP need distributed_type FSDP, or --use_fsdp"),
+        (["--use_fsdp", "--cpu", __file__], "FSDP of version 1 is out of scope: fsdp_version must be 2"),
         (["--num_processes", "two", "x.py"], "invalid int value: 'two'"),
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--mixed_precision", "fp8", "x.py"], "invalid choice: 'fp8'"),
