@@ -2,6 +2,7 @@
 
 python -m common.ladder
 python -m common.ladder diff 01 02
+python -m common.ladder diff 02 fsdp
 python -m common.ladder run 03 --small
 python -m common.ladder run 03 --small --processes 2
 python -m common.ladder ring
@@ -28,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command")
     command = commands.add_parser("diff", help="what changes from one script to another")
-    command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, or 03/train_full")
+    command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
     command.add_argument("after", type=rung, metavar="LEVEL", help="such as 02")
     run = commands.add_parser(
         "run",

@@ -20,8 +20,9 @@ LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "0
 def test_levels_and_rungs_stand_in_order():
     full = ["03_accelerate/train_full", "04_trainer/train_full"]
     assert ladder.levels() == LEVELS
-    assert ladder.rungs() == [*LEVELS, *full]
-    assert ladder.steps() == [*pairwise(LEVELS), *zip(LEVELS[3:], full, strict=True)]
+    assert ladder.rungs() == [*LEVELS, ladder.FSDP, ladder.MESH, *full]
+    sharded = [("02_ddp_raw", ladder.FSDP), (ladder.FSDP, ladder.MESH)]
+    assert ladder.steps() == [*pairwise(LEVELS), *sharded, *zip(LEVELS[3:], full, strict=True)]
 
 
 def test_rungs_are_named_by_numbers_folders_and_paths():
@@ -29,6 +30,7 @@ def test_rungs_are_named_by_numbers_folders_and_paths():
         assert ladder.named(text) == "03_accelerate"
     for text in ("03/train_full", "03_accelerate/train_full.py"):
         assert ladder.named(text) == ladder.FULL
+    assert ladder.named("fsdp") == ladder.named("02/train_fsdp.py") == ladder.FSDP
     assert ladder.file_name(ladder.FULL) == "03_accelerate/train_full.py"
     with pytest.raises(ValueError, match="'02/train_full' names no level"):
         ladder.named("02/train_full")
