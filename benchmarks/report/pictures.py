@@ -27,6 +27,7 @@ PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
     "overhead": {"overhead.png": overhead_plot.picture},
     "anatomy": {"anatomy.png": anatomy_plot.picture},
     "network": {"network.png": network_plot.picture},
+    "one_step": {"one_step.png": timeline_plot.levels},
     "timeline": {
         "timeline-1-gbit.png": partial(timeline_plot.picture, "1 Gbit/s"),
         "timeline-100-mbit.png": partial(timeline_plot.picture, "100 Mbit/s"),

@@ -7,7 +7,7 @@ that pytest-benchmark's options to sort, group, save and compare work on rows.
 import pytest
 
 from benchmarks.harness.groups import ReplayClock, seconds_per_step
-from benchmarks.suites import anatomy, network, overhead, throughput, timeline
+from benchmarks.suites import anatomy, network, one_step, overhead, throughput, timeline
 
 TIMED = {
     "throughput": throughput.groups(),
@@ -15,6 +15,7 @@ TIMED = {
     "network": network.groups(),
     "timeline": timeline.groups(),
     "anatomy": anatomy.groups(),
+    "one_step": one_step.groups(),
 }
 ROWS = [
     pytest.param(suite, group, row, id=f"{suite}-{group.key}-{row}")
