@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.report import (
-    anatomy_plot,
     memory_plot,
     network_plot,
     overhead_plot,
@@ -25,7 +24,6 @@ PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
     },
     "throughput": {"scaling.png": throughput_plot.scaling},
     "overhead": {"overhead.png": overhead_plot.picture},
-    "anatomy": {"anatomy.png": anatomy_plot.picture},
     "network": {"network.png": network_plot.picture},
     "one_step": {"one_step.png": timeline_plot.levels},
     "timeline": {

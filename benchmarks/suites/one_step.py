@@ -8,11 +8,13 @@ from functools import partial
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.lanes import record_level
 from benchmarks.suites import timeline
-from benchmarks.suites.anatomy import DEVICES, WARM_UP_STEPS, cores_of_a_device
 from benchmarks.suites.throughput import Configuration
+from common.cores import available_cores
 from common.processes import ranks
 
 BATCH_SIZE = 64
+DEVICES = 2
+WARM_UP_STEPS = 3  # DDP has its final buckets from the second step on
 TITLE = f"one step of {BATCH_SIZE} images, a device is 1/{DEVICES} of the cores"
 # By the name of the row: the script, and the level that its flags are those of.
 SCRIPTS = {
@@ -21,6 +23,10 @@ SCRIPTS = {
     "02, DDP": ("02_ddp_raw", Configuration("02_ddp_raw", DEVICES)),
     # "FSDP": ("02_ddp_raw/train_fsdp", Configuration("02_ddp_raw", DEVICES)),
 }
+
+
+def cores_of_a_device() -> int:
+    return available_cores() // DEVICES
 
 
 def groups() -> list[Group]:
