@@ -22,11 +22,6 @@ class PaddingCollator:
         return batch
 
 
-def pads_sequences(processing_class: Any) -> bool:
-    """True for a tokenizer, or a feature extractor of sequences: what processes images pads in another way."""
-    return hasattr(processing_class, "padding_side")
-
-
 def align_special_tokens(model: Any, processing_class: Any) -> None:
     """Give the configurations of a model the special tokens of its tokenizer, of which a script may have added some.
 

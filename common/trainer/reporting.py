@@ -2,12 +2,10 @@
 
 import json
 import sys
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from common.accelerator import Accelerator, PartialState
@@ -23,27 +21,16 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def training_summary(args: TrainingArguments, state: TrainerState, model: nn.Module, train_dataloader: Any) -> str:
-    """A few lines on the training that is about to begin."""
+def training_summary(args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> str:
+    """A line on the training that is about to begin."""
     num_processes = PartialState().num_processes
-    total_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
+    batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
     num_examples = length_of(getattr(train_dataloader, "dataset", None))
-    trainable = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    lines = [
-        "***** Running training *****",
-        f"  Num examples = {'unknown' if num_examples is None else num_examples}",
-        f"  Num epochs = {state.num_train_epochs}",
-        f"  Batch size per device = {args.per_device_train_batch_size}",
-        f"  Total batch size = {total_batch}",
-        f"  Gradient accumulation steps = {args.gradient_accumulation_steps}",
-        f"  Total optimization steps = {state.max_steps}",
-        # A process uses one device, however many it sees.
-        f"  Number of processes = {num_processes} ({torch.cuda.device_count()} GPUs visible)",
-        f"  Trainable parameters = {sum(trainable)}",
-    ]
-    if state.global_step > 0:
-        lines.append(f"  Resumed at step = {state.global_step}")
-    return "\n".join(lines)
+    return (
+        f"Running training: {'unknown' if num_examples is None else num_examples} examples, steps "
+        f"{state.global_step} to {state.max_steps} of {batch_size} each, on {num_processes} processes with one device "
+        f"each (GPUs visible: {torch.cuda.device_count()})"
+    )
 
 
 def _shortened(value: Any) -> str:
@@ -74,20 +61,14 @@ def _readable(name: str, value: Any) -> str:
     return str(round(value, 4) if isinstance(value, float) else value)
 
 
-def model_card(args: TrainingArguments, state: TrainerState, description: dict[str, Any]) -> str:
-    """A page on a trained model in Markdown: `description` as metadata, arguments that were set, the last results."""
-    lines = ["---"]
-    lines += [f"{name}: {json.dumps(value)}" for name, value in description.items() if value is not None]
-    lines += ["---", "", f"# {description.get('model_name') or args.run_name}", "", "## Training arguments", ""]
-    for setting in fields(args):
-        value = getattr(args, setting.name)
-        if setting.repr and value != setting.default:
-            lines.append(f"- {setting.name}: {value}")
+def model_card(state: TrainerState, description: dict[str, Any]) -> str:
+    """A page on a trained model, in Markdown: `description` as metadata, and the last of each result."""
     results: dict[str, Any] = {}
     for entry in state.log_history:
         results |= entry
-    lines += ["", "## Results", "", *(f"- {name}: {value}" for name, value in results.items()), ""]
-    return "\n".join(lines)
+    lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in description.items()), "---", ""]
+    lines += [f"- {name}: {value}" for name, value in results.items()]
+    return "\n".join(lines) + "\n"
 
 
 class PrinterCallback(TrainerCallback):
@@ -95,7 +76,7 @@ class PrinterCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            say(training_summary(args, state, kwargs["model"], kwargs["train_dataloader"]))
+            say(training_summary(args, state, kwargs["train_dataloader"]))
 
     def on_log(self, args, state, control, logs, **kwargs):
         if args.disable_tqdm:

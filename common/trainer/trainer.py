@@ -121,7 +121,8 @@ class Trainer:
             config.use_cache = self.args.use_cache
 
         self.processing_class = processing_class
-        if data_collator is None and pretrained.pads_sequences(processing_class):
+        # A tokenizer, or a feature extractor of sequences. What processes images pads in another way.
+        if data_collator is None and hasattr(processing_class, "padding_side"):
             data_collator = pretrained.PaddingCollator(processing_class)
         self.data_collator = data_collator or batches.default_data_collator
         self.train_dataset = train_dataset
@@ -913,15 +914,14 @@ class Trainer:
         """Write metrics to `<split>_results.json` and, if `combined`, add them to `all_results.json`."""
         if not self.is_world_process_zero():
             return
-        self._write_json(f"{split}_results.json", metrics)
+        folder = Path(self.args.output_dir)
+        results = {folder / f"{split}_results.json": metrics}
         if combined:
-            all_results = Path(self.args.output_dir, "all_results.json")
-            before = json.loads(all_results.read_text(encoding="utf-8")) if all_results.exists() else {}
-            self._write_json(all_results.name, before | metrics)
-
-    def _write_json(self, name: str, metrics: dict[str, Any]) -> None:
-        text = json.dumps(metrics, indent=4, sort_keys=True, default=as_json)
-        Path(self.args.output_dir, name).write_text(text, encoding="utf-8")
+            path = folder / "all_results.json"
+            before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            results[path] = before | metrics
+        for path, values in results.items():
+            path.write_text(json.dumps(values, indent=4, sort_keys=True, default=as_json), encoding="utf-8")
 
     def save_state(self) -> None:
         """Write `trainer_state.json` into `args.output_dir`, in the main process."""
@@ -929,13 +929,9 @@ class Trainer:
             self.state.save_to_json(f"{self.args.output_dir}/{checkpoint.TRAINER_STATE_NAME}")
 
     def create_model_card(self, **description: Any) -> None:
-        """Write `README.md` into `args.output_dir`, in the main process: how the model was trained, and the results.
-
-        Args:
-            description: what stands at its head, as `model_name`, `tags` or `dataset`.
-        """
+        """Write `README.md` into `args.output_dir`, in the main process: `description` (tags, …) and the results."""
         if self.is_world_process_zero():
-            card = reporting.model_card(self.args, self.state, description)
+            card = reporting.model_card(self.state, description)
             Path(self.args.output_dir, "README.md").write_text(card, encoding="utf-8")
 
     def is_world_process_zero(self) -> bool:

@@ -9,7 +9,6 @@ import json
 import math
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -254,13 +253,6 @@ def test_argument_activation_checkpointing(tmp_path):
         make_trainer(tmp_path, gradient_checkpointing=True).train()
 
 
-def test_argument_use_cache(tmp_path):
-    for uses in (True, False):
-        model = Net()
-        model.config = SimpleNamespace(use_cache=not uses)
-        assert make_trainer(tmp_path, model=model, use_cache=uses).model.config.use_cache is uses
-
-
 # What the Trainer itself does not look at.
 FOR_SCRIPTS = {"do_train", "do_eval", "do_predict", "resume_from_checkpoint", "push_to_hub"}
 FOR_SCRIPTS |= {"hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"}
@@ -295,6 +287,7 @@ def test_no_argument_is_left_out():
     by_comparison = {name for name, *_ in CHANGES}
     by_a_test = {name.removeprefix("test_argument_") for name in globals() if name.startswith("test_argument_")}
     also = {"activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs"}
+    also |= {"use_cache"}  # which a published script shows
     assert by_comparison | by_a_test | FOR_SCRIPTS | also == {field.name for field in fields(TrainingArguments)}
 
 

@@ -118,3 +118,27 @@ def test_activations_that_are_computed_again_may_be_averaged_over_ranks(tmp_path
     (expected,) = ranks(1).run(train_recomputed, tmp_path / "one", 8)
     for got in ranks(2).run(train_recomputed, tmp_path / "two", 4):
         torch.testing.assert_close(got, expected)
+
+
+class Repeating(Net):
+    def forward(self, x):
+        return {"logits": x}
+
+
+@on_a_rank
+def predict_lengths(folder):
+    """How many positions of each row there were when its logits were preprocessed."""
+
+    def lengths(logits, labels):
+        return torch.full(logits.shape[:1], logits.shape[1])
+
+    extra = {"preprocess_logits_for_metrics": lengths, "data_collator": lambda samples: samples[0]}
+    trainer = make_trainer(folder, model=Repeating(), per_device_eval_batch_size=1, extra=extra)
+    rows = [{"x": torch.zeros(1, length)} for length in (2, 5, 3, 4)]
+    return trainer.predict(rows).predictions.tolist()
+
+
+def test_logits_are_preprocessed_as_on_one_process(tmp_path):
+    """In the original a row has been filled up to the longest of the other ranks."""
+    for processes in (1, 2):
+        assert ranks(processes).run(predict_lengths, tmp_path) == [[2, 5, 3, 4]] * processes

@@ -23,18 +23,7 @@ def shown(tmp_path, capsys, reporter) -> str:
 def test_the_summary_and_what_is_logged(tmp_path, capsys):
     make_trainer(tmp_path, gradient_accumulation_steps=2, logging_steps=1).train()
     out = capsys.readouterr().out
-    for line in (
-        "***** Running training *****",
-        "Num examples = 40",
-        "Num epochs = 1",
-        "Batch size per device = 8",
-        "Total batch size = 16",
-        "Gradient accumulation steps = 2",
-        "Total optimization steps = 3",
-        "Trainable parameters = 170",
-        "learning_rate 0.",
-        "train_runtime ",
-    ):
+    for line in ("40 examples, steps 0 to 3 of 16 each, on 1 processes", "learning_rate 0.", "train_runtime "):
         assert line in out
 
 
