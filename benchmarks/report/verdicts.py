@@ -18,7 +18,7 @@ class Verdict:
 
 
 def verdicts(report: dict) -> list[Verdict]:
-    return [in_step(report["levels"]), exact(report["levels"]), balanced(report["levels"])]
+    return [in_step(report["levels"] | report.get("sharded", {})), exact(report["levels"]), balanced(report["levels"])]
 
 
 def exit_code(report: dict) -> int:
@@ -41,7 +41,9 @@ def in_step(levels: dict[str, dict]) -> Verdict:
     missing = [level for level, far in distances.items() if far is None]
     if missing:
         return Verdict(None, f"IN STEP? no weights of {', '.join(missing)}")
-    return Verdict(True, f"IN STEP: {len(levels)} levels, max |Δw| = {max(distances.values()):.1e}")
+    beside = "".join(f", {ladder.short_name(rung)}" for rung in levels if rung in ladder.SHARDED)
+    count = len(set(map(ladder.level_of, levels)))
+    return Verdict(True, f"IN STEP: {count} levels{beside}, max |Δw| = {max(distances.values()):.1e}")
 
 
 def exact(levels: dict[str, dict]) -> Verdict:

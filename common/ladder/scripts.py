@@ -55,6 +55,12 @@ def level_of(rung: str) -> str:
     return rung.partition("/")[0]
 
 
+def short_name(rung: str) -> str:
+    """The name in a table of a script that is beside a level's: "02 fsdp" for "02_ddp_raw/train_fsdp"."""
+    level, _, name = rung.partition("/")
+    return f"{level[:2]} {name.removeprefix('train_')}"
+
+
 def script(rung: str) -> Path:
     level, _, name = rung.partition("/")
     return ROOT / level / f"{name or 'train'}.py"
