@@ -5,13 +5,13 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from common.nested import NamedLeaf, honor_type, is_namedtuple, map_nested, map_together, named_leaves
 
-from .operations import broadcast_object_list, is_list_of_entries
+from .operations import broadcast_object_list, is_list_of_entries, send_to_device
 from .sampler import PartialStep
-from .shard import DataLoaderShard, StepState
+from .shard import DataLoaderShard, ReadBatch, StepState
 from .state import PartialState
 
 # What to do where the main process cannot read for all.
@@ -41,9 +41,6 @@ class DataLoaderDispatcher(DataLoaderShard):
     Without loader workers the other processes make an iterator too, as in the original, but ask it for no batch. So
     `iter` of a stream is called on every process. It must succeed there, or the main process waits in vain: a file
     that only the main process has is to be opened by a generator function, which runs when a sample is asked for.
-
-    The step after the one just yielded has been read already. On the main process a data set has drawn its random
-    numbers by then, so a checkpoint in the middle of an epoch is not exact for it.
 
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.
@@ -75,13 +72,6 @@ class DataLoaderDispatcher(DataLoaderShard):
     def total_batch_size(self) -> int:
         return super().total_batch_size * self.batches_per_step
 
-    @property
-    def _index_sampler(self) -> Any:
-        """Without a LookAhead: whole steps are read ahead instead, and of these the last one is known."""
-        if isinstance(self.dataset, IterableDataset):
-            return super()._index_sampler
-        return self._undrawn_batches
-
     def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
         return super()._arguments_of_copy(num_batches) | {
             "split_batches": self.split_batches,
@@ -94,25 +84,37 @@ class DataLoaderDispatcher(DataLoaderShard):
         steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
         return max(0, steps - self.skip_batches)
 
-    def _start_reading(self) -> Any:
-        """On the main process torch's iterator; the others draw what making one draws there, the seed for the workers.
+    def _read(self) -> Iterator[ReadBatch]:
+        """On the main process the batches of whole steps; the others draw what reading draws there, a workers' seed.
 
-        Without workers they make one, as in the original. Torch's samplers draw the order when the first batch is asked
-        for, on the main process alone. A sampler that has no generator then draws from torch's, whose state differs
-        between the main process and the others from then on.
+        Without workers they make an iterator, as in the original. Torch's samplers draw the order when the first batch
+        is asked for, on the main process alone. A sampler that has no generator then draws from torch's, whose state
+        differs between the main process and the others from then on.
         """
         if self.state.is_main_process:
-            return super()._start_reading()
+            return self._join_steps(super()._read())
         if self.num_workers == 0:
-            DataLoader.__iter__(self)
-        else:
+            super()._read()
+        elif self._reader is None:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return None
+            if self.persistent_workers:
+                self._reader = self._make_reader()  # is not read, and says that the seed is drawn
+        return iter(())
 
-    def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
+    def _join_steps(self, reading: Iterator[ReadBatch]) -> Iterator[ReadBatch]:
+        """One batch for all processes after the other, joined from those of the script's loader."""
+        while True:
+            parts = [batch.content for batch in islice(reading, self.batches_per_step)]
+            if not parts or (self._drop_last and len(parts) < self.batches_per_step):
+                return
+            if self.slice_fn is slice_rows:
+                check_rows(parts)
+            yield ReadBatch(parts[0] if len(parts) == 1 else _join_rows(parts), None)
+
+    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
         rank = self.state.process_index
         processes = self.state.num_processes
-        steps_of_all = None if reading is None else self._read_steps(reading)
+        steps_of_all = self._dispatch(reading) if self.state.is_main_process else None
         remainder = self._count_remainder()
         first_rows = None
         is_last = False
@@ -129,6 +131,8 @@ class DataLoaderDispatcher(DataLoaderShard):
             while count_rows(batch) < share * processes:
                 batch = _join_rows([batch, first_rows])
             own = self._slice(batch, rank * share, (rank + 1) * share)
+            if self.device is not None:
+                own = send_to_device(own, self.device, self._non_blocking)
             yield own, StepState(is_last, rows if is_last else remainder, self._partial_step(rows, share))
 
     def _rows_per_process(self, rows: int, is_last: bool) -> int:
@@ -158,22 +162,13 @@ class DataLoaderDispatcher(DataLoaderShard):
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **how)
 
-    def _read_steps(self, reading: Iterator[Any]) -> Iterator[DispatchedStep]:
-        """On the main process: the steps of all processes. One is read ahead, so that the last is known."""
-        batch = self._read_step(reading)
+    def _dispatch(self, reading: Iterator[ReadBatch]) -> Iterator[DispatchedStep]:
+        """The steps of all processes, on the main one. A batch is read ahead, so that the last one is known."""
+        batch = next(reading, None)
         while batch is not None:
-            following = self._read_step(reading)
-            yield DispatchedStep(batch, following is None)
+            following = next(reading, None)
+            yield DispatchedStep(batch.content, following is None)
             batch = following
-
-    def _read_step(self, reading: Iterator[Any]) -> Any:
-        """One batch for all processes, joined from those of the script's loader; None after the last one."""
-        parts = list(islice(reading, self.batches_per_step))
-        if not parts or (self._drop_last and len(parts) < self.batches_per_step):
-            return None
-        if self.slice_fn is slice_rows:
-            check_rows(parts)
-        return parts[0] if len(parts) == 1 else _join_rows(parts)
 
     def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""

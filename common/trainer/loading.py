@@ -8,10 +8,10 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.accelerator import skip_first_batches, utils
-from common.accelerator.checkpointing import set_random_states
 from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
-from common.accelerator.resume import StatefulDataLoaderShard
 from common.accelerator.sampler import innermost_sampler
+from common.accelerator.stateful_data_loader import StatefulDataLoaderShard
+from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
 from common.trainer.batches import count_samples
 

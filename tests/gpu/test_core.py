@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from common.accelerator import Accelerator, PartialState
-from common.accelerator.checkpointing import get_random_states, set_random_states
 from common.accelerator.launchers import debug_launcher
 from common.accelerator.operations import gather
 from common.accelerator.utils import synchronize_rng_states
+from common.accelerator.utils.random import get_random_states, set_random_states
 from common.processes import ranks
 from tests.gpu.machine import GPUS, imitated_rank
 from tests.gpu.watch import READ, Misplaced
