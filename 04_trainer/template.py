@@ -131,6 +131,7 @@ def train(args):
         max_steps=steps,
         max_grad_norm=1.0,
         eval_strategy="epoch",
+        logging_strategy="epoch",
         save_strategy="epoch" if args.checkpoint else "no",
         save_total_limit=2,
         seed=args.seed,
