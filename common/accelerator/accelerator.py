@@ -426,7 +426,7 @@ class Accelerator:
         """Train on uneven inputs: a process without batches still takes part in the collectives of the others.
 
         Args:
-            joinables: models prepared for several processes.
+            joinables: models prepared for several processes. What has no `join_hook` is left out.
             even_batches: for the prepared loaders of map-style datasets within the block, instead of what they were
                 prepared with.
         """
@@ -442,7 +442,10 @@ class Accelerator:
         try:
             for shard in shards:
                 shard.even_batches = are_even
-            with Join(joinables, enable=not are_even, throw_on_early_termination=False):
+            with contextlib.ExitStack() as joined:
+                to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
+                if to_join and not are_even:
+                    joined.enter_context(Join(to_join, throw_on_early_termination=False))
                 yield
         finally:
             for shard, value in zip(shards, before, strict=True):

@@ -294,8 +294,9 @@ def _loaders(accelerator: Any) -> dict[str, Any]:
     return found
 
 
-def _stateful_loaders(accelerator: Any) -> list[StatefulDataLoaderShard]:
-    return [loader for loader in accelerator._dataloaders if isinstance(loader, StatefulDataLoaderShard)]
+def _stateful_loaders(accelerator: Any) -> dict[str, StatefulDataLoaderShard]:
+    loaders = _loaders(accelerator).items()
+    return {name: loader for name, loader in loaders if isinstance(loader, StatefulDataLoaderShard)}
 
 
 def _numbered(file_name: str, objects: list[Any]) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def _state_of_rank(accelerator: Any) -> dict[str, Any]:
     of a window, the gradients of each model so far.
     """
     state = {"step": accelerator.step, **get_random_states(accelerator.device)}
-    state["read_ahead"] = [loader.read_ahead() for loader in _stateful_loaders(accelerator)]
+    state["read_ahead"] = {name: loader.read_ahead() for name, loader in _stateful_loaders(accelerator).items()}
     if accelerator.step % accelerator.gradient_accumulation_steps != 0:
         state["gradients"] = []
         for model in accelerator._models:
@@ -561,8 +562,8 @@ def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any
     if accelerator.process_index in of_ranks:
         own = of_ranks[accelerator.process_index]
         set_random_states(accelerator.device, own)
-        for loader, read_ahead in zip(_stateful_loaders(accelerator), own["read_ahead"], strict=False):
-            loader.load_read_ahead(read_ahead)
+        for name, loader in _stateful_loaders(accelerator).items():
+            loader.load_read_ahead(own["read_ahead"].get(name))
     states = list(of_ranks.values())
     accelerator.step = states[0]["step"]
     for loader in accelerator._dataloaders:

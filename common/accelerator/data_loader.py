@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from .dispatcher import DataLoaderDispatcher
+from .logging import get_logger
 from .operations import broadcast_object_list
 from .sampler import (
     BatchSamplerShard,
@@ -23,8 +24,10 @@ from .sampler import (
 from .shard import DataLoaderShard, SkipDataLoader, get_sampler, index_sampler_of, loading_arguments  # noqa: F401
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .stateful_data_loader import StatefulDataLoaderDispatcher, StatefulDataLoaderShard
-from .streams import CountedShard, IterableDatasetShard  # noqa: F401
+from .streams import CountedShard, IterableDatasetShard, seems_sharded_by_rank  # noqa: F401
 from .utils.dataclasses import RNGType  # noqa: F401
+
+logger = get_logger(__name__)
 
 
 def prepare_data_loader(
@@ -83,6 +86,7 @@ def prepare_data_loader(
     _check_batch_size(dataloader, num_processes, split_batches)
     if num_processes > 1:
         _check_sampler(dataloader, dispatch_batches)
+        _warn_of_stream_of_one_rank(dataloader.dataset, process_index, num_processes)
     dataset: Any = dataloader.dataset
     index_sampler = index_sampler_of(dataloader)
     if use_seedable_sampler:
@@ -124,6 +128,15 @@ def _check_sampler(dataloader: DataLoader, dispatch_batches: bool) -> None:
     is_stream = isinstance(dataloader.dataset, IterableDataset)
     if not (makes_batches or is_stream or dispatch_batches):
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
+
+
+def _warn_of_stream_of_one_rank(stream: Any, process_index: int, num_processes: int) -> None:
+    if seems_sharded_by_rank(stream, process_index, num_processes):
+        logger.warning(
+            f"{type(stream).__name__} knows its rank: if it yields the samples of this rank alone, most of them are "
+            "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
+            "leave its loader unprepared"
+        )
 
 
 def _check_batch_size(dataloader: DataLoader, num_processes: int, split_batches: bool) -> None:

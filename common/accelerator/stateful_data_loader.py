@@ -373,12 +373,12 @@ def _content_of(batch: Any) -> list:
 
 
 def _copy_if_plain(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
+    if type(leaf) is torch.Tensor:  # files with other classes would not be loaded
         return leaf.detach().cpu().clone()  # a part of a larger tensor would be saved with all of it
     if isinstance(leaf, (list, tuple)):
         entries = [_copy_if_plain(entry) for entry in leaf]
         return None if None in entries else entries
-    return leaf if isinstance(leaf, (bool, int, float, complex, str, bytes)) else None
+    return leaf if type(leaf) in (bool, int, float, complex, str, bytes) else None
 
 
 def _put_back(content: list, batch: Any) -> Any:

@@ -415,6 +415,13 @@ class Trainer:
         metrics["total_flos"] = float(state.total_flos)
         metrics["train_loss"] = train_loss
         self.log(metrics)
+        if state.best_global_step not in (None, *self.saved_steps):
+            logger.warning(
+                "the best evaluation was at step %s, where no checkpoint was saved: best_model_checkpoint is %s. "
+                "save_strategy='best' saves where an evaluation is the best so far",
+                state.best_global_step,
+                state.best_model_checkpoint,
+            )
         if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
             checkpoint.load_best_model(self.accelerator, self.model, state.best_model_checkpoint)
         self.call_event("on_train_end")
