@@ -875,14 +875,15 @@ class Trainer:
             _internal_call: for overrides as they are written for `transformers`; without effect.
         """
         folder = output_dir or self.args.output_dir
-        if not pretrained.is_pretrained(self.model):
+        if not pretrained.is_pretrained(self.accelerator.unwrap_model(self.model, keep_torch_compile=False)):
             self.accelerator.save_model(self.model, folder)
         self._save_pretrained(folder, with_weights=True)
 
     def _save_pretrained(self, folder: str, with_weights: bool) -> None:
         if self.is_world_process_zero():
             processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-            pretrained.save(self.model, processing_class, folder, with_weights)
+            model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+            pretrained.save(model, processing_class, folder, with_weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
