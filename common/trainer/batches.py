@@ -82,8 +82,9 @@ def parameters(function: Callable) -> list[str]:
 
 
 def find_labels(model: nn.Module) -> list[str]:
-    """The parameters of the model's `forward` that have "label" in their name."""
-    return [name for name in parameters(model.forward) if "label" in name]
+    """The parameters of the model's `forward` that have "label" in their name, or say where an answer stands."""
+    others = ("start_positions", "end_positions") if "QuestionAnswering" in type(model).__name__ else ()
+    return [name for name in parameters(model.forward) if "label" in name or name in others]
 
 
 def takes_any_keyword(function: Callable) -> bool:
