@@ -283,10 +283,11 @@ class TrainingArguments:
             return False
         if self.eval_strategy != "steps":
             return True
-        if (self.save_steps < 1) != (self.eval_steps < 1):
-            return False  # a share of steps that are not known yet, and a number of steps
+        if self.save_steps % self.eval_steps == 0:
+            return True  # also for a share and a number of steps, as in the original: `train` will know the steps
         evaluations_per_save = self.save_steps / self.eval_steps
-        return math.isclose(evaluations_per_save, round(evaluations_per_save))
+        are_shares = self.save_steps < 1 and self.eval_steps < 1
+        return are_shares and math.isclose(evaluations_per_save, round(evaluations_per_save))
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps of warm-up in a training of `num_training_steps` steps."""

@@ -104,8 +104,10 @@ def model_inside(model: nn.Module) -> nn.Module:
 
 
 def find_labels(model: nn.Module) -> list[str]:
-    """The parameters of the model's `forward` that have "label" in their name."""
-    return [name for name in parameters(model_inside(model).forward) if "label" in name]
+    """The parameters of the model's `forward` that have "label" in their name, or say where an answer stands."""
+    inside = model_inside(model)
+    others = ("start_positions", "end_positions") if "QuestionAnswering" in type(inside).__name__ else ()
+    return [name for name in parameters(inside.forward) if "label" in name or name in others]
 
 
 def takes_any_keyword(function: Callable) -> bool:

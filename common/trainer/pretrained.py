@@ -72,7 +72,8 @@ def checkpoints_activations(model: Any, args: Any) -> bool:
 
 def is_pretrained(model: Any) -> bool:
     """True for a model that `from_pretrained` finds again by its configuration, or by that of its adapters."""
-    return hasattr(model, "peft_config") or hasattr(getattr(model, "config", None), "save_pretrained")
+    has_configuration = hasattr(model, "peft_config") or hasattr(getattr(model, "config", None), "save_pretrained")
+    return has_configuration and hasattr(type(model), "save_pretrained")
 
 
 def save(model: Any, processing_class: Any, folder: str, with_weights: bool) -> None:

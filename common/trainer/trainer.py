@@ -117,7 +117,7 @@ class Trainer:
         self.model_accepts_loss_kwargs = batches.takes_loss_keywords(self.model)
         self._loss_shifts_labels = batches.shifts_labels(self.model)
         config: Any = getattr(self.model, "config", None)
-        if config is not None:
+        if config is not None and not isinstance(config, dict):
             config.use_cache = self.args.use_cache
 
         self.processing_class = processing_class
@@ -447,7 +447,6 @@ class Trainer:
         self.position = Position()
         self.loss_log = LossLog(accelerator.device)
         self.saved_steps = []
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.state = self._new_state()
         self.control.reset()  # the same object: a signal handler may have taken it before the training
 
@@ -581,7 +580,7 @@ class Trainer:
         limit = self.args.save_total_limit
 
         def add_description(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
-            self._save_pretrained(draft, with_weights=False)
+            self._save_pretrained(self.model, draft, with_weights=False)
 
         with self.accelerator.register_save_state_pre_hook(add_description):
             checkpoint.save_checkpoint(self.accelerator, state, progress, self.args.output_dir, limit)
@@ -903,14 +902,17 @@ class Trainer:
             _internal_call: for overrides as they are written for `transformers`; without effect.
         """
         folder = output_dir or self.args.output_dir
-        if not pretrained.is_pretrained(self.model):
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        if not pretrained.is_pretrained(model):
             self.accelerator.save_model(self.model, folder)
-        self._save_pretrained(folder, with_weights=True)
+        self._save_pretrained(model, folder, with_weights=True)
 
-    def _save_pretrained(self, folder: str, with_weights: bool) -> None:
+    def _save_pretrained(self, model: nn.Module, folder: str, with_weights: bool) -> None:
         if self.is_world_process_zero():
-            processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-            pretrained.save(self.model, processing_class, folder, with_weights)
+            processing_class = self.processing_class
+            if processing_class is None:
+                processing_class = getattr(self.data_collator, "tokenizer", None)
+            pretrained.save(model, processing_class, folder, with_weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""

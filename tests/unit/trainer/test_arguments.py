@@ -351,6 +351,9 @@ def test_shares_that_save_between_evaluations_are_refused_when_the_number_of_ste
         trainer.train()
     trainer.args.max_steps = 20
     assert trainer.train().global_step == 20
+    mixed = {"eval_steps": 0.5, "save_steps": 10}
+    trainer = make_trainer(tmp_path, evaluate=8, load_best_model_at_end=True, max_steps=20, **(shares | mixed))
+    assert trainer.train().global_step == 20
 
 
 def test_unknown_names_are_refused():
