@@ -22,7 +22,7 @@ from pathlib import Path
 from common import exercises
 from common.ladder import small
 from common.ladder.diffs import changed_lines, coloured, unified
-from common.ladder.scripts import named, script
+from common.ladder.scripts import ROOT, levels, named, script
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,6 +122,8 @@ def show_diff(before: str, after: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
+    if not levels():
+        sys.exit(f"error: no level lies in {ROOT}: clone the repository, and install it by `pip install -e .` there")
     options, flags = parser().parse_known_args(argv)
     if flags and options.command != "run":
         parser().error(f"unrecognized arguments: {' '.join(flags)}")
