@@ -992,6 +992,7 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     return Accelerator(
         cpu=args.use_cpu,
         mixed_precision=mixed_precision,
+        fsdp_plugin=args.make_fsdp_plugin(),
         # The Trainer counts the micro-batches of a step itself.
         gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),
         dataloader_config=dataloader_config,

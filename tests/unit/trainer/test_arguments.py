@@ -283,6 +283,25 @@ def test_a_command_line_is_parsed_as_for_transformers(tmp_path, transformers):
         assert {name: getattr(args, name) for name in given} == given
 
 
+def test_argument_fsdp():
+    with pytest.raises(ValueError, match="fsdp is 'full_shard offload' but must be True, or of the words full_shard"):
+        TrainingArguments(fsdp="full_shard offload")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fsdp": True, "fsdp_config": {"version": 1}}, "FSDP of version 1 is out of scope"),
+        ({"fsdp": True, "fsdp_config": {"fsdp_cpu_offload": True}}, "FSDP with cpu_offload=True is out of scope"),
+        ({"fsdp": True, "fsdp_config": {"vresion": 2}}, "unexpected keyword argument 'vresion'"),
+    ],
+)
+def test_argument_fsdp_config(arguments, message):
+    """What FSDP does in a training is in test_processes.py."""
+    with pytest.raises((NotImplementedError, TypeError, ValueError), match=message):
+        TrainingArguments(**arguments)
+
+
 def test_no_argument_is_left_out():
     by_comparison = {name for name, *_ in CHANGES}
     by_a_test = {name.removeprefix("test_argument_") for name in globals() if name.startswith("test_argument_")}
