@@ -117,7 +117,8 @@ class TrainingArguments:
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
-            of a walk through the graph in every step, unless a model of `transformers` checkpoints activations.
+            of a walk through the graph in every step, unless a model of `transformers` checkpoints activations. Another
+            network that does so in the reentrant way needs False.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         activation_checkpointing: let the model compute activations again in the backward pass, by its own method
             `activation_checkpointing_enable` or `gradient_checkpointing_enable`, which gets the `…_kwargs`.
