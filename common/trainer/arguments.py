@@ -131,7 +131,8 @@ class TrainingArguments:
         fsdp_config: settings of FullyShardedDataParallelPlugin under the original's names, as a dict or a JSON file;
             version 2 and transformer_based_wrap by default.
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
-            of a walk through the graph in every step, unless a model of `transformers` checkpoints activations.
+            of a walk through the graph in every step, unless a model of `transformers` checkpoints activations. Another
+            network that does so in the reentrant way needs False.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         activation_checkpointing: let the model compute activations again in the backward pass, by its own method
             `activation_checkpointing_enable` or `gradient_checkpointing_enable`, which gets the `…_kwargs`.

@@ -580,7 +580,9 @@ class Trainer:
         limit = self.args.save_total_limit
 
         def add_description(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
-            self._save_pretrained(self.model, draft, with_weights=False)
+            # The weights have a file of their own. Adapters are in one besides, for `from_pretrained`.
+            has_adapters = hasattr(self.model, "peft_config")
+            self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
 
         with self.accelerator.register_save_state_pre_hook(add_description):
             checkpoint.save_checkpoint(self.accelerator, state, progress, self.args.output_dir, limit)
@@ -903,16 +905,19 @@ class Trainer:
         """
         folder = output_dir or self.args.output_dir
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        if not pretrained.is_pretrained(model):
+        weights: dict[str, Tensor] = {}
+        if pretrained.is_pretrained(model):
+            weights = self.accelerator.get_state_dict(model)
+        else:
             self.accelerator.save_model(self.model, folder)
-        self._save_pretrained(model, folder, with_weights=True)
+        self._save_pretrained(model, folder, weights)
 
-    def _save_pretrained(self, model: nn.Module, folder: str, with_weights: bool) -> None:
+    def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
         if self.is_world_process_zero():
             processing_class = self.processing_class
             if processing_class is None:
                 processing_class = getattr(self.data_collator, "tokenizer", None)
-            pretrained.save(model, processing_class, folder, with_weights)
+            pretrained.save(model, processing_class, folder, weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
