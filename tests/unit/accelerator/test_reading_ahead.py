@@ -108,11 +108,15 @@ def zipped(library, loader):
         yield from pair
 
 
+def unprepared(library, loader):
+    yield from library.skip_first_batches(DataLoader(DrawingStream(range(9)), 2), 1)
+
+
 def copied(library, loader):
     yield from pickle.loads(pickle.dumps(loader))
 
 
-LOOPS = [epochs, skipping, left_early, set_in_the_loop, looked_at, zipped, copied]
+LOOPS = [epochs, skipping, left_early, set_in_the_loop, looked_at, zipped, unprepared, copied]
 
 
 HOW = [(False, 0, 1), (False, 0, 2), (False, 1, 2), (True, 0, 1)]
