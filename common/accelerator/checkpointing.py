@@ -563,7 +563,7 @@ def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any
         own = of_ranks[accelerator.process_index]
         set_random_states(accelerator.device, own)
         for name, loader in _stateful_loaders(accelerator).items():
-            loader.load_read_ahead(own["read_ahead"].get(name))
+            loader.load_read_ahead(own.get("read_ahead", {}).get(name))
     states = list(of_ranks.values())
     accelerator.step = states[0]["step"]
     for loader in accelerator._dataloaders:

@@ -397,6 +397,11 @@ class SkipDataLoader(DataLoaderShard):
     def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
 
+    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
+        """As in the original, nothing is read ahead here, so no batch is known to be the last."""
+        for batch in reading:
+            yield batch.content, StepState()
+
     def set_epoch(self, epoch: int) -> None:
         """Remember `epoch`. The data set was not prepared, and its epoch is the script's to choose."""
         self.iteration = epoch
