@@ -182,32 +182,43 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        is_resumed = first_step > 0
-        if is_resumed and (self.control.should_training_stop or first_step >= self.state.max_steps):
-            # It is over, and makes no further step. What follows the end of its last epoch may be left to do.
+        is_over = self.control.should_training_stop or first_step >= self.state.max_steps
+        if first_step > 0 and is_over:  # a resumed run that makes no further step
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
                 self._end_epoch()
             return self._finish(start_time, first_step)
 
         for epoch in range(self.position.epoch, self.plan.num_epochs):
-            self.position.epoch_ended = False
-            self.call_event("on_epoch_begin")
-            sizes = self.plan.window_sizes(self.position.batches)
-            windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+            self._train_epoch(epoch, to_skip)
             to_skip = None
-            # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
-            with closing(windows):
-                for window in windows:
-                    self._train_window(window)
-                    if self.control.should_epoch_stop or self.control.should_training_stop:
-                        break
-                else:  # no callback has stopped it
-                    self._complete_epoch()
-                self._end_epoch()
             if self.control.should_training_stop:
                 break
         return self._finish(start_time, first_step)
+
+    def _train_epoch(self, epoch: int, to_skip: loading.SkippedBatches | None) -> None:
+        """The windows of an epoch from `position` on, and what follows its end."""
+        self.position.epoch_ended = False
+        self.call_event("on_epoch_begin")
+        sizes = self.plan.window_sizes(self.position.batches)
+        windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+        # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
+        with closing(windows):
+            is_stopped = False
+            for window in windows:
+                self._train_window(window)
+                is_stopped = self.control.should_epoch_stop or self.control.should_training_stop
+                if is_stopped:
+                    break
+            if not is_stopped and self.position.batches == 0:
+                logger.warning(
+                    "epoch %s has no batch to train on: training stops after %s of %s steps",
+                    epoch,
+                    self.state.global_step,
+                    self.state.max_steps,
+                )
+                self.control.should_training_stop = True
+            self._end_epoch(loader_ended=not is_stopped)
 
     def _train_window(self, window: list[Any]) -> None:
         """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
@@ -249,19 +260,6 @@ class Trainer:
                 f"gradient_accumulation_steps has become {self.args.gradient_accumulation_steps} within a training, "
                 f"which goes on with {accumulation}: a callback cannot change it"
             )
-
-    def _complete_epoch(self) -> None:
-        """Note that the loader has ended; no training goes on if it had nothing to begin with."""
-        if self.position.batches == 0:
-            logger.warning(
-                "epoch %s has no batch to train on: training stops after %s of %s steps",
-                self.position.epoch,
-                self.state.global_step,
-                self.state.max_steps,
-            )
-            self.control.should_training_stop = True
-        # The end of a stream is not planned: its epoch is whole where it ends.
-        self.position.batches = self.plan.batches_per_epoch
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -340,10 +338,14 @@ class Trainer:
         self.state.global_step += 1
         self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
 
-    def _end_epoch(self) -> None:
-        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
+    def _end_epoch(self, loader_ended: bool = False) -> None:
+        """What follows an epoch, whether all of its batches are done or a callback has stopped it before.
+
+        Args:
+            loader_ended: there are no more batches, as many as were planned or not: a stream ends where it likes.
+        """
         position = self.position
-        is_whole = position.batches == self.plan.batches_per_epoch
+        is_whole = loader_ended or position.batches == self.plan.batches_per_epoch
         self.call_event("on_epoch_end")
         position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
@@ -490,12 +492,9 @@ class Trainer:
     # Parts of a step.
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch for the model; an override may change it.
-
-        With several processes on the CPU its tensors are copied, as in the original: a copy begins at an aligned
-        address, and a product over rows that do not may take another path and end with other bits. A rank's part of a
-        batch that the main process has read for all may begin anywhere.
-        """
+        """A batch for the model; an override may change it."""
+        # For the original's bits alone, which copies too: a copy begins at an aligned address. A rank's part of a batch
+        # may begin anywhere, and a product over it may then take another path.
         if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
             return inputs
         return utils.recursively_apply(torch.clone, inputs)
