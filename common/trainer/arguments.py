@@ -192,7 +192,7 @@ class TrainingArguments:
     label_names: list[str] | None = None
     torch_compile: bool = False
     use_cpu: bool = False
-    fsdp: bool | str | list[str] | None = None
+    fsdp: str | None = field(default=None, metadata=FLAG)
     fsdp_config: dict[str, Any] | str | None = None
     ddp_find_unused_parameters: bool | None = None
     ddp_timeout: int = 1800
