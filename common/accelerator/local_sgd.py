@@ -32,6 +32,8 @@ class LocalSGD:
     def __init__(
         self, accelerator: Accelerator, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True
     ) -> None:
+        if accelerator.is_fsdp2:
+            raise NotImplementedError("LocalSGD is supported only for models that each process has whole, not by FSDP")
         self.accelerator = accelerator
         self.model = model
         self.local_sgd_steps = local_sgd_steps

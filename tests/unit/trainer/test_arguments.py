@@ -293,7 +293,7 @@ def test_argument_fsdp():
     [
         ({"fsdp": True, "fsdp_config": {"version": 1}}, "FSDP of version 1 is out of scope"),
         ({"fsdp": True, "fsdp_config": {"fsdp_cpu_offload": True}}, "FSDP with cpu_offload=True is out of scope"),
-        ({"fsdp": True, "fsdp_config": {"vresion": 2}}, "unexpected keyword argument 'vresion'"),
+        ({"fsdp": True, "fsdp_config": {"sversion": 2}}, "unexpected keyword argument 'sversion'"),
     ],
 )
 def test_argument_fsdp_config(arguments, message):
