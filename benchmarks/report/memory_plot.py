@@ -105,6 +105,17 @@ def _stack(panel, position: float, split: dict[str, int]) -> None:
         below += size
 
 
+def _ranks(panel, title: str, names: tuple[str, ...], splits: list[dict[str, int]], top: float) -> None:
+    """The bars of four devices, side by side."""
+    for device, split in enumerate(splits):
+        _stack(panel, device, split)
+    panel.set_title(title)
+    panel.set_xticks(range(len(splits)), names)
+    panel.set(xlim=(-0.6, 3.6), ylim=(0, top))
+    panel.grid(axis="y")
+    panel.tick_params(axis="x", length=0)
+
+
 def _heights(row: dict) -> list[float]:
     sizes = [sum(split.values()) for split in row["peaks"]] + (row["allocated"] or [])
     return [size / 2**20 for size in sizes]
@@ -122,18 +133,12 @@ def four_devices(report: dict, path: Path) -> None:
     figure, panels = subplots(1, len(FOUR_DEVICES), 4.8)
     for panel, (wrapper, (title, names, texts)) in zip(panels, FOUR_DEVICES.items(), strict=True):
         peaks = rows[wrapper]["peaks"]
-        for device, split in enumerate(peaks):
-            _stack(panel, device, split)
+        _ranks(panel, title, names, peaks, 1.25 * top)
         for device, (middle, text) in texts.items():
             height = sum(peaks[device].values()) / 2**20 + 0.02 * top
             panel.text(middle, height, text, ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
-        panel.set_title(title)
-        panel.set_xticks(range(len(peaks)), names)
-        panel.set(xlim=(-0.6, 3.6), ylim=(0, 1.25 * top))
-        panel.grid(axis="y")
-        panel.tick_params(axis="x", length=0)
+        panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("peak MiB")
-    panels[1].tick_params(axis="y", labelleft=False)
     legend(figure, COLOURS, 3)
     told = "Simulated: every tensor charged to its device. BasicNet, global batch 64. Each device at its own peak"
     save(figure, path, told, report["machine"], LEGEND)
@@ -145,15 +150,9 @@ def sharing(record: dict, path: Path) -> None:
     top = max(max(sum(split.values()) for split in ranks) for ranks in rows.values()) / 2**20
     figure, panels = subplots(1, len(rows), 4.3)
     for panel, (name, ranks) in zip(panels, rows.items(), strict=True):
-        for rank, split in enumerate(ranks):
-            _stack(panel, rank, split)
+        _ranks(panel, name, ("rank 0", "1", "2", "3"), ranks, 1.2 * top)
         height = sum(ranks[0].values()) / 2**20
         panel.text(1.5, height + 0.03 * top, SHARED_OUT[name], ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
-        panel.set_title(name)
-        panel.set_xticks(range(len(ranks)), ["rank 0", *map(str, range(1, len(ranks)))])
-        panel.set(xlim=(-0.6, len(ranks) - 0.4), ylim=(0, 1.2 * top))
-        panel.grid(axis="y")
-        panel.tick_params(axis="x", length=0)
         panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("MiB between two steps")
     legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="All other flags are those of the level's train.py.",
     )
     run.add_argument("level", type=rung, metavar="LEVEL", help="such as 03")
-    run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.IMPORTS)}")
+    run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.COUNTERPARTS)}")
     run.add_argument("--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine")
     commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
     check = commands.add_parser("check", help="what is wrong with your solution of an exercise")
@@ -85,22 +85,25 @@ def show_task(exercise: str) -> None:
 
 
 def run_level(options: argparse.Namespace, flags: list[str]) -> None:
-    """Train as the level's own command does; `--small` changes the imports of its script."""
+    """Train as the level's own command does; with `--small` on the small counterparts of what it imports."""
     if options.processes:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(options.processes), "-m", "--", "common.ladder", "run", options.level]
         command += ["--small", *flags] if options.small else flags
         sys.exit(subprocess.call(command))
-    path = str(script(options.level))
-    sys.argv = [path, *flags]
     if not options.small:
+        path = str(script(options.level))
+        sys.argv = [path, *flags]
         runpy.run_path(path, run_name="__main__")
         return
     try:
-        source = small.small_source(options.level)
+        module = small.load_small(options.level)
     except ValueError as error:
         parser().error(str(error))
-    exec(compile(source, path, "exec"), {"__name__": "__main__", "__file__": path})
+    # As the last lines of the script do.
+    args = module.parse_args(module.__file__, flags)
+    module.prepare_process(args)
+    module.train(args)
 
 
 def show_tour() -> None:
