@@ -1,4 +1,4 @@
-"""The pictures of a comparison's memory, drawn from its record alone: each device's peak, by what it holds."""
+"""The pictures of memory, drawn from records alone: what each device holds, at its peak or between two steps."""
 
 from pathlib import Path
 
@@ -37,6 +37,12 @@ FOUR_DEVICES = {
         ("rank 0", "1", "2", "3"),
         {0: (1.5, "each has a network, an optimizer,\nand buckets for its gradients")},
     ),
+}
+# What each rank has of BasicNet.
+SHARED_OUT = {
+    "DDP": "everything",
+    "FSDP": "1/4 of each\nparameter",
+    "mesh of 2 × 2": "1/4 of fc1 and\nfc2, 1/2 of the\nconvolutions",
 }
 
 
@@ -93,7 +99,7 @@ def _devices(panel, row: dict, top: float) -> None:
 def _stack(panel, position: float, split: dict[str, int]) -> None:
     """The bar of one device, made of what it holds."""
     below = 0.0
-    for name in CATEGORIES:
+    for name in split:
         size = split[name] / 2**20
         panel.bar(position, size, 0.86, below, color=COLOURS[name])
         below += size
@@ -131,3 +137,25 @@ def four_devices(report: dict, path: Path) -> None:
     legend(figure, COLOURS, 3)
     told = "Simulated: every tensor charged to its device. BasicNet, global batch 64. Each device at its own peak"
     save(figure, path, told, report["machine"], LEGEND)
+
+
+def sharing(record: dict, path: Path) -> None:
+    """What each of four ranks holds of parameters, gradients and optimizer state under DDP, FSDP and on a mesh."""
+    rows = record["rows"]
+    top = max(max(sum(split.values()) for split in ranks) for ranks in rows.values()) / 2**20
+    figure, panels = subplots(1, len(rows), 4.3)
+    for panel, (name, ranks) in zip(panels, rows.items(), strict=True):
+        for rank, split in enumerate(ranks):
+            _stack(panel, rank, split)
+        height = sum(ranks[0].values()) / 2**20
+        panel.text(1.5, height + 0.03 * top, SHARED_OUT[name], ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
+        panel.set_title(name)
+        panel.set_xticks(range(len(ranks)), ["rank 0", *map(str, range(1, len(ranks)))])
+        panel.set(xlim=(-0.6, len(ranks) - 0.4), ylim=(0, 1.2 * top))
+        panel.grid(axis="y")
+        panel.tick_params(axis="x", length=0)
+        panel.tick_params(axis="y", labelleft=panel is panels[0])
+    panels[0].set_ylabel("MiB between two steps")
+    legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)
+    told = "Simulated: every tensor charged to its rank. BasicNet, four ranks of level 02; a copy is 18 MiB"
+    save(figure, path, told, record["machine"], 0.32)

@@ -71,6 +71,13 @@ def _checks(report: dict) -> str:
             cells = [processes, f"{run['accuracy']:.2%}", run["evaluated"]]
         checksum = result.get("weight_checksum", MISSING)
         lines.append(CHECK_COLUMNS.format(level, *cells, per_device(sizes) or MISSING, checksum))
+    sharded = report.get("sharded", {})
+    sizes_of = {} if are_measured(levels) else peaks(sharded)  # theirs are simulated
+    for rung, result in sharded.items():
+        cells = [len(result.get("simulated_peak_memory", [])) or MISSING, MISSING, MISSING]
+        memory = per_device(sizes_of.get(rung, [])) or MISSING
+        checksum = result.get("weight_checksum", MISSING)
+        lines.append(CHECK_COLUMNS.format(ladder.short_name(rung), *cells, memory, checksum))
     return "\n".join(lines)
 
 

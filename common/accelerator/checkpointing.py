@@ -7,9 +7,7 @@ The files bear the names that Accelerate gives them. `utils/checkpoint_folder.py
 import contextlib
 import logging
 import os
-import random
 import re
-import sys
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from .operations import broadcast_object_list, gather_object
-from .resume import SeedableOrder, StatefulDataLoaderShard
 from .sampler import SeedableRandomSampler, innermost_sampler
 from .shard import index_sampler_of
 from .state import PartialState
+from .stateful_data_loader import SeedableOrder, StatefulDataLoaderShard
 from .utils.checkpoint_folder import (
     PREVIOUS_NAME,
     CheckpointError,
@@ -40,6 +38,8 @@ from .utils.checkpoint_folder import (
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
+from .utils.fsdp_utils import whole_parameters
+from .utils.random import get_random_states, set_random_states
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, write_safetensors
 
@@ -296,6 +296,11 @@ def _loaders(accelerator: Any) -> dict[str, Any]:
     return found
 
 
+def _stateful_loaders(accelerator: Any) -> dict[str, StatefulDataLoaderShard]:
+    loaders = _loaders(accelerator).items()
+    return {name: loader for name, loader in loaders if isinstance(loader, StatefulDataLoaderShard)}
+
+
 def _numbered(file_name: str, objects: list[Any]) -> dict[str, Any]:
     return {_numbered_name(file_name, index): each for index, each in enumerate(objects)}
 
@@ -306,31 +311,18 @@ def _numbered_name(file_name: str, index: int) -> str:
 
 
 def _state_of_rank(accelerator: Any) -> dict[str, Any]:
-    """What a process has of its own: the states of its generators, and what its loaders have read ahead, if anything.
-
-    In the middle of a window, the gradients of each model so far too.
+    """The states of this process's generators, the batches that its stateful loaders have read ahead and, in the middle
+    of a window, the gradients of each model so far.
     """
     state = {"step": accelerator.step, **get_random_states(accelerator.device)}
-    state["loaders"] = {}
-    for name, loader in _loaders(accelerator).items():
-        if hasattr(loader, "rank_state_dict"):
-            state["loaders"][name] = loader.rank_state_dict()
+    state["read_ahead"] = {name: loader.read_ahead() for name, loader in _stateful_loaders(accelerator).items()}
     if accelerator.step % accelerator.gradient_accumulation_steps != 0:
         state["gradients"] = []
         for model in accelerator._models:
-            parameters = _bare(accelerator, model).named_parameters()
-            state["gradients"].append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
+            with whole_parameters(model):
+                parameters = _bare(accelerator, model).named_parameters()
+                state["gradients"].append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
     return state
-
-
-def get_random_states(device: torch.device) -> dict[str, Any]:
-    """The states of the generators that a script draws from without naming one, for `set_random_states`."""
-    states = {"random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        states["numpy_random_seed"] = sys.modules["numpy"].random.get_state()
-    if device.type == "cuda":
-        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state(device)
-    return states
 
 
 def _bare(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
@@ -350,12 +342,13 @@ def load_state(
     """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
 
     The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. The next pass
-    over a stateful loader yields the next batch by itself, see `resume.py`. Either way, on as many processes as before,
-    what follows equals the uninterrupted run bit for bit: explicitly in sequential and seedable orders, statefully in
-    those of torch's samplers (except random draws inside loader workers and streams). On another number of processes
-    the global order goes on and gradients of an unfinished window are averaged. A rank without a part in the checkpoint
-    keeps its random states, which a warning says, and gets the mean of the gradients that are there. Registered objects
-    get the main process's state.
+    over a stateful loader yields the next batch by itself, see `stateful_data_loader.py`. Either way, on as many
+    processes as before, what follows equals the uninterrupted run bit for bit: explicitly in sequential and seedable
+    orders, statefully in those of torch's samplers (except random draws inside loader workers and streams, and without
+    a stateful loader those of a data set that draws where it is read). On another number of processes the global order
+    goes on and gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random
+    states, which a warning says, and gets the mean of the gradients that are there. Registered objects get the main
+    process's state.
 
     First every file is verified, and every state but the weights read: until then an error leaves the run as it was.
     Then the hooks run. If a model that they leave in the list has no weights there, or a stateful loader cannot go on
@@ -555,8 +548,6 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
     for name, loader in _loaders(accelerator).items():  # First: one that cannot go on there raises an error.
         if name in checkpoint.states:
             loader.load_state_dict(checkpoint.states[name])
-        if _is_own_part_there(accelerator, checkpoint.manifest) and hasattr(loader, "load_rank_state_dict"):
-            loader.load_rank_state_dict(checkpoint.of_ranks[accelerator.process_index]["loaders"][name])
     for model, path in zip(models, files_of_weights, strict=True):
         bare = _bare(accelerator, model)
         weights = under_names_of(bare, checkpoint.read(path))
@@ -571,29 +562,23 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
 def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any]]) -> None:
     """Put generators, and gradients of an unfinished window, into their states."""
     if accelerator.process_index in of_ranks:
-        set_random_states(accelerator.device, of_ranks[accelerator.process_index])
+        own = of_ranks[accelerator.process_index]
+        set_random_states(accelerator.device, own)
+        for name, loader in _stateful_loaders(accelerator).items():
+            loader.load_read_ahead(own["read_ahead"].get(name))
     states = list(of_ranks.values())
     accelerator.step = states[0]["step"]
     for loader in accelerator._dataloaders:
         loader.rng_state_after_load = torch.get_rng_state()
     for index, model in enumerate(accelerator._models):
         gradients_of_ranks = [state["gradients"][index] for state in states if "gradients" in state]
-        for name, parameter in _bare(accelerator, model).named_parameters():
-            parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
-            parameter.grad = None
-            if parts:  # A process without this gradient counts as zero in the mean.
-                total = sum(parts[1:], start=parts[0])
-                parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
-
-
-def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
-    """Put the generators back into the states that `get_random_states` has read."""
-    random.setstate(states["random_state"])
-    torch.set_rng_state(states["torch_manual_seed"])
-    if "numpy_random_seed" in states and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(states["numpy_random_seed"])
-    if "torch_cuda_manual_seed" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["torch_cuda_manual_seed"], device)
+        with whole_parameters(model):
+            for name, parameter in _bare(accelerator, model).named_parameters():
+                parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
+                parameter.grad = None
+                if parts:  # A process without this gradient counts as zero in the mean.
+                    total = sum(parts[1:], start=parts[0])
+                    parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
 
 # The weights of one model

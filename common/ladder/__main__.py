@@ -2,6 +2,7 @@
 
 python -m common.ladder
 python -m common.ladder diff 01 02
+python -m common.ladder diff 02 fsdp
 python -m common.ladder run 03 --small
 python -m common.ladder run 03 --small --processes 2
 python -m common.ladder ring
@@ -21,14 +22,14 @@ from pathlib import Path
 from common import exercises
 from common.ladder import small
 from common.ladder.diffs import changed_lines, coloured, unified
-from common.ladder.scripts import named, script
+from common.ladder.scripts import ROOT, levels, named, script
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command")
     command = commands.add_parser("diff", help="what changes from one script to another")
-    command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, or 03/train_full")
+    command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
     command.add_argument("after", type=rung, metavar="LEVEL", help="such as 02")
     run = commands.add_parser(
         "run",
@@ -87,7 +88,7 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
     """Train as the level's own command does; `--small` changes the imports of its script."""
     if options.processes:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(options.processes), "-m", "common.ladder", "run", options.level]
+        command += ["--nproc-per-node", str(options.processes), "-m", "--", "common.ladder", "run", options.level]
         command += ["--small", *flags] if options.small else flags
         sys.exit(subprocess.call(command))
     path = str(script(options.level))
@@ -121,6 +122,8 @@ def show_diff(before: str, after: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
+    if not levels():
+        sys.exit(f"error: no level lies in {ROOT}: clone the repository, and install it by `pip install -e .` there")
     options, flags = parser().parse_known_args(argv)
     if flags and options.command != "run":
         parser().error(f"unrecognized arguments: {' '.join(flags)}")

@@ -62,8 +62,9 @@ def waits_of_steps(machine: Machine) -> list[list[str]]:
 
 
 def all_rungs(*quick: str) -> list:
-    """All rungs, those that are not `quick` marked as slow."""
-    return [pytest.param(rung, marks=[] if rung in quick else SLOW) for rung in ladder.rungs()]
+    """All rungs that can be imitated, those that are not `quick` marked as slow."""
+    rungs = [rung for rung in ladder.rungs() if rung not in ladder.SHARDED]
+    return [pytest.param(rung, marks=[] if rung in quick else SLOW) for rung in rungs]
 
 
 @pytest.mark.parametrize("rung", all_rungs("00_single_gpu", "02_ddp_raw"))

@@ -320,6 +320,15 @@ def last_step_of_a_stream(script: Script, ours: Any, theirs: Any) -> str | None:
     return "|".join(places)
 
 
+def epochs_after_skipping(script: Script, ours: Any, theirs: Any) -> str | None:
+    """The original's loader visits the epoch again of which the rest was visited."""
+    for number, (loop, seen) in enumerate(zip(script.loops, ours["loops"], strict=False)):
+        ends = loop.stop_after is None or len(seen["batches"]) < loop.stop_after
+        if loop.skip and ends:
+            return from_loop(number + 1)
+    return None
+
+
 def steps_of_a_dispatching_loader(script: Script, ours: Any, theirs: Any) -> str | None:
     skipping = [number for number, loop in enumerate(script.loops) if loop.skip]
     return from_loop(skipping[0]) if skipping and script.dispatches and script.world > 1 else None
@@ -346,6 +355,7 @@ ROWS = {
     "calls `gather_for_metrics`": rows_of_a_sample,
     "`even_batches=False` and a stream": last_step_of_a_stream,
     "calls `set_epoch`": epochs_of_samplers_and_data_sets,
+    "visits the rest of an epoch by `skip_first_batches`": epochs_after_skipping,
     "`skip_first_batches` on a loader that dispatches": steps_of_a_dispatching_loader,
     "`use_seedable_sampler` without a `data_seed`": seeds_of_processes,
     "the original crashes": the_original_crashes,

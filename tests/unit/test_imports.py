@@ -30,6 +30,7 @@ BASE = {
     "common.numbers",
     "common.process_group",
     "common.rendezvous",
+    "common.same_training",
 }
 # What each room of common/ may import besides, and each of benchmarks/ of the other ones there. A module that is not in
 # one of them is a room of its own.

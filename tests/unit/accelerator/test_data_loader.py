@@ -170,23 +170,6 @@ class StreamOfItsEpoch(IterableDataset):
         return iter([1000 * self.epoch] * 4)
 
 
-@pytest.mark.parametrize("kind", [StreamOfItsEpoch, lambda: NumbersOfEpoch(4)], ids=["stream", "data set"])
-def test_the_epoch_reaches_a_data_set_whose_workers_would_stay_alive(kind):
-    """Each worker has a copy of the data set, made when it started."""
-    loader = prepare_data_loader(DataLoader(kind(), batch_size=2, num_workers=1, persistent_workers=True))
-    for epoch in range(3):
-        assert {row // 1000 for row in gathered([loader])} == {epoch}
-
-
-def test_an_epoch_that_is_set_in_the_loop_reaches_the_next_batch():
-    loader = prepare_data_loader(DataLoader(NumbersOfEpoch(3)))
-    seen = []
-    for batch in loader:
-        loader.set_epoch(1)
-        seen += batch.tolist()
-    assert seen == [0, 1001, 1002]
-
-
 def test_skipping_leaves_the_epoch_of_a_stream_that_was_not_prepared_to_the_script():
     stream = StreamOfItsEpoch()
     stream.set_epoch(3)

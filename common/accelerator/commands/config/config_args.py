@@ -4,7 +4,7 @@ Settings that ask for nothing pass: a null port, `deepspeed_config: {}`, `tpu_us
 """
 
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ OUT_OF_SCOPE = (
     "dynamo_config",
     "enable_cpu_affinity",
     "fp8_config",
-    "fsdp_config",
     "megatron_lm_config",
     "mpirun_config",
     "parallelism_config",
@@ -38,9 +37,27 @@ FIXED = {"compute_environment": "LOCAL_MACHINE", "main_training_function": "main
 RENDEZVOUS = ("static", "c10d")
 CHOICES = {
     **{key: (value,) for key, value in FIXED.items()},
-    "distributed_type": ("NO", "MULTI_CPU", "MULTI_GPU"),
+    "distributed_type": ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP"),
     "mixed_precision": PRECISIONS,
     "rdzv_backend": RENDEZVOUS,
+}
+# The settings of FSDP, which travel to the script in variables: FullyShardedDataParallelPlugin reads and checks them.
+FSDP_VARIABLES = {
+    "fsdp_version": "FSDP_VERSION",
+    "fsdp_activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
+    "fsdp_activation_checkpointing_offload": "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
+    "fsdp_auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
+    "fsdp_backward_prefetch": "FSDP_BACKWARD_PREFETCH",
+    "fsdp_cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
+    "fsdp_forward_prefetch": "FSDP_FORWARD_PREFETCH",
+    "fsdp_min_num_params": "FSDP_MIN_NUM_PARAMS",
+    "fsdp_offload_params": "FSDP_OFFLOAD_PARAMS",
+    "fsdp_reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
+    "fsdp_sharding_strategy": "FSDP_SHARDING_STRATEGY",
+    "fsdp_state_dict_type": "FSDP_STATE_DICT_TYPE",
+    "fsdp_sync_module_states": "FSDP_SYNC_MODULE_STATES",
+    "fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
+    "fsdp_use_orig_params": "FSDP_USE_ORIG_PARAMS",
 }
 INTEGERS = ("machine_rank", "main_process_port", "num_machines", "num_processes")
 FLAGS = ("same_network", "use_cpu")
@@ -87,6 +104,7 @@ class ClusterConfig:
     gpu_ids: str = "all"
     mixed_precision: str | None = None
     use_cpu: bool = False
+    fsdp_config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def on_cpu(self) -> bool:
@@ -112,6 +130,8 @@ class ClusterConfig:
             require(processes % machines == 0, f"num_processes {processes} does not divide by num_machines {machines}")
             is_one = self.distributed_type != "NO" or processes == 1
             require(is_one, f"distributed_type NO is one process, but num_processes is {processes}")
+        is_sharded = self.distributed_type == "FSDP"
+        require(is_sharded or not self.fsdp_config, "settings of FSDP need distributed_type FSDP, or --use_fsdp")
         if self.use_cpu:
             require(self.distributed_type != "MULTI_GPU", "use_cpu contradicts distributed_type MULTI_GPU")
         if self.on_cpu:
@@ -123,7 +143,7 @@ class ClusterConfig:
 
         settings = {"compute_environment": "LOCAL_MACHINE"}
         for key, value in asdict(self).items():
-            if value is not None:
+            if value is not None and value != {}:
                 settings[key] = value
         path = Path(yaml_file)
         try:
@@ -133,7 +153,7 @@ class ClusterConfig:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
-SETTINGS = tuple(field.name for field in fields(ClusterConfig))
+SETTINGS = tuple(setting.name for setting in fields(ClusterConfig))
 
 
 def load_config_from_file(config_file: str | os.PathLike | None = None) -> ClusterConfig:
@@ -180,4 +200,9 @@ def _read_value(key: str, value: Any) -> Any:
         require(type(value) is int, f"{key} must be a whole number, not {value!r}")
     elif key in FLAGS:
         require(isinstance(value, bool), f"{key} must be true or false, not {value!r}")
+    elif key == "fsdp_config":
+        value = value or {}
+        require(isinstance(value, dict), f"{key} must hold keys and values, not {value!r}")
+        for name in value:
+            require(name in FSDP_VARIABLES, f"unknown key {name!r} in {key}")
     return value
