@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from common.nested import leaves
 from common.small import data_parallel
 
 BLOCK = 512
@@ -333,9 +335,11 @@ def _replicas(ledger: Ledger) -> Iterator[None]:
         category = "parameters" if isinstance(tensor, nn.Parameter) else "communication"
         return copy_to(tensor, source, target, category)
 
-    def gather_and_label(outputs: list[Tensor]) -> Tensor:
+    def gather_and_label(outputs: list[Any]) -> Any:
         gathered = gather(outputs)
-        ledger.label(gathered, "communication")
+        for leaf in leaves(gathered):
+            if isinstance(leaf, Tensor):
+                ledger.label(leaf, "communication")
         return gathered
 
     def submit_watched(pool: ThreadPoolExecutor, job: Callable, *args, **kwargs) -> Future:

@@ -46,9 +46,8 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--network", choices=presets.NETWORK, default=usual.network, help="network cards of a node (%(default)s)")
     sizes = {"choices": presets.NODE_SIZES, "default": usual.gpus_per_node}
     flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
-    of_a_step = "milliseconds of a step of --batch-per-gpu samples on one GPU, if you measured it; not with --page"
+    of_a_step = "milliseconds of a step of --batch-per-gpu samples on one GPU, if you measured it"
     flag("--measured-ms", type=positive_float, metavar="T", help=of_a_step)
-    flag("--page", type=Path, metavar="PATH", help="also write a page with sliders that start with these flags")
 
     flag = add_question(questions, "measure", "how long a step takes at each level on this machine")
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)

@@ -5,12 +5,10 @@ from dataclasses import asdict, dataclass, replace
 
 from benchmarks.predict import presets
 from benchmarks.predict.model import GRADIENT_BYTES, LARGEST_BATCH, PAYS, Network, Setup, pays_from, step, worth
-from benchmarks.predict.page import page
 from benchmarks.predict.presets import Hardware
 from benchmarks.your_network import spec
-from benchmarks.your_network.answers import milliseconds, write, write_json
+from benchmarks.your_network.answers import milliseconds, write_json
 from benchmarks.your_network.count import count
-from common.errors import fail
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs
 LEGEND = f"""
@@ -30,8 +28,6 @@ class Row:
 
 
 def answer(options: argparse.Namespace) -> None:
-    if options.page and options.measured_ms:
-        fail("--page: its GPUs are those of --gpu, so it takes no --measured-ms")
     network = count(spec.load(options.spec, options.input, options.optimizer), options.batch)
     hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
     setup = presets.setup(network, hardware)
@@ -46,9 +42,6 @@ def answer(options: argparse.Namespace) -> None:
         rows.append(Row(gpus, seconds, share, pays_from(setup, gpus)))
     print_heading(network, setup, options.batch, gpu, hardware)
     print_table(rows, options.batch)
-    if options.page:
-        write(options.page, "--page", page(network, hardware))
-        print(f"\nWritten to {options.page}")
     about = {"network": asdict(network), "hardware": hardware._asdict(), "gpu": gpu}
     write_json(options, {**about, "predict": [asdict(row) for row in rows]})
 

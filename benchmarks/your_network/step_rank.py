@@ -8,7 +8,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.your_network import spec, strategies, training
+from benchmarks.your_network import spec, training
 from benchmarks.your_network.spec import UserNetwork
-from common.cores import confine_thread_to_device, confine_to_device, threads_per_worker
+from common.cores import confine_to_device, threads_per_worker
 from common.process_group import process_group
-from common.small.data_parallel import replicate
+from common.small.data_parallel import EmulatedDataParallel
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def data_parallel(run: Training) -> None:
     if run.device.type == "cuda":
         _loop(run, nn.DataParallel(model, device_ids=list(range(run.devices))), optimizer)
     else:
-        _loop(run, OnThreads(model, run.devices), optimizer)
+        _loop(run, EmulatedDataParallel(model, run.devices), optimizer)
 
 
 def ddp(run: Training) -> None:
@@ -205,30 +204,3 @@ def _loop(
         optimizer.step()
         optimizer.zero_grad()
         run.clock.count()
-
-
-class OnThreads(nn.Module):
-    """DataParallel's four steps, as in `common.small.data_parallel`, for inputs and outputs of any structure.
-
-    Each replica runs on a thread of its own, on the cores of its device.
-    """
-
-    def __init__(self, module: nn.Module, devices: int) -> None:
-        super().__init__()
-        self.module = module
-        self.threads = []
-
-        def take_cores(device: int) -> None:
-            confine_thread_to_device(device)
-            torch.set_num_threads(threads_per_worker(devices))
-
-        for device in range(devices):
-            self.threads.append(ThreadPoolExecutor(1, "replica", initializer=take_cores, initargs=(device,)))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        shards = strategies.cut_inputs((args, kwargs), len(self.threads))
-        jobs = []
-        for device, replica in enumerate(replicate(self.module, len(shards))):
-            own_args, own_kwargs = strategies.on_device(shards[device], device)
-            jobs.append(self.threads[device].submit(replica, *own_args, **own_kwargs))
-        return strategies.join_outputs([job.result() for job in jobs])

@@ -19,11 +19,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from benchmarks.your_network import training
 from benchmarks.your_network.spec import UserNetwork
-from common.memory import copy_to, name_category
+from common.memory import name_category
 from common.small import data_parallel
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -48,11 +47,7 @@ class Strategy:
 
 
 class Replicated(nn.Module):
-    """DataParallel's four steps, as in `common.small.data_parallel`, for inputs and outputs of any structure.
-
-    Only two replicas run. What the devices behind the second need is what the second needs, and the first device
-    gathers its outputs in place of theirs.
-    """
+    """DataParallel's four steps, one replica after the other: tensors without memory are of one thread."""
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -60,42 +55,12 @@ class Replicated(nn.Module):
         self.devices = mesh.size()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        shards = cut_inputs((args, kwargs), self.devices)
+        shards = data_parallel.scatter((args, kwargs), self.devices)
+        replicas = data_parallel.replicate(self.module, len(shards))
         outputs = []
-        for device, replica in enumerate(data_parallel.replicate(self.module, min(len(shards), 2))):
-            own_args, own_kwargs = on_device(shards[device], device)
+        for replica, (own_args, own_kwargs) in zip(replicas, shards, strict=True):
             outputs.append(replica(*own_args, **own_kwargs))
-        others = tree_map_only(Tensor, Tensor.detach, outputs[-1])
-        missing = len(shards) - len(outputs)
-        return join_outputs([*outputs, *[others] * missing])
-
-
-def cut_inputs(inputs: Any, devices: int) -> list[Any]:
-    """Inputs of any structure, each tensor cut along its first dimension, for so many devices or for fewer."""
-    leaves, structure = tree_flatten(inputs)
-    chunks = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            chunks.append(leaf.chunk(devices))
-        else:
-            chunks.append([leaf] * devices)
-    return [tree_unflatten(shard, structure) for shard in zip(*chunks, strict=False)]
-
-
-def on_device(shard: Any, device: int) -> Any:
-    """A copy of a part of the inputs, which are on the first device."""
-    return tree_map_only(Tensor, partial(copy_to, source=0, target=device), shard)
-
-
-def join_outputs(outputs: list[Any]) -> Any:
-    """The outputs of the replicas on the first device; numbers become a vector, as with torch's."""
-
-    def join(*leaves: Any) -> Any:
-        if isinstance(leaves[0], Tensor):
-            return data_parallel.gather([torch.atleast_1d(leaf) for leaf in leaves])
-        return leaves[0]
-
-    return tree_map(join, *outputs)
+        return data_parallel.gather(outputs)
 
 
 def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -443,7 +443,7 @@ class Accelerator:
         """Train on uneven inputs: a process without batches still takes part in the collectives of the others.
 
         Args:
-            joinables: models prepared for several processes.
+            joinables: models prepared for several processes. What has no `join_hook` is left out.
             even_batches: for the prepared loaders of map-style datasets within the block, instead of what they were
                 prepared with.
         """
@@ -459,7 +459,10 @@ class Accelerator:
         try:
             for shard in shards:
                 shard.even_batches = are_even
-            with Join(joinables, enable=not are_even, throw_on_early_termination=False):
+            with contextlib.ExitStack() as joined:
+                to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
+                if to_join and not are_even:
+                    joined.enter_context(Join(to_join, throw_on_early_termination=False))
                 yield
         finally:
             for shard, value in zip(shards, before, strict=True):
@@ -622,10 +625,14 @@ class Accelerator:
         self,
         output_dir: str | os.PathLike | None = None,
         safe_serialization: bool = True,
+        all_ranks: bool = False,
         **save_model_func_kwargs: Any,
     ) -> Path:
-        """Write everything that the run needs to go on: `checkpointing.save_state`. A collective, under FSDP always."""
-        return checkpointing.save_state(self, output_dir, safe_serialization, **save_model_func_kwargs)
+        """Write everything that the run needs to go on: `checkpointing.save_state`.
+
+        It waits for nobody by default. Under FSDP, which gathers the parameters, all processes must call it.
+        """
+        return checkpointing.save_state(self, output_dir, safe_serialization, all_ranks, **save_model_func_kwargs)
 
     def load_state(
         self,

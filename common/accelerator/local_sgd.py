@@ -62,5 +62,7 @@ class LocalSGD:
 
     def _average_weights(self) -> None:
         self.accelerator.wait_for_everyone()
-        for parameter in self.model.parameters():
-            parameter.data = self.accelerator.reduce(parameter.data, reduction="mean")
+        parameters = list(self.model.parameters())
+        averages = self.accelerator.reduce([parameter.data for parameter in parameters], reduction="mean")
+        for parameter, average in zip(parameters, averages, strict=True):
+            parameter.data = average

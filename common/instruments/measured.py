@@ -51,17 +51,25 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     # None: no bar where stderr is not a terminal.
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
     with Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar) as clock:
-        yield Report(clock, gpus, result)
-    weights = whole_weights(network) if args.save else {}
+        report = Report(clock, gpus, result)
+        yield report
+    weights = report.weights
+    if args.save and weights is None:
+        weights = whole_weights(network)
     if is_main:
         print(result_line(result), flush=True)
         write_files(args, result, weights)
 
 
 class Report:
-    """What a training calls after each evaluation, to complete `result` to the keys of the ladder's contract."""
+    """What a training calls after each evaluation, to complete `result` to the keys of the ladder's contract.
+
+    Attributes:
+        weights: the state dict to save, which rank 0 writes; None: that of the model.
+    """
 
     def __init__(self, clock: Clock, gpus: list[torch.device], result: dict[str, Any]) -> None:
+        self.weights: dict[str, Any] | None = None
         self._clock = clock
         self._gpus = gpus
         self._result = result

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from common.cores import threads_per_worker
 from common.errors import fail
@@ -38,7 +38,7 @@ def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test
     return (
         f"{args.script}: {where}, {quantity(threads, unit)}{each}, {precision} | "
         f"{setting['dataset']} {train_samples} + {test_samples} | "
-        f"batch {_shares(args, world_size)} | {quantity(total_steps, 'step')}"
+        f"batch {_shares(args, world_size // getattr(args, 'tensor', 1))} | {quantity(total_steps, 'step')}"
     )
 
 
@@ -71,7 +71,7 @@ def quantity(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def whole_weights(network: nn.Module) -> dict[str, torch.Tensor]:
+def whole_weights(network: nn.Module) -> dict[str, Tensor]:
     """The weights on the CPU. Where ranks have parts of them they are gathered: all ranks call this."""
     weights = {}
     for name, value in network.state_dict().items():
@@ -80,8 +80,8 @@ def whole_weights(network: nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
-def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-    """Write the weights and the result where `--save` and `--json` say, if they do.
+def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """Write the weights, a state dict, and the result where `--save` and `--json` say, if they do.
 
     Raises:
         UserError: if a file cannot be written. What was there before is then untouched.

@@ -17,12 +17,14 @@ import copy
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.cores import confine_thread_to_device, threads_per_worker
+from common.nested import leaves, map_nested, zip_nested
 
 
 def replica_devices(first: torch.device, replicas: int) -> list[torch.device]:
@@ -51,10 +53,10 @@ def seed_replicas(seed: int, devices: Sequence[torch.device]) -> None:
 class EmulatedDataParallel(nn.Module):
     """`module` on `replicas` threads; outputs and gradients are those of the bare module.
 
-    `forward` takes a tensor whose first dimension is the batch, of at least one sample, and returns the tensor that
-    `module` would. A batch smaller than the number of replicas leaves some of them idle. Each replica draws its
-    random numbers from a generator of its own, seeded from torch's at the first forward, so that runs repeat whatever
-    the order in which the threads are scheduled.
+    `forward` takes and returns what `module` does. The first dimension of each tensor is the batch, of at least one
+    sample. A batch smaller than the number of replicas leaves some of them idle. Each replica draws its random numbers
+    from a generator of its own, seeded from torch's at the first forward, so that runs repeat whatever the order in
+    which the threads are scheduled.
     """
 
     def __init__(self, module: nn.Module, replicas: int) -> None:
@@ -67,29 +69,31 @@ class EmulatedDataParallel(nn.Module):
             self._threads.append(thread)
         self._generators: list[torch.Generator] = []
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self._generators:
-            self._generators = _draw_generators(len(self._threads), inputs.device)
-        shards = scatter(inputs, len(self._threads))
+            batch = next(leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            self._generators = _draw_generators(len(self._threads), batch.device)
+        shards = scatter((args, kwargs), len(self._threads))
         replicas = replicate(self.module, len(shards))
         outputs = self._parallel_apply(replicas, shards)
         return gather(outputs)
 
-    def _parallel_apply(self, replicas: list[nn.Module], shards: list[Tensor]) -> list[Tensor]:
+    def _parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
         """Run every replica on its shard, all at the same time; an exception in one is raised here."""
         # Settings of each thread.
         gradients = torch.is_grad_enabled()
-        kind = shards[0].device.type
+        kind = self._generators[0].device.type
         dtype = torch.get_autocast_dtype(kind)
         autocast = torch.is_autocast_enabled(kind)
 
-        def apply(replica: nn.Module, shard: Tensor, generator: torch.Generator) -> Tensor:
+        def apply(replica: nn.Module, shard: tuple[tuple, dict], generator: torch.Generator) -> Any:
+            args, kwargs = shard
             with (
                 torch.set_grad_enabled(gradients),
                 torch.autocast(kind, dtype, autocast),
                 _OwnRandomness(generator),
             ):
-                return replica(shard)
+                return replica(*args, **kwargs)
 
         jobs = []
         # A small batch leaves the last replicas without a shard.
@@ -113,14 +117,28 @@ def replicate(module: nn.Module, n: int) -> list[nn.Module]:
     return replicas
 
 
-def scatter(batch: Tensor, n: int) -> list[Tensor]:
-    """The batch in at most `n` shards of nearly equal size, shard i on device i."""
-    return [copy_to(shard, 0, device) for device, shard in enumerate(batch.chunk(n))]
+def scatter(inputs: Any, n: int) -> list[Any]:
+    """The inputs in at most `n` shards of nearly equal size, shard i on device i; each has all that is no tensor."""
+    batches = [leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+    shards = []
+    for device in range(min(len(batch.chunk(n)) for batch in batches)):
+
+        def own_part(leaf: Any, device: int = device) -> Any:
+            return copy_to(leaf.chunk(n)[device], 0, device) if isinstance(leaf, Tensor) else leaf
+
+        shards.append(map_nested(own_part, inputs))
+    return shards
 
 
-def gather(outputs: list[Tensor]) -> Tensor:
-    """The replicas' outputs joined on the first device."""
-    return torch.cat([copy_to(output, device, 0) for device, output in enumerate(outputs)])
+def gather(outputs: list[Any]) -> Any:
+    """The replicas' outputs joined on the first device; a number of each becomes a vector, as with torch's."""
+
+    def join(*parts: Any) -> Any:
+        if not isinstance(parts[0], Tensor):
+            return parts[0]
+        return torch.cat([copy_to(torch.atleast_1d(part), device, 0) for device, part in enumerate(parts)])
+
+    return zip_nested(join, *outputs)
 
 
 def copy_to(tensor: Tensor, source: int, target: int) -> Tensor:

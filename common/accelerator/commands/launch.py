@@ -236,4 +236,5 @@ def torchrun_command(args: argparse.Namespace, config: ClusterConfig) -> list[st
         command.append("--module")
     if args.no_python:
         command.append("--no-python")
-    return [*command, args.training_script, *args.training_script_args]
+    # Without the dashes torchrun takes the script's flags for its own if they begin like these: `--log`, `--node`.
+    return [*command, "--", args.training_script, *args.training_script_args]

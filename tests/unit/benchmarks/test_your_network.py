@@ -69,17 +69,6 @@ def test_what_is_not_computed_needs_what_is_computed(texts, setting, computed_ne
         assert found.devices[0]["activations"] < plain.devices[0]["activations"]
 
 
-def test_devices_behind_the_second_need_what_the_second_needs_under_data_parallel(network_of):
-    """So only two replicas are run. The first device also gathers what the others have computed."""
-    network = network_of("def build(): return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4096))", (64,))
-    first, second = memory.need(network, Setting(strategies.DATA_PARALLEL, 2), 32).devices
-    first_of_8, another_of_8 = memory.need(network, Setting(strategies.DATA_PARALLEL, 8), 32).devices
-    assert another_of_8 == second
-    logits = 32 * 4096 * 4
-    assert first_of_8["communication"] - first["communication"] >= 6 * logits
-    assert first_of_8["parameters"] == first["parameters"]
-
-
 @pytest.mark.parametrize("name", ["texts", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_parameters_state_and_buckets_are_those_of_the_network(name, texts):
     network = texts if name == "texts" else spec.load(f"torchvision:{name}")

@@ -8,12 +8,11 @@ import sys
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure, step_rank
 from benchmarks.your_network.measure import Row
-from benchmarks.your_network.step_rank import Clock, OnThreads
+from benchmarks.your_network.step_rank import Clock
 from common.errors import UserError
 
 
@@ -52,18 +51,6 @@ def test_a_clock_counts_no_warm_up(monkeypatch):
     for _ in range(6):
         clock.count()
     assert clock.seconds == 1.0
-
-
-def test_replicas_on_threads_have_the_gradients_of_the_bare_module():
-    torch.manual_seed(0)
-    model = nn.Bilinear(3, 4, 5)
-    inputs = (torch.randn(7, 3), torch.randn(7, 4))
-    model(*inputs).square().sum().backward()
-    alone = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    OnThreads(model, 3)(*inputs).square().sum().backward()
-    for parameter, gradient in zip(model.parameters(), alone, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
 
 
 @pytest.mark.parametrize(

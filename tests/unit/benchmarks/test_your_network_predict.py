@@ -10,7 +10,6 @@ from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import spec
 from benchmarks.your_network.count import count
 from benchmarks.your_network.errors import StepFailed
-from common.errors import UserError
 
 
 @pytest.fixture
@@ -136,7 +135,6 @@ def test_the_answer_has_every_number_of_gpus(texts_file, tmp_path, capsys):
     [
         ([], "multiplies nothing"),
         (["--measured-ms", "0"], "must be a number above 0"),
-        (["--measured-ms", "5", "--page", "prediction.html"], "takes no --measured-ms"),
         (["--gpu", "abacus"], "invalid choice: 'abacus'"),
         (["--batch-per-gpu", "0"], "at least 1"),
     ],
@@ -155,12 +153,6 @@ def test_what_cannot_be_predicted_is_one_line(flags, message, written, capsys):
         program.main(["predict", table, *flags])
     assert end.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_page_that_cannot_be_written_is_one_line(texts_file, capsys):
-    with pytest.raises(UserError):
-        program.main(["predict", texts_file, "--page", "/proc/x.html"])
-    assert "error: --page: " in capsys.readouterr().err
 
 
 def test_recurrent_layers_are_refused(written):

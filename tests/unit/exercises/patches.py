@@ -95,10 +95,8 @@ class OfWholeParameters:""",
 WRONG = {
     "average_gradients": [
         ("dist.all_reduce(parameter.grad)", "dist.all_reduce(gradient)", "raised", "line 8 of solution.py"),
-        ("    for parameter", "    assert dist.get_rank() == 0, 'no'\n    for parameter", "raised", "rank 1"),
         ("def average_gradients", "def average", "no such name"),
         ("model: nn.Module", "", "wrong call"),
-        ("-> None:", "-> None", "raised"),
         ("    for parameter", "    import os; os._exit(3)\n    for parameter", "ended"),
         (
             "if parameter.grad is not None:",
@@ -106,23 +104,10 @@ WRONG = {
             "stuck",
             "rank 0: line 8 of solution.py: dist.all_reduce(parameter.grad)\n    rank 1: has returned",
         ),
-        (
-            "    for parameter",
-            "    while dist.get_rank() == 1: pass\n    for parameter",
-            "stuck",
-            "rank 1: line 6 of solution.py: while dist.get_rank() == 1: pass",
-        ),
         ("parameter.grad /= dist.get_world_size()", "pass", "sums"),
         ("dist.get_world_size()", "2", "fixed world size"),
         ("dist.all_reduce(parameter.grad)", "continue", "own gradients"),
-        ("parameter.grad)", "parameter.grad.clone())", "own gradients"),
         ("all_reduce(parameter.grad)", "reduce(parameter.grad, dst=0)", "no means"),
-        ("if parameter.grad is not None:", "if True:", "raised", "a parameter without a gradient"),
-        (
-            "        if parameter.grad is not None:",
-            "        if parameter.grad is None:\n            parameter.grad = parameter.detach() * 0\n        if True:",
-            "no means",
-        ),
         ("parameter.grad)", "parameter.grad, async_op=True)", "not waited for"),
         (
             "dist.all_reduce(parameter.grad)\n            parameter.grad /= dist.get_world_size()",
@@ -133,21 +118,13 @@ WRONG = {
         ),
     ],
     "overlapped_ddp": [
-        ("        parameter.grad /= dist.get_world_size()\n", "", "sums"),
         (
             "self.handles.append(dist.all_reduce(parameter.grad, async_op=True))",
             "dist.all_reduce(parameter.grad)",
             "backward waited",
         ),
         ("            handle.wait()", "            pass", "waited in another step"),
-        ("        self.handles.clear()\n", "", "waited in another step"),
         ("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", "not one message each"),
-        (
-            "        for handle in self.handles:\n",
-            "        for parameter in self.module.parameters():\n            self.start_all_reduce(parameter)\n"
-            "        for handle in self.handles:\n",
-            "not one message each",
-        ),
         (
             "    def start_all_reduce(self, parameter: nn.Parameter) -> None:\n",
             """    def start_all_reduce(self, _) -> None:
@@ -158,25 +135,10 @@ WRONG = {
 """,
             "not hidden",
         ),
-        (
-            "            parameter.register_post_accumulate_grad_hook(self.start_all_reduce)\n",
-            """        module.register_full_backward_hook(self.start_all)
-
-    def start_all(self, *_):
-        for parameter in self.module.parameters():
-            self.start_all_reduce(parameter)
-""",
-            "raised",
-            "NoneType",
-        ),
     ],
     "buckets": [
         ("reversed(parameters)", "parameters", "order"),
-        ("    if filling:\n        buckets.append(filling)\n", "", "order"),
         ("parameter.nbytes", "parameter.numel()", "capacity"),
-        ("size >= capacity", "size > capacity", "capacity"),
-        ("            size = 0\n", "", "capacity"),
-        ("    return buckets", "    return None", "wrong call"),
         ("parameter.grad.flatten()", "parameter.grad.float().flatten()", "rounded"),
         ("    for parameter in bucket:", "    for parameter in reversed(bucket):", "unpacked elsewhere"),
         (
@@ -189,8 +151,6 @@ WRONG = {
         ("    chunks = ", "    dist.all_reduce(tensor)\n    return\n    chunks = ", "a collective"),
         ("(rank + 1) % world_size", "(rank - 1) % world_size", "wrong neighbour"),
         ("        mine += arrived", "        mine = mine + arrived", "reduce-scatter"),
-        ("        handle.wait()\n", "", "not waited for", "isend, isend, isend, isend"),
-        ("like(mine)", "like(chunks[(rank - step) % world_size])", "raised", "The size of tensor a (2)"),
         (
             "chunks[(rank + 1 - step) % world_size], right)\n        dist.recv(chunks[(rank - step)",
             "chunks[(rank - step) % world_size], right)\n        dist.recv(chunks[(rank - step - 1)",
@@ -201,19 +161,6 @@ WRONG = {
             "        mine += arrived\n",
             "        chunks = list(chunks)\n        chunks[(rank - step - 1) % world_size] = mine + arrived\n",
             "not in the tensor",
-        ),
-        (
-            """        handle = dist.isend(chunks[(rank - step) % world_size], right)
-        mine = chunks[(rank - step - 1) % world_size]
-        arrived = torch.empty_like(mine)
-        dist.recv(arrived, left)
-""",
-            """        mine = chunks[(rank - step - 1) % world_size]
-        arrived = torch.empty_like(mine)
-        dist.recv(arrived, left)
-        handle = dist.isend(chunks[(rank - step) % world_size], right)
-""",
-            "stuck",
         ),
         (
             "    chunks = tensor",
@@ -234,38 +181,10 @@ WRONG = {
         (", generator=generator", "", "global generator"),
         (".tolist()", "", "no ints"),
         ("len(range(self.rank, len(self.dataset), self.world_size))", "len(self.dataset)", "length"),
-        ("self.epoch = 0", "self.epoch = 1", "other order", "before the first set_epoch"),
-        (":: self.world_size])", ":: 2])", "fixed world size"),
-        (
-            "        return iter(order",
-            "        order += order[: -len(order) % self.world_size]\n        return iter(order",
-            "not once each",
-        ),
-        (
-            """        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(self.dataset), generator=generator).tolist()
-""",
-            """        self.generator = torch.Generator().manual_seed(self.seed + epoch)
-
-    def __iter__(self) -> Iterator[int]:
-        if not hasattr(self, "generator"):
-            self.set_epoch(0)
-        order = torch.randperm(len(self.dataset), generator=self.generator).tolist()
-""",
-            "other order",
-            "in epoch 0, when it is listed again",
-        ),
     ],
     "exact_evaluation": [
         ("dist.all_reduce(counts)", "pass", "other accuracy"),
         ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "not shared out"),
-        ("dist.get_world_size()", "3", "fixed world size"),
-        ("dataset[dist.get_rank() :: dist.get_world_size()]", "[] if dist.get_rank() else dataset", "not shared out"),
-        ("(counts[0] / counts[1]).item()", "counts[0] / counts[1]", "other accuracy", "a Tensor"),
-        ("    counts = ", "    1 / len(own)\n    counts = ", "raised", "2 samples on 3 ranks"),
         (
             "dist.all_reduce(counts)\n    return (counts[0] / counts[1]).item()",
             "mean = counts[0] / counts[1]\n    dist.all_reduce(mean)\n    return mean.item() / dist.get_world_size()",
@@ -276,32 +195,11 @@ WRONG = {
         ("(loss / len(micro_batches))", "loss", "added"),
         ("    optimizer.zero_grad()\n", "", "not cleared", "step 2"),
         ("nullcontext() if last else model.no_sync()", "nullcontext()", "not sent once"),
-        ("contextlib.nullcontext() if last else ", "", "not sent once"),
-        ("last = number == len(micro_batches)", "last = number == 1", "not sent once"),
         ("            loss = F", "            optimizer.zero_grad()\n            loss = F", "other gradient"),
         ("    optimizer.step()\n", "        optimizer.step()\n", "not one step"),
-        ("len(micro_batches)).backward", "3).backward", "other gradient", "step 2"),
-        (
-            """        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.mse_loss(model(inputs), targets)
-""",
-            """        loss = F.mse_loss(model(inputs), targets)
-        with contextlib.nullcontext() if last else model.no_sync():
-""",
-            "not sent once",
-        ),
         (
             "    for number,",
             "    import torch\n\n    micro_batches = [tuple(map(torch.cat, zip(*micro_batches)))]\n    for number,",
-            "all in memory",
-        ),
-        (
-            """            loss = F.mse_loss(model(inputs), targets)
-            (loss / len(micro_batches)).backward()
-""",
-            """            loss = F.mse_loss(model(inputs), targets) + (0 if number == 1 else loss)
-    (loss / len(micro_batches)).backward()
-""",
             "all in memory",
         ),
     ],
@@ -310,24 +208,16 @@ WRONG = {
         ("[dist.get_rank() :: dist.get_world_size()]", "", "state not divided"),
         ("            parameter.grad /= dist.get_world_size()\n", "", "stepped with sums"),
         ("dist.all_reduce(parameter.grad)", "continue", "other weights"),
-        ("parameter.grad = None", "pass", "other weights"),
-        ("list(module.parameters())", "list(module.parameters())[:4]", "other weights"),
-        ("AdamW(own, **settings)", "AdamW(own, lr=settings['lr'])", "other weights"),
     ],
     "loss_scaler": [
         ("return loss * self.factor", "return loss", "not scaled"),
         ("                parameter.grad /= self.factor\n", "", "not unscaled"),
         ("        dist.all_reduce(overflows)\n", "", "not skipped", "overflow on rank 1"),
-        ("if not self.was_skipped:", "if True:", "not skipped", "overflow on rank 1"),
-        ("not parameter.grad.isfinite().all()", "parameter.grad.isinf().any()", "not skipped", "overflow on rank 0"),
         ("            self.factor /= 2\n", "", "other scale", "step 2"),
-        ("/= 2\n            self.steps_in_a_row = 0", "/= 2", "other scale", "step 4"),
         ("optimizer.param_groups:", "optimizer.param_groups[:1]:", "other step"),
     ],
     "prepare": [
         ("return DistributedDataParallel(obj)", "return obj", "no replicas"),
-        ("DistributedDataParallel(obj)", "DistributedDataParallel(__import__('copy').deepcopy(obj))", "no replicas"),
-        ("    return obj\n", "", "wrong call"),
         ("    return obj\n", "    return type(obj)(obj.param_groups[0]['params'])\n", "another optimizer"),
         ("    if isinstance(obj, DataLoader):", "    if False:", "same samples"),
         ("obj.batch_size // dist.get_world_size()", "obj.batch_size", "whole batch size"),

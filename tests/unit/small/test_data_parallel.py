@@ -54,6 +54,23 @@ def test_shards_are_what_scatter_cuts_and_gather_joins():
     assert len(scatter(batch[:2], 3)) == 2
 
 
+class _Answers(nn.Bilinear):
+    def forward(self, first, *, second):
+        product = super().forward(first, second)
+        return {"product": product, "mean": product.mean()}
+
+
+def test_inputs_and_outputs_may_be_structures():
+    torch.manual_seed(0)
+    bare = _Answers(3, 4, 5)
+    first, second = torch.randn(9, 3), torch.randn(9, 4)
+    expected = bare(first, second=second)
+    answer = EmulatedDataParallel(bare, 3)(first, second=second)
+    torch.testing.assert_close(answer["product"], expected["product"])
+    assert answer["mean"].shape == (3,)
+    torch.testing.assert_close(answer["mean"].mean(), expected["mean"])
+
+
 def test_buffers_follow_the_first_replica():
     """As in torch's DataParallel, where only the first device's running statistics survive the forward."""
     module = EmulatedDataParallel(nn.BatchNorm1d(1, momentum=1.0), 2)

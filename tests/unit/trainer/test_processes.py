@@ -170,7 +170,7 @@ def report_on_rank(folder):
 
 def test_only_rank_0_speaks(tmp_path):
     first, second = ranks(2).run(report_on_rank, tmp_path)
-    assert "Running training" in first and "Validation Loss" in first
+    assert "Running training" in first and "eval_loss" in first
     assert second == ""
 
 
