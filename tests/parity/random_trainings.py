@@ -72,9 +72,9 @@ CHOICES = {
     "step_scheduler_with_optimizer": [True, True, False],
     "clip": ["none", "norm where it syncs", "norm", "value"],
     "dropout": [0.0, 0.5],
-    "precision": ["no"] * 12 + ["bf16"] * 6 + ["fp16"],
+    "precision": ["no", "no", "bf16"],
     "skipped": [0, 0, 1, 2],
-    "evaluation": ["none"] * 9 + ["nested"] * 9 + ["broken off"],
+    "evaluation": ["none", "nested"],
     "stopped_after": [None] * 4 + [1, 2, 4, 7],
     "passes_over": [False, False, True],
     "draws": ["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"],
@@ -83,7 +83,12 @@ CHOICES = {
 
 def draw(seed: int, processes: int) -> Script:
     generator = random.Random(seed)
-    return Script(**{name: generator.choice(values) for name, values in CHOICES.items()})
+    while True:
+        script = Script(**{name: generator.choice(values) for name, values in CHOICES.items()})
+        draws = script.dropout > 0 or script.draws in ("data set", "workers")
+        # Such a training the original does not resume exactly: it draws the seed of the loader's workers once more.
+        if script.stopped_after is None or script.order == "shuffled" or not draws:
+            return script
 
 
 class Augmented(TensorDataset):
@@ -300,8 +305,6 @@ class Training:
             with torch.no_grad():
                 for x, _ in self.evaluation:
                     self.epochs[-1]["evaluated"].append(self.models[0](x).sum())
-                    if self.script.evaluation == "broken off":
-                        break
 
 
 def outcome(library: str, script: Script, folder: str = "", **settings: Any) -> dict[str, Any]:
@@ -342,34 +345,4 @@ def run(library: str, scripts: list[Script], folder: str) -> list[dict[str, Any]
     return outcomes
 
 
-def fp16_on_the_cpu(script: Script, ours: Any, theirs: Any) -> str | None:
-    """The original trains in float32: other numbers, but the same windows and the same end."""
-    if script.precision != "fp16":
-        return None
-    return r"((until|epochs)\.\d+\.(loss|norm|skipped|rate|evaluated)|weights|states)\..*"
-
-
-def a_loop_that_was_left(script: Script, ours: Any, theirs: Any) -> str | None:
-    """The original's windows follow a loader that was left early, from the second micro-batch on."""
-    if script.evaluation != "broken off":
-        return None
-    first = r"(until|epochs)\.0\.\w+\.[1-9]\d*(\..*)?"
-    later = r"(until|epochs)\.[1-9]\d*\.\w+\.\d+(\..*)?"
-    resumed = r"|(until|epochs)\.\d+|epochs\..*|error" if script.stopped_after is not None else ""
-    return rf"{first}|{later}|(weights|states)\..*{resumed}"
-
-
-def draws_after_a_resumption(script: Script, ours: Any, theirs: Any) -> str | None:
-    """The original draws a seed for the loader's workers once more. The numbers differ, not the windows."""
-    draws = script.dropout > 0 or script.draws in ("data set", "workers")
-    if script.stopped_after is None or script.order == "shuffled" or not draws:
-        return None
-    return r"(epochs\.\d+\.(loss|norm|rate|evaluated)|weights|states)\..*"
-
-
-ROWS = {
-    "trains in fp16 on the CPU": fp16_on_the_cpu,
-    "leaves a loop over a loader": a_loop_that_was_left,
-    "resumes in the middle of an epoch": draws_after_a_resumption,
-}
-TRAININGS = Kind((OURS, THEIRS), draw, run, ROWS)
+TRAININGS = Kind((OURS, THEIRS), draw, run)
