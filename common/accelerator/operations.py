@@ -1,10 +1,8 @@
 """Tensors and objects across processes: gather, reduce, broadcast, pad; and through nested structures."""
 
-import operator
 import pickle
 import struct
 import textwrap
-import warnings
 import zlib
 from collections.abc import Callable
 from functools import update_wrapper, wraps
@@ -16,14 +14,9 @@ import torch.distributed as dist
 
 from common.process_group import all_gather_object
 
-from ..nested import NamedLeaf, leaves, map_nested, map_together, zip_nested
+from ..nested import NamedLeaf, leaves, map_nested, map_together
 from .sampler import PartialStep
 from .state import DistributedType, PartialState
-
-
-class CannotPadNestedTensorWarning(UserWarning):
-    """A nested tensor was left as it is, since nobody can say how to pad it."""
-
 
 # Nested structures
 
@@ -91,38 +84,6 @@ def listify(data: Any) -> Any:
         return tensor.detach().cpu().tolist()
 
     return recursively_apply(to_list, data)
-
-
-def find_device(data: Any) -> torch.device | None:
-    """The device of the first tensor in nested `data`; None if there is none."""
-    for leaf in leaves(data):
-        if isinstance(leaf, torch.Tensor):
-            return leaf.device
-    return None
-
-
-def concatenate(data: list[Any], dim: int = 0) -> Any:
-    """One nested structure whose tensors are the concatenations along `dim` of those in the structures of `data`.
-
-    Raises:
-        TypeError: for leaves that are no tensors, unless there is only one structure.
-    """
-
-    def join(first: Any, *others: Any) -> Any:
-        if isinstance(first, torch.Tensor):
-            return torch.cat((first, *others), dim=dim)
-        if others:
-            raise TypeError(f"Can only concatenate tensors but got {type(first)}")
-        return first
-
-    return zip_nested(join, *data)
-
-
-def slice_tensors(
-    data: Any, tensor_slice: slice, process_index: int | None = None, num_processes: int | None = None
-) -> Any:
-    """Nested `data` with `tensor_slice` of every tensor in it; everything else stays as it is."""
-    return recursively_apply(operator.getitem, data, tensor_slice)
 
 
 def holds_tensors(data: Any) -> bool:
@@ -419,8 +380,7 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
     """Nested tensors, filled up with `pad_index` along `dim` to the longest over all processes.
 
-    Tensors that have no such dimension stay as they are, and so do nested tensors, with a warning. With `pad_first` the
-    filling comes before the content.
+    Tensors that have no such dimension stay as they are. With `pad_first` the filling comes before the content.
 
     Raises:
         TypeError: for leaves that are no tensors.
@@ -451,12 +411,6 @@ def _has_dimension(leaf: Any, dim: int) -> bool:
 def _pad_one(leaf: Any, dim: int, length: int, pad_index: float, pad_first: bool) -> torch.Tensor:
     if not isinstance(leaf, torch.Tensor):
         raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: only tensors can be padded")
-    if leaf.is_nested:
-        warnings.warn(
-            "Cannot pad nested tensors without more information. Leaving unprocessed.",
-            CannotPadNestedTensorWarning,
-            stacklevel=2,
-        )
     if not _has_dimension(leaf, dim) or length == leaf.shape[dim]:
         return leaf
     shape = list(leaf.shape)

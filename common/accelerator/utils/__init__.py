@@ -43,13 +43,10 @@ from .imports import (
 from .memory import clear_device_cache, find_executable_batch_size, release_memory, should_reduce_batch_size
 from .modeling import is_peft_model, load_checkpoint_in_model, load_state_dict
 from .operations import (
-    CannotPadNestedTensorWarning,
     broadcast,
     broadcast_object_list,
-    concatenate,
     convert_outputs_to_fp32,
     convert_to_fp32,
-    find_device,
     gather,
     gather_for_metrics,
     gather_object,
@@ -61,7 +58,6 @@ from .operations import (
     recursively_apply,
     reduce,
     send_to_device,
-    slice_tensors,
 )
 from .other import (
     clean_state_dict_for_safetensors,

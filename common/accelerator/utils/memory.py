@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +58,6 @@ def find_executable_batch_size(
 
     Raises:
         RuntimeError: when the size reaches zero.
-        TypeError: if the batch size is passed as well, for then there is one argument too many.
     """
     if function is None:
         return functools.partial(
@@ -72,7 +70,6 @@ def find_executable_batch_size(
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         nonlocal batch_size
-        _check_argument_count(function, args)
         while batch_size > 0:
             clear_device_cache(garbage_collection=True)
             try:
@@ -85,17 +82,3 @@ def find_executable_batch_size(
         raise RuntimeError("No executable batch size found, reached zero.")
 
     return run
-
-
-def _check_argument_count(function: Callable[..., Any], args: tuple) -> None:
-    parameters = inspect.signature(function).parameters
-    takes_any_number = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values())
-    if takes_any_number or len(args) + 1 <= len(parameters):
-        return
-    names = list(parameters)
-    given = [f"{name}={value}" for name, value in zip(names[1:], args[1:], strict=False)]
-    name = function.__name__
-    raise TypeError(
-        f"Batch size was passed into `{name}` as the first argument when called. The decorator passes it already: call "
-        f"`{name}({', '.join(given)})`"
-    )

@@ -4,15 +4,12 @@
 
 from ...nested import honor_type, is_namedtuple
 from ..operations import (
-    CannotPadNestedTensorWarning,
     ConvertOutputsToFp32,
     DistributedOperationException,
     broadcast,
     broadcast_object_list,
-    concatenate,
     convert_outputs_to_fp32,
     convert_to_fp32,
-    find_device,
     gather,
     gather_for_metrics,
     gather_object,
@@ -22,5 +19,4 @@ from ..operations import (
     recursively_apply,
     reduce,
     send_to_device,
-    slice_tensors,
 )
