@@ -81,18 +81,6 @@ class PartialState:
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    # Of these, a missing one means that the state was reset.
-    _known_attrs: ClassVar[list[str]] = [
-        "_cpu",
-        "_mixed_precision",
-        "_shared_state",
-        "backend",
-        "device",
-        "distributed_type",
-        "local_process_index",
-        "num_processes",
-        "process_index",
-    ]
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         self.__dict__ = self._shared_state
@@ -156,15 +144,6 @@ class PartialState:
             f"Local process index: {self.local_process_index}\n"
             f"Device: {self.device}\n"
         )
-
-    def __getattr__(self, name: str) -> Any:
-        kind = type(self).__name__
-        if name in self._known_attrs:
-            raise AttributeError(
-                f"`{kind}` object has no attribute `{name}`. This happens if `{kind}._reset_state()` was called and no "
-                "`Accelerator` or `PartialState` has been made since."
-            )
-        raise AttributeError(f"'{kind}' object has no attribute '{name}'")
 
     @staticmethod
     def _reset_state() -> None:
@@ -439,11 +418,6 @@ class AcceleratorState(PartialState):
 
     _shared_state: ClassVar[dict[str, Any]] = {}
     _mixed_precision: str
-    _known_attrs: ClassVar[list[str]] = [
-        *PartialState._known_attrs,
-        "dynamo_plugin",
-        "fsdp_plugin",
-    ]
     _CANNOT_CHANGE: ClassVar[str] = (
         "AcceleratorState has already been initialized and cannot be changed ({}): restart your runtime completely "
         "and pass `{}` to the first `Accelerator()`"
@@ -493,7 +467,7 @@ class AcceleratorState(PartialState):
         # Rank, device and what else belongs to the process stand in the dict of PartialState alone.
         if name in PartialState._shared_state:
             return PartialState._shared_state[name]
-        return super().__getattr__(name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *PartialState._shared_state]
@@ -632,14 +606,6 @@ class GradientState:
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients
-
-    def __repr__(self) -> str:
-        return (
-            f"Sync Gradients: {self.sync_gradients}\n"
-            f"At end of current dataloader: {self.end_of_dataloader}\n"
-            f"Extra samples added: {self.remainder}\n"
-            f"Gradient accumulation plugin: {self.plugin_kwargs}\n"
-        )
 
     @staticmethod
     def _reset_state() -> None:

@@ -64,19 +64,6 @@ def test_both_states_have_the_attributes_of_accelerates(libraries):
         assert attributes(here) - attributes(there) <= {"ended", "fsdp_plugin"}
 
 
-@pytest.mark.parametrize("name", ["device", "num_processes", "process_index", "no_such_name"])
-def test_a_state_that_was_reset_has_no_attributes(libraries, name):
-    for library in libraries:
-        accelerator = library.Accelerator(cpu=True)
-        states = {library.PartialState(): "PartialState", accelerator.state: "AcceleratorState"}
-        library.state.AcceleratorState._reset_state(True)
-        for state, kind in states.items():
-            with pytest.raises(AttributeError, match=f"{kind}.* object has no attribute .{name}") as raised:
-                getattr(state, name)
-            was_reset = f"This happens if `{kind}._reset_state()` was called" in str(raised.value)
-            assert was_reset == (name != "no_such_name")
-
-
 def test_programs_may_ask_what_is_off(libraries):
     answers = []
     for library in libraries:
@@ -107,28 +94,6 @@ def test_the_state_of_an_accelerator_needs_an_accelerator(libraries):
         assert library.state.AcceleratorState().mixed_precision == "bf16"
         with pytest.raises(ValueError, match="AcceleratorState has already been initialized and cannot be changed"):
             library.state.AcceleratorState(mixed_precision="no")
-
-
-def test_decorators_give_the_function_itself_or_one_that_does_nothing(libraries):
-    def work():
-        return "worked"
-
-    decided = []
-    for library in libraries:
-        state = library.PartialState(cpu=True)
-        state.num_processes = 2
-        state.distributed_type = library.DistributedType.MULTI_CPU
-        for state.process_index in range(2):
-            state.local_process_index = state.process_index
-            decorated = [
-                state.on_main_process(work),
-                state.on_local_main_process(work),
-            ]
-            decided.append([(function is work, function()) for function in decorated])
-        library.state.AcceleratorState._reset_state(True)
-        with pytest.raises(ValueError, match="must be initialized before calling this function"):
-            state.on_main_process(work)
-    assert decided[:2] == decided[2:]
 
 
 # Several processes
