@@ -24,7 +24,7 @@ from .sampler import (
 from .shard import DataLoaderShard, SkipDataLoader, get_sampler, index_sampler_of, loading_arguments  # noqa: F401
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .stateful_data_loader import StatefulDataLoaderDispatcher, StatefulDataLoaderShard
-from .streams import CountedShard, IterableDatasetShard, seems_sharded_by_rank  # noqa: F401
+from .streams import CountedShard, seems_sharded_by_rank
 from .utils.dataclasses import RNGType  # noqa: F401
 
 logger = get_logger(__name__)

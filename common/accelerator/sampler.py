@@ -141,18 +141,9 @@ class BatchSamplerShard(BatchSampler):
         self.batch_sampler.batch_size = batch_size
 
     @property
-    def sampler(self) -> Any:
+    def sampler(self) -> Any:  # type: ignore[override]  # of BatchSampler an attribute
         """The sampler that draws the numbers, under the batch samplers."""
         return innermost_sampler(self.batch_sampler)
-
-    @sampler.setter
-    def sampler(self, sampler: Any) -> None:
-        replace_sampler(self.batch_sampler, sampler)
-
-    @property
-    def total_length(self) -> int:
-        """Batches of all processes."""
-        return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[list]:
         if self.split_batches:
@@ -343,13 +334,6 @@ def shard_among(batches: Any) -> BatchSamplerShard | None:
     return None
 
 
-def replace_sampler(batch_sampler: Any, sampler: Any) -> None:
-    """Let `sampler` draw the sample numbers under `batch_sampler`."""
-    while hasattr(batch_sampler, "batch_sampler"):
-        batch_sampler = batch_sampler.batch_sampler
-    batch_sampler.sampler = sampler
-
-
 def groups_in_order(wrapper: Any) -> bool:
     """True where `wrapper` makes batches of what it is given, and draws nothing by itself."""
     return isinstance(wrapper, (BatchSamplerShard, SkipBatchSampler)) or type(wrapper) is BatchSampler
@@ -376,11 +360,6 @@ class SkipBatchSampler(BatchSampler):
         for index, batch in enumerate(self.batch_sampler):
             if index >= self.skip_batches:
                 yield batch
-
-    @property
-    def total_length(self) -> int:
-        """Batches, the skipped ones too."""
-        return len(self.batch_sampler)
 
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)

@@ -17,12 +17,11 @@ from .sampler import (
     SkipBatchSampler,
     follows_from_epoch,
     innermost_sampler,
-    replace_sampler,
     sampler_chain,
     shard_among,
 )
 from .state import GradientState, PartialState
-from .streams import CountedCollate, CountedSample, CountedShard, IterableDatasetShard
+from .streams import CountedCollate, CountedSample, CountedShard
 from .utils.random import synchronize_rng_states
 
 logger = logging.getLogger(__name__)
@@ -333,10 +332,6 @@ class DataLoaderShard(DataLoader):
         """See the function `get_sampler`."""
         return get_sampler(self)
 
-    def set_sampler(self, sampler: Any) -> None:
-        """Let `sampler` draw the sample numbers."""
-        replace_sampler(index_sampler_of(self), sampler)
-
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass visit `epoch`."""
         self.iteration = epoch
@@ -352,16 +347,11 @@ class DataLoaderShard(DataLoader):
         return max(0, super().__len__() - self.skip_batches)
 
     @property
-    def base_dataloader(self) -> DataLoader:
-        """This loader itself. The original puts a loader around another one, which has this name there."""
-        return self
-
-    @property
     def total_batch_size(self) -> int:
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
         source: Any = shard_among(index_sampler_of(self))
         if isinstance(self.dataset, IterableDataset):
-            source = self.dataset if isinstance(self.dataset, IterableDatasetShard) else None
+            source = self.dataset if isinstance(self.dataset, CountedShard) else None
         # If a batch sampler of the script's own has a `num_processes`, it may mean anything.
         is_shared = source is not None and not source.split_batches
         num_processes = source.num_processes if is_shared else 1

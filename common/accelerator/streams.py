@@ -15,12 +15,20 @@ from torch.utils.data import BatchSampler, IterableDataset
 from .sampler import BatchSamplerShard, PartialBatch, PartialStep
 
 
-class IterableDatasetShard(IterableDataset):
+class CountedSample(NamedTuple):
+    """A single sample of a partial step."""
+
+    content: Any
+    partial: PartialStep
+
+
+class CountedShard(IterableDataset):
     """The samples of a stream that belong to one process. Every process reads the whole stream.
 
     The stream is cut into batches, which are shared as BatchSamplerShard shares them. The last step is filled up with
     samples from the first one; with `drop_last` it is dropped.
 
+    The samples of such a step come as CountedSample; in a stream that yields ready batches its content is such a batch.
     A `generator` of the data set is seeded with the epoch unless the data set has `set_epoch`.
 
     Args:
@@ -85,7 +93,11 @@ class IterableDatasetShard(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches():
-            yield from batch
+            if isinstance(batch, PartialBatch):
+                for sample in batch:
+                    yield CountedSample(sample, batch.partial)
+            else:
+                yield from batch
 
 
 # How a stream's code asks for the rank: `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set.
@@ -109,28 +121,6 @@ def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
                 return True
         stream = getattr(stream, "dataset", None)
     return False
-
-
-class CountedSample(NamedTuple):
-    """A single sample of a partial step."""
-
-    content: Any
-    partial: PartialStep
-
-
-class CountedShard(IterableDatasetShard):
-    """An IterableDatasetShard whose samples of partial steps come as CountedSample.
-
-    In a stream that yields ready batches the content of a CountedSample is such a batch.
-    """
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches():
-            if isinstance(batch, PartialBatch):
-                for sample in batch:
-                    yield CountedSample(sample, batch.partial)
-            else:
-                yield from batch
 
 
 class CountedCollate:

@@ -45,13 +45,11 @@ def test_what_is_out_of_scope_is_refused_by_name():
 # Samplers
 
 
-def test_the_sampler_can_be_read_and_exchanged():
+def test_the_sampler_can_be_read():
     sampler = WeightedRandomSampler([1.0, 2.0], 4)
     for world in (1, 2):
         for loader in played_loaders(world, lambda: DataLoader(Numbers(4), batch_size=2, sampler=sampler)):
             assert get_sampler(loader) is sampler is loader.get_sampler()
-            loader.set_sampler(SequentialSampler(range(4)))
-            assert loader.get_sampler().data_source == range(4)
     seedable = prepare_data_loader(DataLoader(Numbers(2), shuffle=True), use_seedable_sampler=True)
     assert isinstance(get_sampler(seedable), SeedableRandomSampler)
     assert get_sampler(prepare_data_loader(DataLoader(Numbers(2), batch_sampler=[[0], [1]]))) is None
@@ -208,5 +206,5 @@ def test_seeds_that_differ_by_process_do_not_break_sharding(use_seedable_sampler
 def test_split_batches_and_the_dataloader_configuration_reach_the_loaders():
     shared = DataLoaderConfiguration(even_batches=False, use_seedable_sampler=True, data_seed=3)
     accelerator = Accelerator(dataloader_config=shared, split_batches=True, cpu=True)
-    assert accelerator.split_batches and not accelerator.even_batches and not shared.split_batches
+    assert accelerator.dataloader_config.split_batches and not accelerator.even_batches and not shared.split_batches
     assert gathered([accelerator.prepare(DataLoader(range(4), shuffle=True))]) == seeded_order(4, seed=3)
