@@ -5,7 +5,7 @@ import struct
 import textwrap
 import zlib
 from collections.abc import Callable
-from functools import update_wrapper, wraps
+from functools import update_wrapper
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
@@ -177,28 +177,9 @@ def _differences(descriptions: list[str]) -> str:
     return "\n".join(message)
 
 
-def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, a collective, whose errors name it and the rank."""
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except DistributedOperationException:  # it names the ranks itself
-            raise
-        except RuntimeError as error:
-            state = PartialState()
-            where = f"rank {state.process_index} of {state.num_processes}"
-            error.add_note(f"`{function.__name__}` failed on {where}: it is a collective, did all processes call it?")
-            raise
-
-    return run
-
-
 # Collectives
 
 
-@_named_in_errors
 def gather(tensor: Any) -> Any:
     """Nested tensors of equal shape from all processes, concatenated in rank order: (n, …) becomes (n·world size, …).
 
@@ -258,7 +239,6 @@ def _only_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
     return [leaf for _, leaf in named]
 
 
-@_named_in_errors
 def gather_object(object: Any) -> Any:
     """The lists of all processes, joined in rank order; in a single process the input itself.
 
@@ -284,7 +264,6 @@ def _gather_objects(object: Any, description: str) -> list[Any]:
     return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in _exchange(description, content)]
 
 
-@_named_in_errors
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Fill nested tensors, in place, with those of rank `from_process`, and return them.
 
@@ -313,7 +292,6 @@ class _Unpicklable(NamedTuple):
     error: str
 
 
-@_named_in_errors
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Fill `object_list`, in place, with that of rank `from_process`, and return it.
 
@@ -336,7 +314,6 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     return object_list
 
 
-@_named_in_errors
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """Nested tensors combined over all processes by `reduction`: "mean", "sum", "max", or "none" for no operation.
 
@@ -376,7 +353,6 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     return result
 
 
-@_named_in_errors
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
     """Nested tensors, filled up with `pad_index` along `dim` to the longest over all processes.
 
