@@ -9,9 +9,6 @@ import signal
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from common import ladder
@@ -30,32 +27,14 @@ def is_killed(module, step: int) -> None:
     _at_loss(module, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def leaves_early(module, step: int) -> None:
-    _at_loss(module, step, lambda: os._exit(0))
-
-
 def hangs(module, step: int) -> None:
     _at_loss(module, step, lambda: time.sleep(3600))
-
-
-def reduces_alone(module, step: int) -> None:
-    _at_loss(module, step, lambda: dist.all_reduce(torch.zeros(3)))
 
 
 def has_fewer_batches(module, step: int) -> None:
     """Uneven inputs: this rank's loaders end before the others'."""
     honest = DataLoader.__iter__
     DataLoader.__iter__ = lambda loader: itertools.islice(honest(loader), step - 1)
-
-
-def bypasses_ddp(module, step: int) -> None:
-    """From this step on the forward is the bare network's, so that DDP does not know that a backward will come."""
-    honest, calls = DistributedDataParallel.forward, itertools.count(1)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs) if next(calls) >= step else honest(self, *args, **kwargs)
-
-    DistributedDataParallel.forward = forward
 
 
 def _at_loss(module, step: int, strike) -> None:

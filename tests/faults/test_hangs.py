@@ -33,9 +33,6 @@ CASES = [
     pytest.param("02_ddp_raw", torchrun, "hangs", TIMED_OUT, marks=SLOW),
     pytest.param("04_trainer", torchrun, "hangs", TIMED_OUT, marks=LONG),
     pytest.param("02_ddp_raw", torchrun, "has_fewer_batches", VAIN_OR_ABORTED, marks=SLOW),
-    pytest.param("02_ddp_raw", torchrun, "leaves_early", VAIN_OR_ABORTED, marks=LONG),  # as one with fewer batches
-    pytest.param("02_ddp_raw", torchrun, "reduces_alone", VAIN_OR_ABORTED, marks=LONG),  # likewise
-    pytest.param("02_ddp_raw", torchrun, "bypasses_ddp", VAIN_OR_ABORTED, marks=LONG),  # likewise
 ]
 
 

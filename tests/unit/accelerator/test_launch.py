@@ -199,19 +199,6 @@ def test_two_jobs_at_once_do_not_collide(tmp_path):
     assert len(ports) == 2
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_two_machines_meet(tmp_path, backend):
-    port = free_port()
-    flags = ["--cpu", "--num_machines", 2, "--num_processes", 4, "--main_process_ip", "127.0.0.1"]
-    flags += ["--main_process_port", port, "--rdzv_backend", backend]
-    machines = [start(*flags, "--machine_rank", rank, script(tmp_path), tmp_path) for rank in (1, 0)]
-    results = [finish(machine) for machine in machines]
-    assert [result.returncode for result in results] == [0, 0], results
-    assert sorted(seen(tmp_path)) == ["0", "1", "2", "3"]
-    assert {rank["WORLD_SIZE"] for rank in seen(tmp_path).values()} == {"4"}
-
-
 @pytest.mark.parametrize(
     "fixed", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
 )
