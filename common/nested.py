@@ -56,55 +56,32 @@ def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
 
 
 def map_nested(
-    function: Callable[[Any], Any],
+    function: Callable[..., Any],
     data: Any,
+    *others: Any,
     is_leaf: Callable[[Any], bool] | None = None,
     skip_keys: Collection[Any] = (),
 ) -> Any:
-    """The structure of `data`, of the same classes, with `function(leaf)` in place of each leaf.
-
-    Args:
-        is_leaf: true for lists, tuples and mappings that `function` is to get whole.
-        skip_keys: keys of mappings whose values stay as they are.
-    """
-
-    def walk(data: Any) -> Any:
-        if is_leaf is not None and is_leaf(data):
-            return function(data)
-        if isinstance(data, (tuple, list)):
-            return honor_type(data, [walk(item) for item in data])
-        if isinstance(data, Mapping):
-            content = {}
-            for key, value in data.items():
-                content[key] = value if key in skip_keys else walk(value)
-            return _mapping_like(data, content)
-        return function(data)
-
-    return walk(data)
-
-
-def zip_nested(
-    function: Callable[..., Any], data: Any, *others: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> Any:
-    """The structure of `data` with `function(leaf, *others)` in place of each leaf.
+    """The structure of `data`, of the same classes, with `function(leaf, *others)` in place of each leaf.
 
     Args:
         others: structures like `data`, of which `function` gets the leaf of the same place.
         is_leaf: true for lists, tuples and mappings in `data` that `function` is to get whole.
+        skip_keys: keys of mappings whose values stay as they are.
     """
 
     def walk(data: Any, *others: Any) -> Any:
         if is_leaf is not None and is_leaf(data):
             return function(data, *others)
         if isinstance(data, (tuple, list)):
-            zipped = []
+            items = []
             for index, item in enumerate(data):
-                zipped.append(walk(item, *(other[index] for other in others)))
-            return honor_type(data, zipped)
+                items.append(walk(item, *(other[index] for other in others)))
+            return honor_type(data, items)
         if isinstance(data, Mapping):
             content = {}
             for key, value in data.items():
-                content[key] = walk(value, *(other[key] for other in others))
+                content[key] = value if key in skip_keys else walk(value, *(other[key] for other in others))
             return _mapping_like(data, content)
         return function(data, *others)
 
@@ -142,4 +119,4 @@ def map_together(
     results = function([named[place] for place in order])
     result_of_place = dict(zip(order, results, strict=True))
     in_place = iter([result_of_place[place] for place in range(len(named))])
-    return map_nested(lambda _: next(in_place), data, is_leaf)
+    return map_nested(lambda _: next(in_place), data, is_leaf=is_leaf)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.cores import confine_thread_to_device, threads_per_worker
-from common.nested import leaves, map_nested, zip_nested
+from common.nested import leaves, map_nested
 
 
 def replica_devices(first: torch.device, replicas: int) -> list[torch.device]:
@@ -138,7 +138,7 @@ def gather(outputs: list[Any]) -> Any:
             return parts[0]
         return torch.cat([copy_to(torch.atleast_1d(part), device, 0) for device, part in enumerate(parts)])
 
-    return zip_nested(join, *outputs)
+    return map_nested(join, *outputs)
 
 
 def copy_to(tensor: Tensor, source: int, target: int) -> Tensor:
