@@ -67,10 +67,6 @@ class AcceleratedScheduler:
         """The learning rates that the schedule computes now, one for each group of parameters."""
         return self.scheduler.get_lr()
 
-    def print_lr(self, *args: Any, **kwargs: Any) -> None:
-        """Print the learning rates, where the wrapped scheduler can."""
-        return self.scheduler.print_lr(*args, **kwargs)  # type: ignore[attr-defined]  # not in every release of torch
-
     def state_dict(self) -> dict[str, Any]:
         """The wrapped scheduler's state dict."""
         return self.scheduler.state_dict()

@@ -31,7 +31,7 @@ from .config.config_args import (
 from .utils import CustomArgumentParser, command_parser
 
 # The options that torchrun gets as they are given here, under its spelling.
-TORCHRUN_OPTIONS = ("rdzv_conf", "max_restarts", "monitor_interval", "log_dir", "tee", "role")
+TORCHRUN_OPTIONS = ("rdzv_conf", "max_restarts")
 
 
 def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) -> CustomArgumentParser:
@@ -71,10 +71,6 @@ def _add_machine_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--rdzv_backend", choices=RENDEZVOUS)
     parser.add_argument("--rdzv_conf", help="more about the rendezvous: key=value,key=value")
     parser.add_argument("--max_restarts", type=int, help="how often to start all again after a failure")
-    parser.add_argument("--monitor_interval", type=float, help="seconds between looks at the processes")
-    parser.add_argument("--log_dir", help="a folder for log files of the processes' output")
-    parser.add_argument("-t", "--tee", help="output to log files too: 1 stdout, 2 stderr, 3 both")
-    parser.add_argument("--role", help="the name of the processes in torchrun's messages")
 
 
 def launch_command(args: argparse.Namespace) -> NoReturn:

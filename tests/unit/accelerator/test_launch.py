@@ -157,9 +157,8 @@ def test_the_scripts_own_flags_arrive_at_the_script_also_if_they_begin_like_a_la
 
 
 def test_torchruns_own_flags_reach_torchrun(started):
-    flags = ["--tee=3", "--log_dir=logs", "--role=trainer", "--monitor_interval=0.5", "--max_restarts=2"]
-    command, _ = started("--cpu", *flags, __file__)
-    assert {flag.replace("_", "-") for flag in flags} <= set(command)
+    command, _ = started("--cpu", "--max_restarts=2", __file__)
+    assert "--max-restarts=2" in command
 
 
 @pytest.mark.parametrize(
