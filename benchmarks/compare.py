@@ -101,8 +101,8 @@ class Comparison:
             parts.append(Part(f"weights and memory of {level}", level, partial(self.prove, level, result)))
         for rung, result in self.report["sharded"].items():
             parts.append(Part(f"weights and memory of {rung}", rung, partial(self.prove, rung, result)))
-        for level in ladder.DISTRIBUTED:
-            parts.append(Part(f"{level} on {EVALUATION_RANKS} ranks", level, partial(self.evaluate, level)))
+        for level in (FIRST, *ladder.DISTRIBUTED):
+            parts.append(Part(f"evaluation of {level}", level, partial(self.evaluate, level)))
         for size in self.options.batch_sizes:
             parts.append(Part(f"timing all levels in turn, batch {size}", None, partial(self.time, size)))
         for devices in (2, 4, 8):
@@ -152,10 +152,13 @@ class Comparison:
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
 
     def evaluate(self, level: str) -> None:
-        """The whole test set on a number of ranks that it does not divide by."""
-        flags = [*self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS), "--max-steps", "1"]
-        result = self.on_ranks(level, proof.train, flags, EVALUATION_RANKS)[0]
-        self.report["levels"][level]["evaluated_on"] = {str(EVALUATION_RANKS): result["evaluated"]}
+        """The whole test set on a number of ranks that it does not divide by, and its losses; at level 00 on one."""
+        flags = self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS)
+        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", "1"]
+        result = self.on_ranks(level, proof.train, [*flags, *exact], EVALUATION_RANKS)[0]
+        processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
+        self.report["levels"][level]["evaluated_on"] = {str(processes): result["evaluated"]}
+        self.report["levels"][level]["eval_loss_sum"] = result["eval_loss"] * result["evaluated"]
 
     def time(self, size: int) -> None:
         """Images per second, the levels taking turns, each worker on a device of its own."""

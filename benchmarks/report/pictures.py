@@ -22,6 +22,7 @@ PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
         "memory.png": memory_plot.all_devices,
         "four_devices.png": memory_plot.four_devices,
     },
+    "sharing": {"sharing.png": memory_plot.sharing},
     "throughput": {"scaling.png": throughput_plot.scaling},
     "overhead": {"overhead.png": overhead_plot.picture},
     "network": {"network.png": network_plot.picture},

@@ -179,6 +179,7 @@ class Accelerator:
         # Calls of `accumulate`. A window closes at every multiple of the steps, and at a loader's end, where the count
         # begins again at 0.
         self.step = 0
+        self._has_raised_flag = False
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
@@ -243,21 +244,22 @@ class Accelerator:
         """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
             return _remember(data_loader, self._dataloaders)
+        config = self.dataloader_config
         prepared = prepare_data_loader(
             data_loader,
             self.device,
             num_processes=self.num_processes,
             process_index=self.process_index,
-            split_batches=self.split_batches,
+            split_batches=config.split_batches,
             put_on_device=self._is_placed(device_placement),
             rng_types=self.rng_types.copy(),
-            dispatch_batches=self.dispatch_batches,
-            even_batches=self.even_batches,
+            dispatch_batches=config.dispatch_batches,
+            even_batches=config.even_batches,
             slice_fn_for_dispatch=slice_fn_for_dispatch,
-            use_seedable_sampler=self.use_seedable_sampler,
-            data_seed=self.dataloader_config.data_seed,
-            non_blocking=self.non_blocking,
-            use_stateful_dataloader=self.use_stateful_dataloader,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=config.data_seed,
+            non_blocking=config.non_blocking,
+            use_stateful_dataloader=config.use_stateful_dataloader,
         )
         _mark_as_prepared(prepared)
         return _remember(prepared, self._dataloaders)
@@ -271,7 +273,7 @@ class Accelerator:
         """
         if _is_prepared(model):
             # Checkpoints hold the model inside, once, compiled or not.
-            if not self._remembers(model):
+            if not any(_innermost(known) is _innermost(model) for known in self._models):
                 self._models.append(_innermost(model))
             return model
         self._models.append(model)
@@ -295,12 +297,9 @@ class Accelerator:
         _mark_as_prepared(model)
         return model
 
-    def _remembers(self, model: torch.nn.Module) -> bool:
-        return any(_innermost(known) is _innermost(model) for known in self._models)
-
     def has_prepared(self, model: torch.nn.Module) -> bool:
-        """True if this Accelerator has prepared the model inside `model`, and no other precision was chosen since."""
-        return self._remembers(model) and getattr(_innermost(model), "_prepared_in", None) == self.mixed_precision
+        """True if the model inside `model` was prepared in this precision last, by whichever Accelerator."""
+        return getattr(_innermost(model), "_prepared_in", None) == self.mixed_precision
 
     def undo_preparation(self, model: torch.nn.Module) -> None:
         """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
@@ -345,7 +344,7 @@ class Accelerator:
         if not _is_prepared(scheduler):
             optimizers: Any = self._optimizers_of(scheduler)
             scheduler = AcceleratedScheduler(
-                scheduler, optimizers, self.step_scheduler_with_optimizer, self.split_batches
+                scheduler, optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
             )
             _mark_as_prepared(scheduler)
         return _remember(scheduler, self._schedulers)
@@ -421,6 +420,24 @@ class Accelerator:
         with stay_local():
             yield
 
+    @staticmethod
+    @contextlib.contextmanager
+    def trigger_sync_in_backward(model: torch.nn.Module) -> Iterator[None]:
+        """Average gradients in a backward whose forward ran under `no_sync`."""
+        if not isinstance(model, DistributedDataParallel):
+            yield
+            return
+        backward_before = model.require_backward_grad_sync
+        forward_before = model.require_forward_param_sync
+        model.require_backward_grad_sync = True
+        model.require_forward_param_sync = True
+        model.reducer.prepare_for_backward([])
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync = backward_before
+            model.require_forward_param_sync = forward_before
+
     @contextlib.contextmanager
     def join_uneven_inputs(self, joinables: list, even_batches: bool | None = None) -> Iterator[None]:
         """Train on uneven inputs: a process without batches still takes part in the collectives of the others.
@@ -491,33 +508,6 @@ class Accelerator:
         if self.scaler is None or self.sync_gradients:
             self._unscale_gradients_of(parameters)
             torch.nn.utils.clip_grad_value_(parameters, clip_value)
-
-    def unscale_gradients(self, optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer] | None = None) -> None:
-        """Under fp16, divide the gradients of `optimizer` by the scale of the loss; by default those of all."""
-        if self.scaler is None:
-            return
-        optimizers: Sequence[torch.optim.Optimizer]
-        if optimizer is None:
-            optimizers = self._optimizers
-        elif isinstance(optimizer, (list, tuple)):
-            optimizers = optimizer
-        else:
-            optimizers = [optimizer]
-        for each in optimizers:
-            prepared = self._prepared_form_of(each)
-            if prepared is None:
-                # The script steps with it through the scaler by itself.
-                self.scaler.unscale_(each)
-            else:
-                prepared.unscale()
-
-    def _prepared_form_of(self, optimizer: torch.optim.Optimizer) -> AcceleratedOptimizer | None:
-        if isinstance(optimizer, AcceleratedOptimizer):
-            return optimizer
-        for prepared in self._optimizers:
-            if optimizer is prepared.optimizer:
-                return prepared
-        return None
 
     def _unscale_gradients_of(self, parameters: list[torch.Tensor]) -> None:
         if self.scaler is None:
@@ -619,6 +609,16 @@ class Accelerator:
         """Return when every process has called this."""
         self.state.wait_for_everyone()
 
+    def set_trigger(self) -> None:
+        """Raise this process's flag for `check_trigger`."""
+        self._has_raised_flag = True
+
+    def check_trigger(self) -> bool:
+        """True if any process raised its flag; all flags are then taken down. A collective."""
+        flags_raised = self.reduce(torch.tensor(float(self._has_raised_flag), device=self.device))
+        self._has_raised_flag = False
+        return flags_raised.item() > 0
+
     # Checkpoints
 
     def save_state(
@@ -628,7 +628,10 @@ class Accelerator:
         all_ranks: bool = False,
         **save_model_func_kwargs: Any,
     ) -> Path:
-        """Write everything that the run needs to go on: `checkpointing.save_state`. It waits for nobody by default."""
+        """Write everything that the run needs to go on: `checkpointing.save_state`.
+
+        It waits for nobody by default. Under FSDP, which gathers the parameters, all processes must call it.
+        """
         return checkpointing.save_state(self, output_dir, safe_serialization, all_ranks, **save_model_func_kwargs)
 
     def load_state(
@@ -816,6 +819,11 @@ class Accelerator:
         return self.state.is_local_main_process
 
     @property
+    def is_last_process(self) -> bool:
+        """True on the last rank only."""
+        return self.state.is_last_process
+
+    @property
     def mixed_precision(self) -> str:
         """ "no", "fp16" or "bf16"."""
         return self.state.mixed_precision
@@ -827,6 +835,16 @@ class Accelerator:
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, called on local rank 0 of every machine and returning None elsewhere."""
         return self.state.on_local_main_process(function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on the last rank and returning None elsewhere."""
+        return self.state.on_last_process(function)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """`function`, called on rank `process_index` and returning None elsewhere."""
+        return self.state.on_process(function, process_index)
 
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:
         """Rank 0 runs the block before all others do."""
@@ -849,16 +867,6 @@ class Accelerator:
     # The settings of loaders and of the project
 
     @property
-    def split_batches(self) -> bool:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.split_batches
-
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.dispatch_batches
-
-    @property
     def even_batches(self) -> bool:
         """See DataLoaderConfiguration; for loaders that are prepared from now on."""
         return self.dataloader_config.even_batches
@@ -866,21 +874,6 @@ class Accelerator:
     @even_batches.setter
     def even_batches(self, even_batches: bool) -> None:
         self.dataloader_config.even_batches = even_batches
-
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.use_seedable_sampler
-
-    @property
-    def non_blocking(self) -> bool:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.non_blocking
-
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.use_stateful_dataloader
 
     @property
     def project_dir(self) -> str | os.PathLike | None:
@@ -933,7 +926,7 @@ def _is_prepared(obj: Any) -> bool:
 
 def _remember(prepared: Any, among: list) -> Any:
     """Add `prepared` to `among`, the objects that checkpoints hold, unless it is there already, and return it."""
-    if not any(prepared is other for other in among):
+    if not any(prepared is known for known in among):
         among.append(prepared)
     return prepared
 

@@ -95,21 +95,21 @@ def _is_writer(on_each_node: bool) -> bool:
 
 @dataclass
 class _Saves:
-    """What this process remembers of its saves, but for those with `all_ranks`.
+    """What this process remembers of its saves.
 
     Attributes:
-        last: its part in the last one.
-        ranks: those that had a part in the last one that was written or loaded.
-        is_alone_said: a user has been told what it means that only one rank saves.
-        place: the run, and how many collectives it had taken part in when the last one was named.
+        place: the run, and how many collectives this process had taken part in when the last save was named.
         count: the saves that were named there.
+        last: its part in the last save without `all_ranks`.
+        ranks: those that had a part in that save, or in the checkpoint that was loaded since.
+        is_alone_said: the user has been told what it means that the main process saves alone.
     """
 
+    place: str = ""
+    count: int = 0
     last: Part | None = None
     ranks: set[int] = field(default_factory=set)
     is_alone_said: bool = False
-    place: str = ""
-    count: int = 0
 
     def next_name(self) -> str:
         """A name that all ranks find for one save without asking each other, and that no other save has."""
@@ -121,14 +121,14 @@ class _Saves:
         self.place = place
         return f"{place}-{self.count}"
 
-    def expected_ranks(self) -> set[int]:
-        """The ranks that had a part in the save before; as many as can be seen where that is no longer there."""
+    def expected_ranks(self, world_size: int) -> set[int]:
+        """The ranks of this run that had a part in the save before, as far as that can still be seen."""
         if self.last is not None:
             with contextlib.suppress(CheckpointError):
                 manifest = read_manifest(self.last.folder)
                 if manifest.save == self.last.save:
                     self.ranks = set(manifest.ranks)
-        return self.ranks
+        return {rank for rank in self.ranks if rank < world_size}
 
 
 _saves = _Saves()
@@ -182,7 +182,9 @@ def save_state(
     run = run_on_all_ranks if all_ranks else _run_here
     part = _new_part(accelerator, _folder_to_save(accelerator, output_dir), all_ranks)
     writes = part.is_writers
-    expected = set() if all_ranks else _saves.expected_ranks() & set(range(accelerator.num_processes))
+    expected = set()
+    if not all_ranks:
+        expected = _saves.expected_ranks(part.world_size)
     try:
         run(lambda: _start(config, part))
         # A state may be put together by a collective, so all that save ask for it, and hooks find weights everywhere.
@@ -563,7 +565,7 @@ def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any
         own = of_ranks[accelerator.process_index]
         set_random_states(accelerator.device, own)
         for name, loader in _stateful_loaders(accelerator).items():
-            loader.load_read_ahead(own["read_ahead"].get(name))
+            loader.load_read_ahead(own.get("read_ahead", {}).get(name))
     states = list(of_ranks.values())
     accelerator.step = states[0]["step"]
     for loader in accelerator._dataloaders:

@@ -108,8 +108,9 @@ class DataLoaderDispatcher(DataLoaderShard):
             if not parts or (self._drop_last and len(parts) < self.batches_per_step):
                 return
             if self.slice_fn is slice_rows:
-                check_rows(parts)
-            yield ReadBatch(parts[0] if len(parts) == 1 else _join_rows(parts), None)
+                for part in parts:
+                    check_rows(part)
+            yield ReadBatch(_join_rows(parts, are_of_one_step=True), None)
 
     def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
         rank = self.state.process_index
@@ -129,7 +130,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             share = self._rows_per_process(rows, is_last)
             batch = step.batch
             while count_rows(batch) < share * processes:
-                batch = _join_rows([batch, first_rows])
+                batch = _join_rows([batch, first_rows], are_of_one_step=False)
             own = self._slice(batch, rank * share, (rank + 1) * share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
@@ -225,41 +226,38 @@ def count_rows(batch: Any) -> int:
     return rows
 
 
-def check_rows(parts: Sequence[Any]) -> None:
-    """Check that the batches of a step can be joined and divided.
+def check_rows(batch: Any) -> None:
+    """Raise ValueError if it is open which rows of a batch belong together."""
+    rows_by_name = _rows_by_name(batch)
+    if len(set(rows_by_name.values())) > 1:
+        numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
+        raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
+
+
+def _join_rows(parts: Sequence[Any], are_of_one_step: bool) -> Any:
+    """The rows of all parts, and of what has no rows that of the first one.
 
     Raises:
-        ValueError: if the entries of one have different numbers of rows, or keys or what has no rows differ between
-            them.
+        ValueError: if rows cannot be joined, or keys or what has no rows differ between the parts of one step.
     """
-    for part in parts:
-        rows_by_name = _rows_by_name(part)
-        rows = count_rows(part)
-        if any(number != rows for number in rows_by_name.values()):
-            numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
-            raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
-        entries = {}
-        for name, leaf in named_leaves(part, _is_entries):
-            entries[name] = None if _is_column(leaf, rows) else leaf
-        if part is parts[0]:
-            first = entries
-        for name in first.keys() | entries.keys():
-            is_same = name in first and name in entries and first[name] == entries[name]
-            if not is_same:
-                raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
-
-
-def _join_rows(parts: Sequence[Any]) -> Any:
-    """The rows of all parts, and of what has no rows that of the first one."""
     leaves_of_parts = [dict(named_leaves(part, _is_entries)) for part in parts]
     rows_of_parts = [count_rows(part) for part in parts]
 
     def join(named: list[NamedLeaf]) -> list[Any]:
         joined = []
         for name, first in named:
-            leaves = [leaves.get(name) for leaves in leaves_of_parts]
-            are_columns = all(map(_is_column, leaves, rows_of_parts))
-            joined.append(_join_columns(name, leaves) if are_columns else first)
+            leaves = [leaves.pop(name, None) for leaves in leaves_of_parts]
+            are_columns = list(map(_is_column, leaves, rows_of_parts))
+            if all(are_columns):
+                joined.append(_join_columns(name, leaves))
+                continue
+            is_same = not any(are_columns) and all(leaf == first for leaf in leaves)
+            if are_columns[0] or (are_of_one_step and not is_same):
+                raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
+            joined.append(first)
+        more = [name for leaves in leaves_of_parts for name in leaves]
+        if are_of_one_step and more:
+            raise ValueError(f"only some of the batches of a step have {', '.join(more)}: {READ_EVERYWHERE}")
         return joined
 
     return map_together(join, parts[0], _is_entries)

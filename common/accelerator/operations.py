@@ -3,6 +3,7 @@
 import operator
 import pickle
 import struct
+import textwrap
 import warnings
 import zlib
 from collections.abc import Callable
@@ -139,7 +140,7 @@ class DistributedOperationException(RuntimeError):
 # The bytes of a collective's first message. The results of most batches fit in, and a shorter one is hardly faster.
 FIRST_MESSAGE = 2**14
 HEADER = struct.Struct("=qq")
-MOST_SHOWN = 8  # of a rank's lines in an error
+MOST_SHOWN = 500  # letters of a rank's differences in an error
 
 
 def _exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
@@ -193,12 +194,9 @@ def _describe(collective: str, named: list[NamedLeaf]) -> str:
     """A line for the collective and one for what the processes must have in common of each leaf."""
     lines = [collective]
     for name, leaf in named:
-        if not isinstance(leaf, torch.Tensor):
-            content = type(leaf).__name__
-        elif _has_bytes(leaf):
-            content = f"{list(leaf.shape)} {leaf.dtype}"
-        else:
-            content = f"{type(leaf).__name__} {leaf.layout} {leaf.dtype}"
+        content = type(leaf).__name__
+        if isinstance(leaf, torch.Tensor):
+            content = f"{list(leaf.shape) if _has_bytes(leaf) else leaf.layout} {leaf.dtype}"
         lines.append(f"{name or 'tensor'} {content}")
     return "\n".join(lines)
 
@@ -210,9 +208,7 @@ def _differences(descriptions: list[str]) -> str:
     message = [f"the processes enter `{lines_of_ranks[0][0]}` with different keys, shapes or dtypes:"]
     for rank, lines in enumerate(lines_of_ranks):
         own = [line for line in lines if line not in in_all]
-        shown = "; ".join(own[:MOST_SHOWN]) or "nothing else"
-        more = f"; {len(own) - MOST_SHOWN} more" if len(own) > MOST_SHOWN else ""
-        message.append(f"  - rank {rank}: {shown}{more}")
+        message.append(f"  - rank {rank}: {textwrap.shorten('; '.join(own) or 'nothing else', MOST_SHOWN)}")
     message.append(
         "Fill tensors up to one shape with `pad_across_processes` first, or gather them as objects with "
         "`gather_for_metrics(..., use_gather_object=True)`."

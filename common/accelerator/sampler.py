@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
@@ -278,21 +279,21 @@ class BatchSamplerShard(BatchSampler):
         return total - (in_last_batch <= before_this_process)
 
 
+@dataclass
 class DrawnBatches:
     """The sample numbers that torch's loader draws, and the facts about the batches that it has not returned yet.
 
     torch returns batches in the order in which it has drawn their numbers, so their facts wait in a queue.
 
-    Args:
+    Attributes:
         batches: of sample numbers, or single numbers.
-        are_whole: whether `batches` are what the script's own batch sampler makes, for a single process. Then a batch
-            of another size than its `batch_size` is that of a partial step.
+        are_of_one_process: they are what the script's own batch sampler makes. A batch of another size than its
+            `batch_size` is that of a partial step.
     """
 
-    def __init__(self, batches: Any, are_whole: bool = False) -> None:
-        self.batches = batches
-        self.are_whole = are_whole
-        self.partial_steps: deque[PartialStep | None] = deque()
+    batches: Any
+    are_of_one_process: bool
+    partial_steps: deque[PartialStep | None] = field(init=False, default_factory=deque)
 
     def __iter__(self) -> Iterator[Any]:
         self.partial_steps = deque()
@@ -309,7 +310,7 @@ class DrawnBatches:
             if isinstance(batch, PartialBatch):
                 partial = batch.partial
                 batch = list(batch)
-            elif self.are_whole and len(batch) != whole_size:
+            elif self.are_of_one_process and len(batch) != whole_size:
                 rows = len(batch)
                 partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
             self.partial_steps.append(partial)

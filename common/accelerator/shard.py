@@ -64,17 +64,12 @@ class Pass:
     state: StepState = field(default_factory=StepState)
 
 
+@dataclass
 class BatchReader:
-    """Torch's own loader, which reads the batches of a prepared one, with the facts about each batch.
+    """Torch's own loader, which reads for a prepared one, and what it draws from: None where it reads a stream."""
 
-    Args:
-        loader: torch's.
-        drawn: what it draws sample numbers from; None for a stream.
-    """
-
-    def __init__(self, loader: DataLoader, drawn: DrawnBatches | None) -> None:
-        self.loader = loader
-        self.drawn = drawn
+    loader: DataLoader
+    drawn: DrawnBatches | None
 
     def __iter__(self) -> Iterator[ReadBatch]:
         # Making torch's iterator draws a seed for the workers, so it is made before the first batch is asked for.
@@ -203,7 +198,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def _visits_rest(self) -> bool:
-        """True for a pass over what is left of an epoch, and that may be nothing."""
+        """True for a pass over what is left of an epoch, which may be nothing."""
         return self._skipped_from is not None
 
     def _begin_reading(self) -> Iterator[ReadBatch]:
@@ -233,11 +228,14 @@ class DataLoaderShard(DataLoader):
         return BatchReader(DataLoader(self.dataset, **arguments), drawn)
 
     def _draw_from(self, index_sampler: Any) -> DrawnBatches:
-        unskipped = index_sampler
-        while isinstance(unskipped, SkipBatchSampler):
-            unskipped = unskipped.batch_sampler
-        makes_batches = self.batch_sampler is not None or isinstance(unskipped, BatchSampler)
-        return DrawnBatches(index_sampler, are_whole=makes_batches and shard_among(index_sampler) is None)
+        return DrawnBatches(index_sampler, self._is_of_one_process(index_sampler))
+
+    def _is_of_one_process(self, index_sampler: Any) -> bool:
+        """True where `index_sampler` makes batches, and not those of one of several processes."""
+        while isinstance(index_sampler, SkipBatchSampler):
+            index_sampler = index_sampler.batch_sampler
+        makes_batches = self.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
+        return makes_batches and not isinstance(index_sampler, BatchSamplerShard)
 
     def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
         """The batches of a pass on the device, and what is known of each when it is yielded."""
@@ -251,12 +249,16 @@ class DataLoaderShard(DataLoader):
             yield batch, StepState(following is None, remainder, partial)
 
     def _end_epoch(self) -> None:
-        """Move on to the next epoch."""
-        whole = self._skipped_from
-        # Unless the script has meanwhile sent the other loader to another epoch.
-        if whole is not None and whole.iteration == self.iteration:
-            whole.iteration += 1
-        self.iteration += 1
+        epoch = self.iteration
+        self.iteration = epoch + 1
+        # Unless the script has meanwhile sent it to another epoch.
+        if self._whole.iteration == epoch:
+            self._whole.iteration = epoch + 1
+
+    @property
+    def _whole(self) -> Any:
+        """The loader that `skip_first_batches` was told; this one, if it did not make this one."""
+        return self if self._skipped_from is None else self._skipped_from
 
     def _count_remainder(self) -> int:
         if self._drop_last:
@@ -302,7 +304,6 @@ class DataLoaderShard(DataLoader):
 
     def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
         """The arguments for a loader like this one that leaves out `num_batches` steps more."""
-        whole = self if self._skipped_from is None else self._skipped_from
         rest = None
         num_to_read = num_batches  # before the first batch of a stream
         if not isinstance(self.dataset, IterableDataset):
@@ -316,7 +317,7 @@ class DataLoaderShard(DataLoader):
             "iteration": self.iteration,
             "_drop_last": self._drop_last,
             "_non_blocking": self._non_blocking,
-            "skipped_from": whole,
+            "skipped_from": self._whole,
             "rng_state_at_checkpoint": self.rng_state_after_load if num_batches else None,
         }
 
@@ -395,6 +396,11 @@ class SkipDataLoader(DataLoaderShard):
 
     def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
+
+    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
+        """As in the original, nothing is read ahead here, so no batch is known to be the last."""
+        for batch in reading:
+            yield batch.content, StepState()
 
     def set_epoch(self, epoch: int) -> None:
         """Remember `epoch`. The data set was not prepared, and its epoch is the script's to choose."""

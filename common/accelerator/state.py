@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -190,6 +191,11 @@ class PartialState:
         """True on local rank 0: one process per machine."""
         return self.local_process_index == 0
 
+    @property
+    def is_last_process(self) -> bool:
+        """True on the last rank only."""
+        return self.process_index == self.num_processes - 1
+
     def wait_for_everyone(self) -> None:
         """Return when every process has called this."""
         if self.distributed_type != DistributedType.NO:
@@ -214,6 +220,21 @@ class PartialState:
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` on local rank 0 of every machine; elsewhere a function that does nothing."""
         return function if self.is_local_main_process else do_nothing
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` on the last rank; elsewhere a function that does nothing."""
+        return function if self.is_last_process else do_nothing
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """`function` on rank `process_index`, and in a single process; elsewhere a function that does nothing.
+
+        Without `function`, a decorator: `@state.on_process(process_index=1)`.
+        """
+        if function is None:
+            return partial(self.on_process, process_index=process_index)
+        return function if self.process_index == process_index or not self.use_distributed else do_nothing
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:

@@ -71,40 +71,30 @@ class PassUnderWay:
 
     epoch: int
     step: int
-    resumed: Position | None
+    resumed: Position | None = None
     is_over: bool = False
     drawn_from: GeneratorStates | None = None
     read_ahead: ReadBatch | None = None
 
 
+@dataclass
 class RepeatableBatches(DrawnBatches):
     """DrawnBatches in an order that another run can draw again.
 
     It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
     circle only the garbage collector would end the workers, and then torch waits five seconds for each of them.
 
-    Args:
-        batches, are_whole: of DrawnBatches.
+    Attributes:
         sampler: what draws the order of `batches`.
         passes: those under way. The last one of them begins when this is iterated over.
         batches_to_skip: of an epoch that is resumed, for each of its steps that had been yielded.
         drawn_ahead: batches that had been drawn and not yielded by then.
     """
 
-    def __init__(
-        self,
-        batches: Any,
-        are_whole: bool,
-        sampler: Any,
-        passes: list[PassUnderWay],
-        batches_to_skip: int,
-        drawn_ahead: int,
-    ) -> None:
-        super().__init__(batches, are_whole)
-        self.sampler = sampler
-        self.passes = passes
-        self.batches_to_skip = batches_to_skip
-        self.drawn_ahead = drawn_ahead
+    sampler: Any
+    passes: list[PassUnderWay]
+    batches_to_skip: int
+    drawn_ahead: int
 
     def _make_iterator(self) -> Iterator[Any]:
         this_pass = self.passes[-1]
@@ -142,47 +132,38 @@ class StatefulDataLoaderShard(DataLoaderShard):
         first_step: how many steps this loader leaves out, as `skip_first_batches` was told.
     """
 
-    _skipped_from: "StatefulDataLoaderShard | None"
-
     def __init__(self, *args: Any, first_step: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.use_stateful_dataloader = True
         self._first_step = first_step
-        # A loader and those that `skip_first_batches` makes of it share these two.
+        # Of a loader that `skip_first_batches` made, those of the whole one count.
         self._under_way: list[PassUnderWay] = []
-        self._saved: list[Position] = []  # none, or where a checkpoint was made: the next pass continues there
-        if self._skipped_from is not None:
-            self._under_way = self._skipped_from._under_way
-            self._saved = self._skipped_from._saved
+        self._saved: Position | None = None  # where a checkpoint was made: the next pass continues there
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        this_pass = PassUnderWay(self.iteration, self._first_step, self._position_in(self.iteration))
-        if this_pass.resumed is not None:
-            this_pass.step = self._first_step or this_pass.resumed.step
-            this_pass.drawn_from = this_pass.resumed.drawn_from
-        self._saved.clear()
-        self._under_way.append(this_pass)
+        this_pass = PassUnderWay(self.iteration, self._first_step)
+        saved = self._whole._saved
+        if saved is not None and saved.epoch == self.iteration:
+            this_pass.resumed = saved
+            this_pass.step = self._first_step or saved.step
+            this_pass.drawn_from = saved.drawn_from
+        self._whole._saved = None
+        under_way = self._whole._under_way
+        under_way.append(this_pass)
         try:
             for batch in super().__iter__():
                 this_pass.step += 1
                 this_pass.is_over = self.end_of_dataloader
                 yield batch
         finally:
-            self._under_way.remove(this_pass)
-
-    def _position_in(self, epoch: int) -> Position | None:
-        """The position of a checkpoint that was made in `epoch`, if one has been loaded."""
-        for position in self._saved:
-            if position.epoch == epoch:
-                return position
-        return None
+            under_way.remove(this_pass)
 
     @property
     def _visits_rest(self) -> bool:
-        return super()._visits_rest or self._under_way[-1].resumed is not None
+        return super()._visits_rest or self._whole._under_way[-1].resumed is not None
 
     def _begin_reading(self) -> Iterator[ReadBatch]:
-        this_pass = self._under_way[-1]
+        this_pass = self._whole._under_way[-1]
         if this_pass.resumed is None:
             return self._note(super()._begin_reading(), this_pass)
         return self._note(self._go_on_reading(this_pass.resumed), this_pass)
@@ -198,8 +179,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
         device = self.device or torch.device("cpu")
         sampler = self._order_sampler
         own = generator_of(sampler)
-        generators = [each for each in (own, self.generator) if each is not None]
-        states = [each.get_state() for each in generators]
+        states = {each: each.get_state() for each in (own, self.generator) if each is not None}
         random_states = get_random_states(device)
         self._reader = None  # workers that stayed alive would read a whole epoch
         reading = self._open()
@@ -214,7 +194,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
         set_random_states(device, random_states)
         if own is not None:
             sampler.generator = own
-        for generator, state in zip(generators, states, strict=True):
+        for generator, state in states.items():
             generator.set_state(state)
         if again is None or resumed.read_ahead is None:
             return reading
@@ -226,9 +206,14 @@ class StatefulDataLoaderShard(DataLoaderShard):
         drawn_ahead = self.batches_per_step + self.num_workers * (self.prefetch_factor or 0)
         # A loader that `skip_first_batches` made leaves its first batches out by itself.
         batches_to_skip = 0 if self._first_step else self.batches_per_step
-        are_whole = super()._draw_from(index_sampler).are_whole
-        sampler = self._order_sampler
-        return RepeatableBatches(index_sampler, are_whole, sampler, self._under_way, batches_to_skip, drawn_ahead)
+        return RepeatableBatches(
+            index_sampler,
+            self._is_of_one_process(index_sampler),
+            self._order_sampler,
+            self._whole._under_way,
+            batches_to_skip,
+            drawn_ahead,
+        )
 
     @property
     def _order_sampler(self) -> Any:
@@ -243,8 +228,9 @@ class StatefulDataLoaderShard(DataLoaderShard):
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
         super().set_epoch(epoch)
-        if self._position_in(epoch) is None:
-            self._saved.clear()
+        saved = self._whole._saved
+        if saved is not None and saved.epoch != epoch:
+            self._whole._saved = None
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, the steps of it that were yielded, and the states of the generators; for all processes.
@@ -252,11 +238,9 @@ class StatefulDataLoaderShard(DataLoaderShard):
         Only the content of the batch that is read ahead is for one of several processes: see `read_ahead`. A loader
         that is not being iterated over is at the beginning of its epoch, also after a `break`.
         """
-        position: PassUnderWay | Position = Position(self.iteration, 0)
-        if self._under_way:
-            position = self._under_way[-1]
-        elif self._saved:
-            position = self._saved[0]
+        position: PassUnderWay | Position = self._whole._saved or Position(self.iteration, 0)
+        if self._whole._under_way:
+            position = self._whole._under_way[-1]
         sampler = self._order_sampler
         return {
             "epoch": position.epoch,
@@ -284,21 +268,22 @@ class StatefulDataLoaderShard(DataLoaderShard):
             raise ValueError(f"it stopped after {where}, no whole number of steps of {self.total_batch_size}")
         self.iteration = epoch + state_dict["is_over"]
         self._load_generators(state_dict)
-        self._saved.clear()
+        self._whole._saved = None
         if step:
             drawn_from = state_dict["drawn_from"]
             if drawn_from is not None:
                 drawn_from = GeneratorStates(*drawn_from)
-            self._saved.append(Position(epoch, step, state_dict["is_over"], drawn_from))
+            self._whole._saved = Position(epoch, step, state_dict["is_over"], drawn_from)
             self.load_read_ahead(state_dict.get("read_ahead"))
 
     def read_ahead(self) -> dict[str, Any]:
         """What is in the batch that this process has read and not yielded, if any; it is this process's own."""
+        whole = self._whole
         content = None
-        if self._under_way and self._under_way[-1].read_ahead is not None:
-            content = _content_of(self._under_way[-1].read_ahead.content)
-        elif self._saved and not self._under_way:
-            content = self._saved[0].read_ahead
+        if whole._under_way and whole._under_way[-1].read_ahead is not None:
+            content = _content_of(whole._under_way[-1].read_ahead.content)
+        elif whole._saved is not None:
+            content = whole._saved.read_ahead
         return {"process": self._own_process, "content": content}
 
     def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
@@ -306,8 +291,8 @@ class StatefulDataLoaderShard(DataLoaderShard):
         content = None
         if read_ahead is not None and read_ahead["process"] == self._own_process:
             content = read_ahead["content"]
-        for place, position in enumerate(self._saved):
-            self._saved[place] = position._replace(read_ahead=content)
+        if self._whole._saved is not None:
+            self._whole._saved = self._whole._saved._replace(read_ahead=content)
 
     @property
     def _own_process(self) -> tuple[int, int]:
@@ -338,7 +323,6 @@ class StatefulDataLoaderShard(DataLoaderShard):
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
         kept["_under_way"] = []  # no pass over the copy has begun
-        kept["_saved"] = list(self._saved)
         return kept
 
 

@@ -7,7 +7,6 @@ in each worker, and one that reads from a queue yields each sample in one worker
 """
 
 from collections.abc import Callable, Iterator
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -91,41 +90,25 @@ class IterableDatasetShard(IterableDataset):
 
 # How a stream's code asks for the rank: `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set.
 _RANK_IN_CODE = {"get_rank", "process_index", "RANK"}
-# Names under which streams keep it, and the number of ranks.
-_RANK_NAMES = ("rank", "process_index")
-_WORLD_SIZE_NAMES = ("world_size", "num_replicas", "num_processes")
 
 
-def seems_sharded_by_rank(stream: Any, process_index: int, num_processes: int) -> bool:
-    """True where `stream` knows its rank or asks for it, so that it seems to yield samples of this rank alone.
+def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
+    """True where `stream`, or what is under it, knows its rank or asks for it: it seems to yield this rank's part.
 
-    What is under its `dataset` counts too. That the ranks' samples differ could be seen for certain only by reading
-    some on every rank, before the first step.
+    That the ranks' samples differ could be seen for certain only by reading some on every rank, before the first step.
     """
     while isinstance(stream, IterableDataset):
-        # `datasets.distributed.split_dataset_by_node` leaves rank and world size in an attribute.
+        # `datasets.distributed.split_dataset_by_node` leaves rank and world size in the attribute `_distributed`.
         for holder in (stream, getattr(stream, "_distributed", None)):
-            ranks = [getattr(holder, name, None) for name in _RANK_NAMES]
-            world_sizes = [getattr(holder, name, None) for name in _WORLD_SIZE_NAMES]
-            if process_index in ranks and num_processes in world_sizes:
+            sizes = [getattr(holder, name, None) for name in ("world_size", "num_replicas", "num_processes")]
+            if world_size in sizes and rank in (getattr(holder, "rank", None), getattr(holder, "process_index", None)):
                 return True
         for function in vars(type(stream)).values():
-            if not _RANK_IN_CODE.isdisjoint(_names_in(getattr(function, "__code__", None))):
+            code = getattr(function, "__code__", None)
+            if code is not None and not _RANK_IN_CODE.isdisjoint(code.co_names + code.co_consts):
                 return True
         stream = getattr(stream, "dataset", None)
     return False
-
-
-def _names_in(code: CodeType | None) -> Iterator[Any]:
-    """Names and constants in the code of a function, and in that of functions within it."""
-    if code is None:
-        return
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
-        elif isinstance(constant, str):
-            yield constant
 
 
 class CountedSample(NamedTuple):

@@ -4,7 +4,7 @@
 `python -m common.ladder` greets with.
 """
 
-from common.ladder.diffs import CONTEXT, ChangedLines, Hunk, changed_lines, diff, unified
+from common.ladder.diffs import changed_lines, diff, unified
 from common.ladder.scripts import (
     DISTRIBUTED,
     FSDP,
@@ -29,15 +29,12 @@ from common.ladder.scripts import (
 )
 
 __all__ = [
-    "CONTEXT",
     "DISTRIBUTED",
     "FSDP",
     "FULL",
     "MESH",
     "ROOT",
     "SHARDED",
-    "ChangedLines",
-    "Hunk",
     "changed_lines",
     "diff",
     "docstring_end",

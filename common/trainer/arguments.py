@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator import PartialState
+from common.accelerator.utils import FullyShardedDataParallelPlugin
 from common.trainer.optimization import OPTIMIZERS, SCHEDULES
 
 
@@ -62,6 +63,16 @@ class ParallelMode(Enum):
 
     NOT_PARALLEL = "not_parallel"
     DISTRIBUTED = "distributed"
+
+
+# Words of `fsdp`, as older scripts write it.
+FSDP_OPTIONS: dict[str, dict[str, Any]] = {
+    "full_shard": {"reshard_after_forward": True},
+    "shard_grad_op": {"reshard_after_forward": False},
+    "auto_wrap": {},
+}
+# Names of `fsdp_config` that the plugin has in other words.
+FSDP_NAMES = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
 
 
 def _is_count(value: Any) -> bool:
@@ -116,8 +127,12 @@ class TrainingArguments:
         run_name: what the trackers call the run; by default the last part of `output_dir`.
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
+        fsdp: share the model out to the processes: True, or words of `FSDP_OPTIONS`.
+        fsdp_config: settings of FullyShardedDataParallelPlugin under the original's names, as a dict or a JSON file;
+            version 2 and transformer_based_wrap by default.
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
-            of a walk through the graph in every step, unless a model of `transformers` checkpoints activations.
+            of a walk through the graph in every step, unless a model of `transformers` checkpoints activations. Another
+            network that does so in the reentrant way needs False.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         activation_checkpointing: let the model compute activations again in the backward pass, by its own method
             `activation_checkpointing_enable` or `gradient_checkpointing_enable`, which gets the `…_kwargs`.
@@ -177,6 +192,8 @@ class TrainingArguments:
     label_names: list[str] | None = None
     torch_compile: bool = False
     use_cpu: bool = False
+    fsdp: str | None = field(default=None, metadata=FLAG)
+    fsdp_config: dict[str, Any] | str | None = None
     ddp_find_unused_parameters: bool | None = None
     ddp_timeout: int = 1800
     activation_checkpointing: bool | None = field(default=None, metadata=FLAG)
@@ -213,6 +230,7 @@ class TrainingArguments:
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
         self._refuse_best_without_evaluation()
+        self.make_fsdp_plugin()  # which refuses what it does not know
 
     def _check_values(self) -> None:
         for name, choices in CHOICES.items():
@@ -283,10 +301,29 @@ class TrainingArguments:
             return False
         if self.eval_strategy != "steps":
             return True
-        if (self.save_steps < 1) != (self.eval_steps < 1):
-            return False  # a share of steps that are not known yet, and a number of steps
+        if self.save_steps % self.eval_steps == 0:
+            return True  # also for a share and a number of steps, as in the original: `train` will know the steps
         evaluations_per_save = self.save_steps / self.eval_steps
-        return math.isclose(evaluations_per_save, round(evaluations_per_save))
+        are_shares = self.save_steps < 1 and self.eval_steps < 1
+        return are_shares and math.isclose(evaluations_per_save, round(evaluations_per_save))
+
+    def make_fsdp_plugin(self) -> FullyShardedDataParallelPlugin | None:
+        """The settings by which the model is shared out; None if it is not, or if the launcher says how."""
+        if not self.fsdp:
+            return None
+        settings: dict[str, Any] = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+        words = self.fsdp.split() if isinstance(self.fsdp, str) else self.fsdp
+        for word in [] if words is True else words:
+            if word not in FSDP_OPTIONS:
+                raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {', '.join(FSDP_OPTIONS)}")
+            settings |= FSDP_OPTIONS[word]
+        config = self.fsdp_config or {}
+        if isinstance(config, str):
+            config = json.loads(Path(config).read_text(encoding="utf-8"))
+        for key, value in config.items():
+            name = key.removeprefix("fsdp_")
+            settings[FSDP_NAMES.get(name, name)] = value
+        return FullyShardedDataParallelPlugin(**settings)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps of warm-up in a training of `num_training_steps` steps."""

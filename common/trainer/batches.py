@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.nested import honor_type, leaves, map_nested
+from common.nested import leaves, map_nested
 
 # What the default collator calls a sample's label, and what a batch's labels are called.
 LABEL = "label"
@@ -104,8 +104,10 @@ def model_inside(model: nn.Module) -> nn.Module:
 
 
 def find_labels(model: nn.Module) -> list[str]:
-    """The parameters of the model's `forward` that have "label" in their name."""
-    return [name for name in parameters(model_inside(model).forward) if "label" in name]
+    """The parameters of the model's `forward` that have "label" in their name, or say where an answer stands."""
+    inside = model_inside(model)
+    others = ("start_positions", "end_positions") if "QuestionAnswering" in type(inside).__name__ else ()
+    return [name for name in parameters(inside.forward) if "label" in name or name in others]
 
 
 def takes_any_keyword(function: Callable) -> bool:
@@ -158,15 +160,14 @@ def get_labels(batch: Any, label_names: list[str]) -> Any:
         labels = tuple(batch.get(name) for name in label_names)
         if not labels or any(label is None for label in labels):
             return None
-        return _as_column(labels[0]) if len(labels) == 1 else labels
-    if isinstance(batch, tuple | list) and len(batch) > 1:
-        return _as_column(batch[-1])
-    return None
-
-
-def _as_column(labels: Any) -> Any:
-    """Labels of which a tuple, as `zip` makes it, has become a list: the labels of one sample each."""
-    return list(labels) if isinstance(labels, tuple) else labels
+    elif isinstance(batch, tuple | list) and len(batch) > 1:
+        labels = tuple(batch[-1:])
+    else:
+        return None
+    if len(labels) > 1:
+        return labels
+    # A tuple, as `zip` makes it, has an entry for each sample, as a list has.
+    return list(labels[0]) if isinstance(labels[0], tuple) else labels[0]
 
 
 def split_labels(batch: Any) -> tuple[Any, Any]:
@@ -205,8 +206,9 @@ def count_samples(batch: Any) -> int | None:
         return None
     # Tensors first: beside a tensor of images, lists may hold the boxes of each.
     for part in sorted(batch, key=lambda part: not isinstance(part, Tensor | np.ndarray)):
-        is_list_of_samples = isinstance(part, tuple | list) and not any(isinstance(each, Tensor) for each in part)
-        found = len(part) if is_list_of_samples else count_samples(part)
+        is_list = isinstance(part, tuple | list) and len(part) > 0
+        has_entries = is_list and not isinstance(part[0], Tensor | np.ndarray)
+        found = len(part) if has_entries else count_samples(part)
         if found is not None:
             return found
     return None
@@ -219,19 +221,14 @@ def first_samples(batch: Any, rows: int, count: int) -> Any:
     """
 
     def is_column(part: Any) -> bool:
-        if isinstance(part, Tensor | np.ndarray):
-            return part.ndim > 0 and len(part) == rows
-        return isinstance(part, tuple | list) and len(part) == rows
+        is_list = isinstance(part, tuple | list) and part is not batch  # which are the arguments of a model
+        is_array = isinstance(part, Tensor | np.ndarray) and part.ndim > 0
+        return (is_list or is_array) and len(part) == rows
 
     def first(part: Any) -> Any:
         return part[:count] if is_column(part) else part
 
-    def first_of_argument(part: Any) -> Any:
-        return map_nested(first, part, is_leaf=is_column)
-
-    if isinstance(batch, tuple | list):  # arguments of the model, which may be as many as there are samples
-        return honor_type(batch, [first_of_argument(part) for part in batch])
-    return first_of_argument(batch)
+    return map_nested(first, batch, is_leaf=is_column)
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:

@@ -9,12 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from common.accelerator import Accelerator
 from common.accelerator.checkpointing import run_on_all_ranks
-from common.accelerator.utils import broadcast, broadcast_object_list
+from common.accelerator.utils import broadcast, broadcast_object_list, load_state_dict
 from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and_verify, numbered, remove_folder
+from common.accelerator.utils.weights import under_names_of
 from common.trainer.state import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -102,11 +104,16 @@ def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> 
     Raises:
         CheckpointError: naming what is missing or damaged; on the other ranks a RuntimeError that quotes it.
     """
-    from safetensors.torch import load_model
+    weights = {}
+    for name, state in model.state_dict().items():
+        if isinstance(state, Tensor):  # whole, where this rank has a part of it
+            weights[name] = torch.empty(state.shape, dtype=state.dtype, device=accelerator.device)
 
-    def load() -> None:
+    def read() -> None:
         finish_and_verify(Path(folder))
-        load_model(model, f"{folder}/model.safetensors")
+        saved = under_names_of(model, load_state_dict(f"{folder}/model.safetensors"))
+        for name, weight in weights.items():
+            weight.copy_(saved[name])
 
-    run_on_all_ranks(load, accelerator.is_main_process)
-    broadcast([state for state in model.state_dict().values() if isinstance(state, Tensor)])
+    run_on_all_ranks(read, accelerator.is_main_process)
+    model.load_state_dict(broadcast(weights), strict=False)

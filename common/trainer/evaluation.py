@@ -167,7 +167,9 @@ def as_arrays(data: Any) -> Any:
 
 def rows_of_samples(batches: list[BatchResult], name: str) -> Any:
     """The "logits" or "labels" of all samples that count, in the order of `batches`; None without batches."""
-    return concatenate([getattr(batch, name) for batch in batches], batches) if batches else None
+    if not batches:
+        return None
+    return concatenate([getattr(batch, name) for batch in batches], batches)
 
 
 def concatenate(parts: list, batches: list[BatchResult]) -> Any:

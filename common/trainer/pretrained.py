@@ -72,17 +72,17 @@ def checkpoints_activations(model: Any, args: Any) -> bool:
 
 def is_pretrained(model: Any) -> bool:
     """True for a model that `from_pretrained` finds again by its configuration, or by that of its adapters."""
-    return hasattr(model, "peft_config") or hasattr(getattr(model, "config", None), "save_pretrained")
+    has_configuration = hasattr(model, "peft_config") or hasattr(getattr(model, "config", None), "save_pretrained")
+    return has_configuration and hasattr(type(model), "save_pretrained")
 
 
-def save(model: Any, processing_class: Any, folder: str, with_weights: bool) -> None:
+def save(model: Any, processing_class: Any, folder: str, weights: dict[str, Any]) -> None:
     """Write what `from_pretrained` needs of such a model, and of a tokenizer, into `folder`.
 
     Args:
-        with_weights: those of the model too. Adapters always come with theirs.
+        weights: those of the whole model; if there are none, the configuration is written alone.
     """
     if is_pretrained(model):
-        without_weights: Any = {} if with_weights or hasattr(model, "peft_config") else {"state_dict": {}}
-        model.save_pretrained(folder, **without_weights)
+        model.save_pretrained(folder, state_dict=weights)
     if processing_class is not None:
         processing_class.save_pretrained(folder)

@@ -28,8 +28,8 @@ def training_summary(args: TrainingArguments, state: TrainerState, train_dataloa
     num_examples = length_of(getattr(train_dataloader, "dataset", None))
     return (
         f"Running training: {'unknown' if num_examples is None else num_examples} examples, steps "
-        f"{state.global_step} to {state.max_steps} of {batch_size} each, on {num_processes} processes with one device "
-        f"each (GPUs visible: {torch.cuda.device_count()})"
+        f"{state.global_step} to {state.max_steps} of {batch_size} each; "
+        f"processes with one device each: {num_processes}, GPUs visible: {torch.cuda.device_count()}"
     )
 
 

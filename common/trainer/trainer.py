@@ -117,7 +117,7 @@ class Trainer:
         self.model_accepts_loss_kwargs = batches.takes_loss_keywords(self.model)
         self._loss_shifts_labels = batches.shifts_labels(self.model)
         config: Any = getattr(self.model, "config", None)
-        if config is not None:
+        if config is not None and not isinstance(config, dict):
             config.use_cache = self.args.use_cache
 
         self.processing_class = processing_class
@@ -182,32 +182,43 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        is_resumed = first_step > 0
-        if is_resumed and (self.control.should_training_stop or first_step >= self.state.max_steps):
-            # It is over, and makes no further step. What follows the end of its last epoch may be left to do.
+        is_over = self.control.should_training_stop or first_step >= self.state.max_steps
+        if first_step > 0 and is_over:  # a resumed run that makes no further step
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
                 self._end_epoch()
             return self._finish(start_time, first_step)
 
         for epoch in range(self.position.epoch, self.plan.num_epochs):
-            self.position.epoch_ended = False
-            self.call_event("on_epoch_begin")
-            sizes = self.plan.window_sizes(self.position.batches)
-            windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+            self._train_epoch(epoch, to_skip)
             to_skip = None
-            # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
-            with closing(windows):
-                for window in windows:
-                    self._train_window(window)
-                    if self.control.should_epoch_stop or self.control.should_training_stop:
-                        break
-                else:  # no callback has stopped it
-                    self._complete_epoch()
-                self._end_epoch()
             if self.control.should_training_stop:
                 break
         return self._finish(start_time, first_step)
+
+    def _train_epoch(self, epoch: int, to_skip: loading.SkippedBatches | None) -> None:
+        """The windows of an epoch from `position` on, and what follows its end."""
+        self.position.epoch_ended = False
+        self.call_event("on_epoch_begin")
+        sizes = self.plan.window_sizes(self.position.batches)
+        windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+        # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
+        with closing(windows):
+            is_stopped = False
+            for window in windows:
+                self._train_window(window)
+                is_stopped = self.control.should_epoch_stop or self.control.should_training_stop
+                if is_stopped:
+                    break
+            if not is_stopped and self.position.batches == 0:
+                logger.warning(
+                    "epoch %s has no batch to train on: training stops after %s of %s steps",
+                    epoch,
+                    self.state.global_step,
+                    self.state.max_steps,
+                )
+                self.control.should_training_stop = True
+            self._end_epoch(loader_ended=not is_stopped)
 
     def _train_window(self, window: list[Any]) -> None:
         """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
@@ -249,19 +260,6 @@ class Trainer:
                 f"gradient_accumulation_steps has become {self.args.gradient_accumulation_steps} within a training, "
                 f"which goes on with {accumulation}: a callback cannot change it"
             )
-
-    def _complete_epoch(self) -> None:
-        """Note that the loader has ended; no training goes on if it had nothing to begin with."""
-        if self.position.batches == 0:
-            logger.warning(
-                "epoch %s has no batch to train on: training stops after %s of %s steps",
-                self.position.epoch,
-                self.state.global_step,
-                self.state.max_steps,
-            )
-            self.control.should_training_stop = True
-        # The end of a stream is not planned: its epoch is whole where it ends.
-        self.position.batches = self.plan.batches_per_epoch
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -340,10 +338,14 @@ class Trainer:
         self.state.global_step += 1
         self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
 
-    def _end_epoch(self) -> None:
-        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
+    def _end_epoch(self, loader_ended: bool = False) -> None:
+        """What follows an epoch, whether all of its batches are done or a callback has stopped it before.
+
+        Args:
+            loader_ended: there are no more batches, as many as were planned or not: a stream ends where it likes.
+        """
         position = self.position
-        is_whole = position.batches == self.plan.batches_per_epoch
+        is_whole = loader_ended or position.batches == self.plan.batches_per_epoch
         self.call_event("on_epoch_end")
         position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
@@ -447,7 +449,6 @@ class Trainer:
         self.position = Position()
         self.loss_log = LossLog(accelerator.device)
         self.saved_steps = []
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.state = self._new_state()
         self.control.reset()  # the same object: a signal handler may have taken it before the training
 
@@ -491,12 +492,9 @@ class Trainer:
     # Parts of a step.
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch for the model; an override may change it.
-
-        With several processes on the CPU its tensors are copied, as in the original: a copy begins at an aligned
-        address, and a product over rows that do not may take another path and end with other bits. A rank's part of a
-        batch that the main process has read for all may begin anywhere.
-        """
+        """A batch for the model; an override may change it."""
+        # For the original's bits alone, which copies too: a copy begins at an aligned address. A rank's part of a batch
+        # may begin anywhere, and a product over it may then take another path.
         if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
             return inputs
         return utils.recursively_apply(torch.clone, inputs)
@@ -581,7 +579,9 @@ class Trainer:
         limit = self.args.save_total_limit
 
         def add_description(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
-            self._save_pretrained(draft, with_weights=False)
+            # The weights have a file of their own. Adapters are in one besides, for `from_pretrained`.
+            has_adapters = hasattr(self.model, "peft_config")
+            self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
 
         with self.accelerator.register_save_state_pre_hook(add_description):
             checkpoint.save_checkpoint(self.accelerator, state, progress, self.args.output_dir, limit)
@@ -903,14 +903,20 @@ class Trainer:
             _internal_call: for overrides as they are written for `transformers`; without effect.
         """
         folder = output_dir or self.args.output_dir
-        if not pretrained.is_pretrained(self.model):
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        weights: dict[str, Tensor] = {}
+        if pretrained.is_pretrained(model):
+            weights = self.accelerator.get_state_dict(model)
+        else:
             self.accelerator.save_model(self.model, folder)
-        self._save_pretrained(folder, with_weights=True)
+        self._save_pretrained(model, folder, weights)
 
-    def _save_pretrained(self, folder: str, with_weights: bool) -> None:
+    def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
         if self.is_world_process_zero():
-            processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-            pretrained.save(self.model, processing_class, folder, with_weights)
+            processing_class = self.processing_class
+            if processing_class is None:
+                processing_class = getattr(self.data_collator, "tokenizer", None)
+            pretrained.save(model, processing_class, folder, weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
@@ -990,6 +996,7 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     return Accelerator(
         cpu=args.use_cpu,
         mixed_precision=mixed_precision,
+        fsdp_plugin=args.make_fsdp_plugin(),
         # The Trainer counts the micro-batches of a step itself.
         gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),
         dataloader_config=dataloader_config,

@@ -123,6 +123,8 @@ RUN = {
     "python -m common.ladder check --list": "",
     "torchrun --standalone --nproc-per-node 3 03_accelerate/train.py --batch-size 66": LITTLE,
     "python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 04_trainer/train.py": LITTLE,
+    "python -m common.accelerator launch --config_file 03_accelerate/fsdp_two_processes.yaml"
+    " 03_accelerate/train.py": LITTLE,
     "python 03_accelerate/train_full.py --gradient-accumulation-steps 4 --mixed-precision bf16": LITTLE,
     "python 04_trainer/train_full.py --gradient-accumulation-steps 4 --mixed-precision bf16": LITTLE,
     "python 03_accelerate/examples/wide_net.py --epochs 1 --max-steps 3 --batch-size 16 --train-samples 160"

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from tests.parity.random_scripts import Kind
 from tests.states import OURS, THEIRS, forget_states
-from tests.toys import Numbers, NumbersOfEpoch, ShuffledStream, SizedStream, Stream
+from tests.toys import Augmented, Numbers, NumbersOfEpoch, ShuffledStream, SizedStream, Stream
 
 
 class StreamOfEpoch(ShuffledStream):
@@ -115,7 +115,8 @@ class Script:
             arguments["generator"] = torch.Generator().manual_seed(2)
         if self.streams:
             return DataLoader(STREAMS[self.data](self.n), **arguments)
-        dataset = NumbersOfEpoch(self.n) if self.data == "of epoch" else Numbers(self.n)
+        kinds = {"plain": Numbers, "augmented": Augmented, "of epoch": NumbersOfEpoch}
+        dataset = kinds[self.data](self.n)
         if self.sampler == "shuffle":
             return DataLoader(dataset, shuffle=True, **arguments)
         if self.sampler in ("batch sampler", "batch sampler of epoch", "lists"):
@@ -150,7 +151,7 @@ LOOP_CHOICES = {
 CHOICES = {
     "n": range(1, 61),
     "batch": range(1, 6),
-    "data": ["plain"] * 12 + ["of epoch"] + list(STREAMS),
+    "data": ["plain"] * 9 + ["augmented"] * 3 + ["of epoch"] + list(STREAMS),
     "sampler": SAMPLERS + ["sequential"] * 2 + ["shuffle"] * 4 + ["random"] * 2,
     "own_generator": [False, True],
     "loader_generator": [False, True],

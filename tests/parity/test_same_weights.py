@@ -7,6 +7,12 @@ from tests.levels import EXACT, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
 SLOW = pytest.mark.slow
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
+    "FSDP_MIN_NUM_PARAMS": "1000",
+}
 
 
 @pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
@@ -71,6 +77,17 @@ def test_a_mesh_that_is_not_kept_apart_trains_other_weights(change, tmp_path):
     _, weights = run_on_ranks(ladder.MESH, 4, flags)
     _, others = run_on_ranks(ladder.MESH, 4, flags, path)
     assert farthest(weights, others) > 1e-6
+
+
+@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=SLOW) for n in (1, 3, 4)), 2])
+def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size, level):
+    results, weights = run_on_ranks(level, world_size, EXACT, environment=FSDP)
+    assert farthest(weights, level_00()[1]) <= TOLERANCE
+    for result in results:
+        _assert_same_numbers(result, level_00()[0])
+    if world_size == 2:
+        assert farthest(weights, run_on_ranks(level, world_size, EXACT)[1]) == 0.0, "the bits of DDP"
 
 
 @SLOW

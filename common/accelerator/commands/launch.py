@@ -20,7 +20,7 @@ from ..state import PRECISIONS
 from ..utils.dataclasses import FullyShardedDataParallelPlugin
 from ..utils.other import is_port_in_use
 from .config.config_args import (
-    FSDP_VARIABLES,
+    FSDP_SETTINGS,
     RENDEZVOUS,
     SETTINGS,
     ClusterConfig,
@@ -58,7 +58,7 @@ def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--mixed_precision", choices=PRECISIONS)
     parser.add_argument("--gradient_accumulation_steps", type=int)
     parser.add_argument("--use_fsdp", action="store_true", help="share the model out to the processes")
-    for name in FSDP_VARIABLES:
+    for name in FSDP_SETTINGS:
         parser.add_argument(f"--{name}")
 
 
@@ -117,7 +117,7 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
         if name in SETTINGS and not absent:
             given[name] = value
     config = dataclasses.replace(config, **given)
-    for name in FSDP_VARIABLES:
+    for name in FSDP_SETTINGS:
         if getattr(args, name) is not None:
             config.fsdp_config[name] = getattr(args, name)
     if args.use_fsdp:
@@ -187,7 +187,7 @@ def launch_environment(args: argparse.Namespace, config: ClusterConfig) -> dict[
         "ACCELERATE_CPU_THREADS": threads,  # torchrun sets the other one too, to 1
     }
     for name, value in config.fsdp_config.items():
-        asked_for[FSDP_VARIABLES[name]] = value
+        asked_for[FSDP_SETTINGS[name]] = value
     variables = {name: str(value) for name, value in asked_for.items() if value is not None}
     if uses_fsdp:
         with patch_environment(**variables):

@@ -21,8 +21,9 @@ then, their part is missing in a whole checkpoint. Loading says so; `all_ranks=T
 
 Where the folder exists already, with an older checkpoint or files of the user, the draft moves into it, as `.complete`.
 That is the moment in which the checkpoint comes to be. Its files are then moved to their places, and the next save or
-load finishes that if it was interrupted. An older checkpoint stays as `.previous` until the newer one is whole. Nobody
-waits for the disk: after a power failure the newest checkpoint may be damaged, and the one before it is taken.
+load finishes that if it was interrupted. An older checkpoint stays as `.previous` until one of them finds that the
+newer one is whole. Nobody waits for the disk: after a power failure the newest checkpoint may be damaged, and the one
+before it is taken.
 
 A folder may come from anywhere. So only files are opened or moved that were found by walking through it, which follows
 no link; a name in a manifest says which of these belong to the checkpoint. (There is no protection against somebody who

@@ -317,8 +317,8 @@ class GradientAccumulationPlugin(KwargsHandler):
             raise ValueError(f"a window has at least one micro-batch, not {self.num_steps}")
 
 
-# What the launcher may set.
-_FSDP_VARIABLES = {
+# What the launcher may set. The names are those of its options too, in capitals.
+FSDP_VARIABLES = {
     "fsdp_version": "FSDP_VERSION",
     "reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
     "auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
@@ -330,6 +330,11 @@ _FSDP_VARIABLES = {
     "activation_checkpointing_offload": "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
     "transformer_cls_names_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
     "min_num_params": "FSDP_MIN_NUM_PARAMS",
+    "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
+    "backward_prefetch": "FSDP_BACKWARD_PREFETCH",
+    "sharding_strategy": "FSDP_SHARDING_STRATEGY",
+    "sync_module_states": "FSDP_SYNC_MODULE_STATES",
+    "use_orig_params": "FSDP_USE_ORIG_PARAMS",
 }
 _FSDP_OUT_OF_SCOPE = (
     "mixed_precision_policy",
@@ -395,7 +400,7 @@ class FullyShardedDataParallelPlugin:
     min_num_params: Any = None
 
     def __post_init__(self) -> None:
-        for name, variable in _FSDP_VARIABLES.items():
+        for name, variable in FSDP_VARIABLES.items():
             if getattr(self, name) is None:
                 setattr(self, name, os.environ.get(variable))
         self._check_scope()

@@ -185,12 +185,15 @@ def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dic
 
 @contextmanager
 def no_sync(model: Any) -> Iterator[None]:
-    """Gradients of `model` stay on their rank, whole, and are added to the next ones."""
-    model.set_requires_gradient_sync(False)
+    """Gradients of `model`, if it is sharded, stay on their rank, whole, and are added to the next ones."""
+    shards = _sharded_modules(model)
+    for module in shards:
+        module.set_requires_gradient_sync(False)
     try:
         yield
     finally:
-        model.set_requires_gradient_sync(True)
+        for module in shards:
+            module.set_requires_gradient_sync(True)
 
 
 @contextmanager

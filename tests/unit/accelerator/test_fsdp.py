@@ -1,5 +1,7 @@
 """FSDP: each rank has its part, and what comes out is what comes out of DDP, bit for bit."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,8 @@ from common.accelerator import Accelerator
 from common.accelerator.state import DistributedType
 from common.accelerator.utils import FullyShardedDataParallelPlugin
 from common.memory import accounting
+from common.processes import ranks
+from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
 SIZED = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 20}
@@ -153,6 +157,39 @@ def test_the_bytes_of_all_ranks_sum_to_one_copy():
     (one,) = on_ranks(1, bytes_held)
     two = on_ranks(2, bytes_held, fsdp_plugin=plugin)
     assert two[0] == two[1] and [2 * part for part in two[0]] == one
+
+
+def on_gpus(library):
+    """The losses of a training that shares a model out, on GPUs."""
+    root = importlib.import_module(library)
+    utils = importlib.import_module(f"{library}.utils")
+    settings = {"state_dict_type": "FULL_STATE_DICT", **LAYERS}
+    plugin = utils.FullyShardedDataParallelPlugin(fsdp_version=2, **settings)
+    accelerator = root.Accelerator(fsdp_plugin=plugin)
+    torch.manual_seed(0)
+    model = Tied()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    losses = []
+    for number in range(6):
+        tokens = (torch.arange(12, device=accelerator.device).roll(number) + accelerator.process_index) % 7
+        loss = model(tokens).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    weights = accelerator.get_state_dict(model)
+    accelerator.end_training()
+    forget_states(library)
+    return losses, weights
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="Hugging Face Accelerate shares models out on GPUs alone")
+def test_two_gpus_train_as_on_accelerate():
+    (losses, weights), _ = ranks(2).run(on_gpus, OURS)
+    (expected, others), _ = ranks(2).run(on_gpus, THEIRS)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for name in weights:
+        torch.testing.assert_close(weights[name], others[name], rtol=1e-4, atol=1e-6)
 
 
 def refused(accelerator):

@@ -137,8 +137,8 @@ def test_modules_and_programs_are_launched_as_the_default_file_says(tmp_path, st
     folder.mkdir(parents=True)
     (folder / "default_config.yaml").write_text("num_processes: 2\nuse_cpu: true\ndistributed_type: MULTI_CPU\n")
     command, _ = started("-m", "package.tool", "-m")
-    assert command[-3:] == ["--module", "package.tool", "-m"] and "--nproc-per-node=2" in command
-    assert started("--no_python", "true")[0][-2:] == ["--no-python", "true"]
+    assert command[-4:] == ["--module", "--", "package.tool", "-m"] and "--nproc-per-node=2" in command
+    assert started("--no_python", "true")[0][-3:] == ["--no-python", "--", "true"]
     assert started("--num_processes=1", "-m", "package.tool")[0] == ["-m", "package.tool"]
 
 
@@ -170,7 +170,7 @@ def test_several_machines_meet_at_the_first(started, backend, more):
     flags = ["--cpu", "--num_processes=8", "--num_machines=2", "--machine_rank=1", "--main_process_ip=10.0.0.1"]
     flags += ["--main_process_port=29501", f"--rdzv_backend={backend}", "--rdzv_conf=timeout=9"]
     command, _ = started(*flags, __file__)
-    assert command[2:-1] == [
+    assert command[2:-2] == [
         "--nproc-per-node=4", "--nnodes=2", "--node-rank=1", f"--rdzv-backend={backend}",
         "--rdzv-endpoint=10.0.0.1:29501", *more,
     ]  # fmt: skip

@@ -134,6 +134,59 @@ def test_structures_are_joined_and_mapped_as_in_accelerate(name, args, kwargs, l
     assert answer(ours, *args, **kwargs) == answer(theirs, *args, **kwargs)
 
 
+def of_its_own(base):
+    """A container whose constructor takes a name and no content."""
+
+    class OfItsOwn(base):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+    return OfItsOwn("a name")
+
+
+class Pair(Point):
+    """A namedtuple whose constructor takes one argument for two fields."""
+
+    def __new__(cls, x):
+        return super().__new__(cls, x, x)
+
+
+class Frozen(collections.abc.Mapping):
+    """A mapping of no known kind, whose constructor takes a name."""
+
+    def __init__(self, name):
+        self.items_of_name = {name: torch.ones(1)}
+
+    def __getitem__(self, key):
+        return self.items_of_name[key]
+
+    def __iter__(self):
+        return iter(self.items_of_name)
+
+    def __len__(self):
+        return len(self.items_of_name)
+
+
+def test_containers_whose_constructors_take_something_else_keep_class_content_and_attributes():
+    """On accelerate they raise, or arrive empty."""
+    counts = collections.defaultdict(list, a=torch.ones(1), b=collections.defaultdict(int))
+    of_dict, of_user_dict, of_list = of_its_own(dict), of_its_own(collections.UserDict), of_its_own(list)
+    of_dict["a"] = of_user_dict["a"] = torch.ones(1)
+    of_list.append(torch.ones(1))
+    data = [counts, of_dict, of_user_dict, of_list, Pair(torch.ones(1)), torch.Size([2, 3])]
+    for moved, factor in ((send_to_device(data, "cpu"), 1), (operations.recursively_apply(torch.neg, data), -1)):
+        assert [type(container) for container in moved] == [type(container) for container in data]
+        assert all(moved[place].name == "a name" for place in (1, 2, 3))
+        assert all(container["a"].item() == factor for container in moved[:3])
+        assert moved[3][0].item() == moved[4].x.item() == moved[4].y.item() == factor
+        assert moved[0].default_factory is list and moved[0]["b"].default_factory is int
+    assert operations.concatenate([data[:4], data[:4]])[1]["a"].tolist() == [1, 1]
+    assert of_dict["a"].item() == of_list[0].item() == 1  # the script's own are as they were
+    with pytest.raises(TypeError, match="a Frozen cannot be made of a dict with its items"):
+        send_to_device(Frozen("a"), "cpu")
+
+
 def test_an_unknown_reduction_is_refused():
     PartialState(cpu=True)
     with pytest.raises(ValueError, match="reduction must be 'mean', 'sum', 'max' or 'none', not 'median'"):

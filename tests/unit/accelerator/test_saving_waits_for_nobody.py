@@ -198,11 +198,8 @@ def saved_late(_, folder: Path) -> tuple:
         run.accelerator.wait_for_everyone()
     with run_named(f"{folder}, the second"):
         run = Run(folder, **naming)
-        found = run.load()
-        run.accelerator.save_state()
-        run.accelerator.wait_for_everyone()
-    return *found, [path.name for path in (folder / "checkpoints").glob("checkpoint_*") if is_whole(path)]
+        return *run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*") if is_whole(path)]
 
 
 def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp_path):
-    assert on_ranks(2, saved_late, tmp_path) == [(3, 3, ["checkpoint_4"])] * 2
+    assert on_ranks(2, saved_late, tmp_path) == [(3, 3, ["checkpoint_3"])] * 2

@@ -46,7 +46,6 @@ LEFT_OUT = {
     "device_mesh",
     "fork_launched",
     "get_deepspeed_plugin",
-    "is_last_process",
     "select_deepspeed_plugin",
     "set_device",
     "torch_tp_plugin",

@@ -283,6 +283,25 @@ def test_a_command_line_is_parsed_as_for_transformers(tmp_path, transformers):
         assert {name: getattr(args, name) for name in given} == given
 
 
+def test_argument_fsdp():
+    with pytest.raises(ValueError, match="fsdp is 'full_shard offload' but must be True, or of the words full_shard"):
+        TrainingArguments(fsdp="full_shard offload")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fsdp": True, "fsdp_config": {"version": 1}}, "FSDP of version 1 is out of scope"),
+        ({"fsdp": True, "fsdp_config": {"fsdp_cpu_offload": True}}, "FSDP with cpu_offload=True is out of scope"),
+        ({"fsdp": True, "fsdp_config": {"sversion": 2}}, "unexpected keyword argument 'sversion'"),
+    ],
+)
+def test_argument_fsdp_config(arguments, message):
+    """What FSDP does in a training is in test_processes.py."""
+    with pytest.raises((NotImplementedError, TypeError, ValueError), match=message):
+        TrainingArguments(**arguments)
+
+
 def test_no_argument_is_left_out():
     by_comparison = {name for name, *_ in CHANGES}
     by_a_test = {name.removeprefix("test_argument_") for name in globals() if name.startswith("test_argument_")}
@@ -350,6 +369,9 @@ def test_shares_that_save_between_evaluations_are_refused_when_the_number_of_ste
     with pytest.raises(ValueError, match=r"8 of 25 steps and eval_steps=0.1 are 3: save only after evaluations"):
         trainer.train()
     trainer.args.max_steps = 20
+    assert trainer.train().global_step == 20
+    mixed = {"eval_steps": 0.5, "save_steps": 10}
+    trainer = make_trainer(tmp_path, evaluate=8, load_best_model_at_end=True, max_steps=20, **(shares | mixed))
     assert trainer.train().global_step == 20
 
 

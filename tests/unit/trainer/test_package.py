@@ -27,6 +27,7 @@ def test_every_missing_argument_and_method_is_named(transformers):
     def missing(names_of):
         return names_of(transformers) - names_of(trainer)
 
-    assert missing(lambda library: {name for name in dir(library.Trainer) if name[0] != "_"}) in points
+    methods = missing(lambda library: {name for name in dir(library.Trainer) if name[0] != "_"})
     arguments = missing(lambda library: {field.name for field in fields(library.TrainingArguments)})
-    assert arguments | {"TrainingArguments"} in points
+    assert methods and any(methods <= point for point in points)
+    assert arguments and any(arguments <= point for point in points)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from common.processes import ranks
+from common.trainer.batches import find_labels
 from tests.parity.random_trainers import comparable, digest
 from tests.states import on_a_rank
 from tests.toys import Net
@@ -91,6 +92,14 @@ def classify(library, folder, capsys):
 def test_a_published_script_ends_the_same(tmp_path, transformers, capsys):
     *_, printed, has_tag = same_on_both(classify, tmp_path, capsys)
     assert "train_runtime = 1:01:01.25" in printed and has_tag
+
+
+@pytest.mark.parametrize("task", ["QuestionAnswering", "SequenceClassification"])
+def test_labels_are_found_as_in_transformers(task, transformers):
+    model_class = getattr(transformers, f"BertFor{task}")
+    with torch.device("meta"):
+        model = model_class(transformers.BertConfig(num_hidden_layers=1))
+    assert find_labels(model) == transformers.utils.generic.find_labels(model_class)
 
 
 class Recomputed(Net):

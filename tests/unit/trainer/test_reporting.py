@@ -23,7 +23,11 @@ def shown(tmp_path, capsys, reporter) -> str:
 def test_the_summary_and_what_is_logged(tmp_path, capsys):
     make_trainer(tmp_path, gradient_accumulation_steps=2, logging_steps=1).train()
     out = capsys.readouterr().out
-    for line in ("40 examples, steps 0 to 3 of 16 each, on 1 processes", "learning_rate 0.", "train_runtime "):
+    for line in (
+        "40 examples, steps 0 to 3 of 16 each; processes with one device each: 1",
+        "learning_rate 0.",
+        "train_runtime ",
+    ):
         assert line in out
 
 

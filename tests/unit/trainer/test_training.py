@@ -260,7 +260,7 @@ def test_several_gpus_in_one_process_are_pointed_out_and_not_used(tmp_path, monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     trainer = make_trainer(tmp_path)
     trainer.train()
-    assert "on 1 processes with one device each (GPUs visible: 2)" in capsys.readouterr().out
+    assert "processes with one device each: 1, GPUs visible: 2" in capsys.readouterr().out
     assert not isinstance(trainer.model_wrapped, nn.DataParallel)
 
 

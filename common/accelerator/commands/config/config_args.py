@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...state import PRECISIONS
+from ...utils.dataclasses import FSDP_VARIABLES
 
 # Keys of parts of Accelerate that do not exist here, or of what is the script's to choose.
 OUT_OF_SCOPE = (
@@ -41,24 +42,9 @@ CHOICES = {
     "mixed_precision": PRECISIONS,
     "rdzv_backend": RENDEZVOUS,
 }
-# The settings of FSDP, which travel to the script in variables: FullyShardedDataParallelPlugin reads and checks them.
-FSDP_VARIABLES = {
-    "fsdp_version": "FSDP_VERSION",
-    "fsdp_activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
-    "fsdp_activation_checkpointing_offload": "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
-    "fsdp_auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
-    "fsdp_backward_prefetch": "FSDP_BACKWARD_PREFETCH",
-    "fsdp_cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
-    "fsdp_forward_prefetch": "FSDP_FORWARD_PREFETCH",
-    "fsdp_min_num_params": "FSDP_MIN_NUM_PARAMS",
-    "fsdp_offload_params": "FSDP_OFFLOAD_PARAMS",
-    "fsdp_reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
-    "fsdp_sharding_strategy": "FSDP_SHARDING_STRATEGY",
-    "fsdp_state_dict_type": "FSDP_STATE_DICT_TYPE",
-    "fsdp_sync_module_states": "FSDP_SYNC_MODULE_STATES",
-    "fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
-    "fsdp_use_orig_params": "FSDP_USE_ORIG_PARAMS",
-}
+# The settings of FSDP and the variables in which they travel to the script.
+FSDP_SETTINGS = {variable.lower(): variable for variable in FSDP_VARIABLES.values()}
+FSDP_SETTINGS["fsdp_transformer_layer_cls_to_wrap"] = FSDP_SETTINGS.pop("fsdp_transformer_cls_to_wrap")
 INTEGERS = ("machine_rank", "main_process_port", "num_machines", "num_processes")
 FLAGS = ("same_network", "use_cpu")
 
@@ -204,5 +190,5 @@ def _read_value(key: str, value: Any) -> Any:
         value = value or {}
         require(isinstance(value, dict), f"{key} must hold keys and values, not {value!r}")
         for name in value:
-            require(name in FSDP_VARIABLES, f"unknown key {name!r} in {key}")
+            require(name in FSDP_SETTINGS, f"unknown key {name!r} in {key}")
     return value
