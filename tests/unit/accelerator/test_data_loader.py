@@ -208,5 +208,5 @@ def test_seeds_that_differ_by_process_do_not_break_sharding(use_seedable_sampler
 def test_split_batches_and_the_dataloader_configuration_reach_the_loaders():
     shared = DataLoaderConfiguration(even_batches=False, use_seedable_sampler=True, data_seed=3)
     accelerator = Accelerator(dataloader_config=shared, split_batches=True, cpu=True)
-    assert accelerator.split_batches and not accelerator.even_batches and not shared.split_batches
+    assert accelerator.dataloader_config.split_batches and not accelerator.even_batches and not shared.split_batches
     assert gathered([accelerator.prepare(DataLoader(range(4), shuffle=True))]) == seeded_order(4, seed=3)
