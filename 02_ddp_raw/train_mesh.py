@@ -49,6 +49,8 @@ def train(args):
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=args.timeout)
     groups = dist.get_world_size() // args.tensor  # each of them trains on its own part of a batch
     mesh = init_device_mesh(device.type, (groups, args.tensor), mesh_dim_names=("data", "tensor"))  # rows, columns
+    for row_or_column in mesh.get_all_groups():
+        row_or_column.set_timeout(args.timeout)  # a mesh makes its groups with torch's default, of 30 minutes on a CPU
     data = mesh["data"]  # this rank's column
 
     train_set, test_set = load_data(args)

@@ -31,7 +31,7 @@ NAMES = (
     "forward_through_module",
     "moved_after_wrapping",
     "replaced_parameters",
-    "optimizer_before_sharding",
+    "optimizer_made_first",
     "unused_parameter",
     "accumulation_off_by_one",
     "forward_outside_no_sync",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from common.files import atomic_write
 from common.small.accelerator import (
@@ -178,17 +178,21 @@ class Trainer:
             yield from batches
 
     def evaluate(self) -> dict[str, float]:
-        """Log and return the mean loss over `eval_dataset`. Each sample counts with the mean loss of its batch."""
-        own_size = self.args.per_device_eval_batch_size
-        [loader] = self.accelerator.prepare(self.make_loader(self.eval_dataset, own_size))
+        """Log and return the mean loss over `eval_dataset`, in which each sample counts once."""
+        accelerator = self.accelerator
+        # A prepared loader would repeat samples, so that all ranks have as many: here each rank has its own alone.
+        own = range(accelerator.process_index, len(self.eval_dataset), accelerator.num_processes)
+        samples = Subset(self.eval_dataset, own)
+        totals = torch.zeros(2, device=accelerator.device)
         self.model.eval()
-        losses = []
-        for inputs in loader:
+        for inputs in DataLoader(samples, self.args.per_device_eval_batch_size, collate_fn=self.data_collator):
+            inputs = {name: tensor.to(accelerator.device) for name, tensor in inputs.items()}
             with torch.no_grad():
                 loss = self.compute_loss(self.model, inputs)
-            # Once for each sample, so that duplicates can be cut off and a short batch weighs less.
-            losses += self.accelerator.gather_for_metrics((loss.repeat(own_size),))
-        metrics = {"eval_loss": float(torch.cat(losses).mean())}
+            rows = len(next(iter(inputs.values())))
+            totals += torch.stack([loss * rows, torch.full_like(loss, rows)])
+        loss_sum, num_samples = accelerator.reduce(totals, "sum")
+        metrics = {"eval_loss": float(loss_sum / num_samples)}
         self.log(metrics)
         return metrics
 

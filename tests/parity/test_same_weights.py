@@ -1,9 +1,12 @@
 """Every level, at every world size, is the same training run."""
 
+from pathlib import Path
+
 import pytest
 
 from common import ladder
-from tests.levels import EXACT, farthest, level_00, run_level, run_on_ranks
+from common.processes import RankFailed
+from tests.levels import EXACT, SHORT, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
 SLOW = pytest.mark.slow
@@ -68,11 +71,7 @@ def test_each_sample_is_evaluated_once_where_ranks_have_none_or_a_batch_less(sam
     ],
 )
 def test_a_mesh_that_is_not_kept_apart_trains_other_weights(change, tmp_path):
-    source = ladder.script(ladder.MESH).read_text()
-    assert source.count(change[0]) == 1
-    path = tmp_path / "02_ddp_raw" / "train_mesh.py"
-    path.parent.mkdir()
-    path.write_text(source.replace(*change))
+    path = _changed_mesh(tmp_path, *change)
     flags = [*EXACT[:-1], "--tensor", "2"]  # with dropout
     _, weights = run_on_ranks(ladder.MESH, 4, flags)
     _, others = run_on_ranks(ladder.MESH, 4, flags, path)
@@ -88,6 +87,24 @@ def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size,
         _assert_same_numbers(result, level_00()[0])
     if world_size == 2:
         assert farthest(weights, run_on_ranks(level, world_size, EXACT)[1]) == 0.0, "the bits of DDP"
+
+
+@SLOW
+def test_a_row_of_a_mesh_waits_for_a_rank_no_longer_than_the_timeout(tmp_path):
+    """torch gives a mesh's groups its default, of 30 minutes: that of the lesson's own group is not theirs."""
+    wait = "                dist.get_rank() == 1 and __import__('time').sleep(60)\n                optimizer.step()"
+    path = _changed_mesh(tmp_path, "                optimizer.step()", wait)
+    with pytest.raises(RankFailed, match="Timed out"):
+        run_on_ranks(ladder.MESH, 4, [*SHORT, "--tensor", "2", "--timeout", "5"], path)
+
+
+def _changed_mesh(folder: Path, old: str, new: str) -> Path:
+    source = ladder.script(ladder.MESH).read_text()
+    assert source.count(old) == 1
+    path = folder / "02_ddp_raw" / "train_mesh.py"
+    path.parent.mkdir()
+    path.write_text(source.replace(old, new))
+    return path
 
 
 @SLOW

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from common import ladder
+from tests.levels import run_script
 
 HIDING = """
 import os, sys
@@ -67,14 +68,26 @@ os.stat, os.listdir, os.scandir = map(without_proc, (os.stat, os.listdir, os.sca
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # every rank starts anew where none can be forked
-def test_all_levels_and_the_comparison_run_without_what_only_linux_has(tmp_path):
+@pytest.fixture
+def elsewhere(tmp_path):
+    """The environment of a system without them."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_LINUX)
-    command = [sys.executable, "-m", "benchmarks.compare", "--steps", "2", "--rounds", "1", "--dataset", "synthetic"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, timeout=840, cwd=ladder.ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ladder.ROOT)])},
-    )  # fmt: skip
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ladder.ROOT)])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ladder.levels())
+def test_a_level_trains_without_what_only_linux_has(level, elsewhere):
+    done = run_script(level, SMALL, processes=2 if level in ladder.DISTRIBUTED else None, **elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("synthetic accuracy") == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)  # every rank starts anew where none can be forked
+def test_the_comparison_runs_without_what_only_linux_has(tmp_path, elsewhere):
+    flags = ["--steps", "2", "--rounds", "1", "--dataset", "synthetic", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "benchmarks.compare", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ladder.ROOT, env=os.environ | elsewhere)
     assert done.returncode == 0, done.stderr
     assert "IN STEP: 5 levels" in done.stdout and "EXACT: " in done.stdout

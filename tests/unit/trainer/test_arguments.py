@@ -144,9 +144,9 @@ def test_argument_logging_nan_inf_filter(tmp_path):
 def test_argument_accelerator_config(tmp_path):
     given = {"split_batches": True, "dispatch_batches": False, "non_blocking": True}
     for config in (given, AcceleratorConfig(**given)):
-        accelerator = make_trainer(tmp_path, accelerator_config=config).accelerator
-        assert accelerator.split_batches is True and accelerator.even_batches is True
-        assert accelerator.dispatch_batches is False and accelerator.non_blocking is True
+        loading = make_trainer(tmp_path, accelerator_config=config).accelerator.dataloader_config
+        assert loading.split_batches is True and loading.even_batches is True
+        assert loading.dispatch_batches is False and loading.non_blocking is True
 
 
 def test_argument_dataloader_pin_memory(tmp_path, monkeypatch):
