@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import multiprocessing
-import os
 import signal
 import threading
 import uuid
@@ -21,7 +20,7 @@ import torch
 from common.gpus import hide_gpus
 from common.process_group import free_left_group
 
-from .environment import RANKS, parse_flag_from_env, patch_environment
+from .environment import parse_flag_from_env, patch_environment
 from .state import PRECISIONS, AcceleratorState, GradientState, PartialState
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -103,19 +102,7 @@ def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes
         RuntimeError, NotImplementedError: as `notebook_launcher`.
     """
     with patch_environment(ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="no"):
-        # As in the original, a single process belongs to no group.
-        launched = function if num_processes > 1 else _without_ranks(function)
-        _fork(launched, args, num_processes, port="0", max_restarts=0)
-
-
-def _without_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*args: Any) -> None:
-        for name in RANKS:
-            os.environ.pop(name, None)
-        function(*args)
-
-    return run
+        _fork(function, args, num_processes, port="0", max_restarts=0)
 
 
 def _count_gpus() -> int:

@@ -242,9 +242,3 @@ def test_without_a_gpu_and_without_a_process_the_function_runs_right_here():
     notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
     pytest.importorskip("accelerate").notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
     assert seen == [os.getpid()] * 3
-
-
-def test_a_single_process_of_the_debug_launcher_is_started_and_belongs_to_no_group(tmp_path):
-    debug_launcher(lambda: note(tmp_path, f"{os.getpid()} {Accelerator().distributed_type}"), num_processes=1)
-    process_id, kind = notes(tmp_path)["alone"].split()
-    assert int(process_id) != os.getpid() and kind == "DistributedType.NO"
