@@ -1,16 +1,20 @@
-"""Features with a collective or a file of their own do what they do on Accelerate: hooks, profiles."""
+"""Features with a collective or a file of their own do what they do on Accelerate: hooks, local SGD, profiles."""
 
+import contextlib
 import functools
 import importlib
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from common.accelerator import local_sgd
 from common.accelerator.utils import ProfileKwargs
 from common.processes import ranks
 from tests.parity.random_scripts import differences
 from tests.parity.random_trainings import WIDTH, Script, outcome
 from tests.states import OURS, THEIRS, forget_states
+from tests.unit.accelerator.several_processes import on_ranks
 
 pytest.importorskip("accelerate")
 
@@ -48,6 +52,64 @@ def test_communication_hooks_give_the_weights_that_they_give_on_accelerate(hook,
     assert list(differences(ours[0]["weights"], ours[1]["weights"])) == []
     # A hook that does nothing would pass too.
     assert not torch.equal(ours[0]["weights"][0]["0.weight"], without_a_hook()[0]["weights"][0]["0.weight"])
+
+
+def local(library, local_sgd_steps, enabled):
+    """A training whose processes average their weights every few steps, and what each had before."""
+    root = importlib.import_module(library)
+    local_sgd_module = importlib.import_module(f"{library}.local_sgd")
+    accelerator = root.Accelerator(cpu=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(WIDTH, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.randn(28, WIDTH), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    seen = []
+    averaging = local_sgd_module.LocalSGD(
+        accelerator=accelerator, model=model, local_sgd_steps=local_sgd_steps, enabled=enabled
+    )
+    with averaging as steps:
+        for batch in loader:
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(accelerator.unwrap_model(model).weight.detach().clone())
+            steps.step()
+    weights = accelerator.unwrap_model(model).weight.detach().clone()
+    accelerator.end_training()
+    forget_states(library)
+    return seen, weights
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_local_sgd_gives_the_weights_that_it_gives_on_accelerate(enabled):
+    ours = ranks(2).run(local, OURS, 3, enabled)
+    assert list(differences(ours, ranks(2).run(local, THEIRS, 3, enabled))) == []
+    (one_seen, one), (other_seen, other) = ours
+    # Local steps differ between the processes, and the last average makes them agree.
+    assert torch.equal(one_seen[-1], other_seen[-1]) is not enabled
+    assert torch.equal(one, other)
+
+
+def test_local_sgd_does_nothing_in_one_process():
+    assert list(differences(local(OURS, 3, True), local(THEIRS, 3, True))) == []
+
+
+def fail_in_local_sgd(accelerator):
+    """What the main process is told; the other one averages weight and bias."""
+    accelerator.wait_for_everyone = lambda: None  # the other process does not meet this one before it averages
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    with contextlib.suppress(KeyError), local_sgd.LocalSGD(accelerator, model, local_sgd_steps=2):
+        if accelerator.is_main_process:
+            raise KeyError
+    if accelerator.is_main_process:
+        accelerator.reduce([parameter.data for parameter in model.parameters()], "mean")
+    return True
+
+
+def test_an_error_within_local_sgd_is_raised_at_once():
+    assert on_ranks(2, fail_in_local_sgd, timeout=30) == [True, True]
 
 
 def profiled(library, folder):
