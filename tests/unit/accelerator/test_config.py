@@ -1,6 +1,7 @@
 """The launcher's configuration file: what accelerate writes works or is refused by name, and nothing else happens."""
 
 import dataclasses
+import io
 from pathlib import Path
 
 import pytest
@@ -132,8 +133,32 @@ def test_config_default_writes_once(tmp_path, capsys, monkeypatch):
     assert load_config_from_file().mixed_precision == "bf16"
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path, capsys):
+def test_config_asks_until_the_answers_fit(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "file.yaml"
+    answers = iter(["abacus", "yes", "2", "1", "10.0.0.1", "x", "29501", "c10d", "4", "half", "bf16"])
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    assert main(["config", "--config_file", str(path)]) == 0
+    assert load_config_from_file(path) == ClusterConfig(
+        distributed_type="MULTI_CPU", num_processes=4, num_machines=2, machine_rank=1, main_process_ip="10.0.0.1",
+        main_process_port=29501, rdzv_backend="c10d", mixed_precision="bf16", use_cpu=True,
+    )  # fmt: skip
+
+
+def test_config_without_answers_or_a_place_to_write_is_one_clear_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
+    assert main(["config", "--config_file", str(tmp_path / "file.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "config default" in error
     (tmp_path / "file").write_text("")
     assert main(["config", "default", "--config_file", str(tmp_path / "file" / "x.yaml")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "cannot be written" in error
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_env_reports_a_broken_configuration(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "config.yaml"
+    path.write_text("num_proceses: 2")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert main(["env", "--config_file", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "PyTorch" in out and "ACCELERATE_MIXED_PRECISION=bf16" in out
+    assert "unknown key 'num_proceses'" in out

@@ -1,0 +1,99 @@
+"""The script that `test` runs in every process: three small jobs whose outcome is known in advance."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from .. import Accelerator
+from ..utils import DataLoaderConfiguration, GradientAccumulationPlugin
+
+SAMPLES = 46  # divides by no usual global batch: some ranks get less than others
+
+
+def expect(holds: bool, message: str) -> None:
+    """End the process with the verdict `message` unless `holds`."""
+    if not holds:
+        raise SystemExit(f"FAILED: {message}")
+
+
+def check_ranks(accelerator: Accelerator) -> None:
+    """every process is there once, and they add up"""
+    rank = torch.tensor([accelerator.process_index], device=accelerator.device)
+    all_ranks = list(range(accelerator.num_processes))
+    gathered = accelerator.gather(rank)
+    expect(gathered.tolist() == all_ranks, "gather lost or moved a rank")
+    total = accelerator.reduce(rank, "sum")
+    expect(total.item() == sum(all_ranks), "the sum over the ranks is wrong")
+
+
+def check_sharding(accelerator: Accelerator) -> None:
+    """the shards of a shuffled loader hold every sample, and gathering gives each back once"""
+    in_order = list(range(SAMPLES))
+    loader = DataLoader(TensorDataset(torch.tensor(in_order)), 4 * accelerator.num_processes, shuffle=True)
+    visited = []
+    for (batch,) in accelerator.prepare(loader):
+        samples = accelerator.gather_for_metrics(batch)
+        visited.extend(samples.tolist())
+    expect(visited != in_order, "the samples came unshuffled")
+    expect(sorted(visited) == in_order, "samples were lost or repeated")
+
+
+def check_training(accelerator: Accelerator) -> None:
+    """ranks that start from different weights end with the same ones, those that one process alone trains"""
+    batch_size = 4 * accelerator.num_processes
+    data = classified_points(5 * batch_size)
+    alone = train(data, batch_size, 0, lambda *objects: objects, torch.Tensor.backward)
+    rank = accelerator.process_index
+    trained = train(data, batch_size, rank, accelerator.prepare, accelerator.backward)
+    everyone = accelerator.gather(trained[None])
+    expect(bool((everyone == trained).all()), "the ranks ended with different weights")
+    difference = trained.cpu() - alone
+    error = difference.abs().max()
+    expect(error.item() < 1e-9, f"the weights are {error:.1e} away from those of one process")
+
+
+def classified_points(count: int) -> TensorDataset:
+    """`count` random points of eight numbers, each of one of three random classes; the same at each call."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(count, 8, dtype=torch.float64, generator=generator)
+    classes = torch.randint(3, (count,), generator=generator)
+    return TensorDataset(points, classes)
+
+
+def train(data: TensorDataset, batch_size: int, seed: int, prepare: Callable, backward: Callable) -> torch.Tensor:
+    """Visit `data` once with a small network that starts from `seed`, and return all its weights in one row."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    model.double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer, loader = prepare(model, optimizer, DataLoader(data, batch_size))
+    for points, classes in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(points), classes)
+        backward(loss)
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def main() -> None:
+    accelerator = Accelerator(
+        mixed_precision="no",
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
+        # A number of steps would give way to the one that the configuration or the environment sets.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+    )
+    for check in (check_ranks, check_sharding, check_training):
+        check(accelerator)
+        accelerator.print(f"ok: {check.__doc__}")
+    accelerator.wait_for_everyone()
+    count = accelerator.num_processes
+    processes = "1 process" if count == 1 else f"{count} processes"
+    accelerator.print(f"PASSED: {processes} ({accelerator.distributed_type.value}), device {accelerator.device}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""`python -m common.accelerator test`: a verdict from a real run, and a run that finds what is broken."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.accelerator import Accelerator
+from common.accelerator.commands import self_check
+from common.accelerator.commands.accelerate_cli import main
+from common.processes import ranks
+from tests.states import forget_states
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    result = subprocess.run(
+        [sys.executable, "-m", "common.accelerator", "test", "--cpu", "--num_processes", "2"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    *checks, verdict = result.stdout.splitlines()
+    assert len(checks) == 3 and all(line.startswith("ok: ") for line in checks)
+    assert verdict.startswith("PASSED: 2 processes (MULTI_CPU)")
+
+
+def test_a_failure_is_a_verdict_too(monkeypatch, capsys):
+    monkeypatch.setattr(subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 3))
+    assert main(["test", "--cpu"]) == 3
+    assert "FAILED" in capsys.readouterr().out
+
+
+def _with(name: str, broken: str) -> str:
+    """The message of the check called `name` on a core in which the method `broken` does nothing."""
+    real = vars(Accelerator)[broken]
+    setattr(Accelerator, broken, lambda self, value, *rest, **kwargs: value)
+    try:
+        accelerator = Accelerator(cpu=True)
+        getattr(self_check, name)(accelerator)
+    except SystemExit as failure:
+        return str(failure)
+    finally:
+        setattr(Accelerator, broken, real)
+        forget_states()
+    return "passed"
+
+
+@pytest.mark.parametrize(
+    "check, broken, message",
+    [
+        ("check_ranks", "gather", "gather lost or moved a rank"),
+        ("check_sharding", "gather_for_metrics", "samples were lost or repeated"),
+        ("check_training", "prepare_model", "the ranks ended with different weights"),
+    ],
+)
+def test_each_check_notices_its_fault(check, broken, message):
+    answers = ranks(2).run(_with, check, broken, timeout=60)
+    assert any(message in answer for answer in answers), answers
+
+
+def test_a_number_of_accumulation_steps_in_the_environment_is_no_fault(monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    self_check.main()
+    assert "PASSED: 1 process" in capsys.readouterr().out
