@@ -11,9 +11,7 @@ COLUMNS = 2  # of the picture of scaling
 
 def speeds(report: dict, path: Path) -> None:
     """Images per second of each level: the median of the rounds, their quartiles, and every round."""
-    groups = report.get("throughput", [])
-    if not groups:
-        return
+    groups = report["throughput"]
     shown = []
     for group in groups:
         shown.append({name: row for name, row in group["rows"].items() if not is_share(row)})

@@ -21,6 +21,7 @@ from benchmarks.harness.paired import Samples, measure
 from benchmarks.harness.rows import A_SHARE, ALL_CORES, FIRST, RAW_DDP, is_share
 from common import ladder
 from common.cores import available_cores
+from common.data.synthetic import SIZES
 from common.processes import ranks
 
 # Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
@@ -139,7 +140,7 @@ class Throughput:
         durations = [self.configurations[name].batch_size / speed for name, speed in speeds.items()]
         wanted = max(2, round(seconds / statistics.median(durations)))
         largest = max(configuration.batch_size for configuration in self.configurations.values())
-        in_an_epoch = 60_000 // largest
+        in_an_epoch = SIZES["train"] // largest
         if any(row["device"] != "cpu" for row in self.facts.values()):
             return min(wanted, in_an_epoch // 2)  # the warm-up takes as many
         return min(wanted, 400, in_an_epoch - WARM_UP_STEPS)
