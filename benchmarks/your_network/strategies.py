@@ -20,6 +20,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.harness.gathered import name_gathered
 from benchmarks.your_network import training
 from benchmarks.your_network.spec import UserNetwork
 from common.memory import name_category
@@ -80,17 +81,10 @@ def _averaged_already(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[T
 def _fully_sharded(model: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool) -> nn.Module:
     for unit in units(model):
         fully_shard(unit, mesh=mesh, reshard_after_forward=reshard_after_forward)
-        unit.register_forward_pre_hook(_name_gathered)  # runs after FSDP's own hook, which gathers
+        unit.register_forward_pre_hook(name_gathered)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard_after_forward)
-    model.register_forward_pre_hook(_name_gathered)
+    model.register_forward_pre_hook(name_gathered)
     return model
-
-
-def _name_gathered(unit: nn.Module, _: Any) -> None:
-    """Say for the accounting which tensors are gathered parameters."""
-    for parameter in unit.parameters():
-        if not hasattr(parameter, "device_mesh"):  # another unit's are still cut
-            name_category(parameter, "parameters")
 
 
 def units(model: nn.Module) -> list[nn.Module]:
