@@ -153,7 +153,7 @@ class Comparison:
         for level in self.levels:
             workers = 1 if level == FIRST else self.options.world_size
             configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
-        configurations += throughput.apart(size, self.options.world_size)
+        configurations += throughput.all_cores(size)
         timed = throughput.Throughput(configurations, tuple(self.data_flags()))
         timed.calibrate()
         samples = measure(timed.contestants, self.options.rounds)

@@ -1,8 +1,8 @@
-"""A comparison in the terminal: the speeds, the checks, where a step's time goes, and the verdicts."""
+"""A comparison in the terminal: the speeds, the checks, and the verdicts."""
 
 import textwrap
 
-from benchmarks.harness.rows import FIRST, RAW_DDP, is_share
+from benchmarks.harness.rows import FIRST
 from benchmarks.report.verdicts import are_measured, peaks, verdicts
 from common import ladder
 from common.instruments.result import quantity
@@ -16,8 +16,6 @@ WIDTH = 80  # columns of a terminal
 def summary(report: dict) -> str:
     """All that a comparison has found, in 80 columns."""
     lines = [f"{tables(report)}\n"]
-    for group in report["throughput"]:
-        lines += map(wrapped, where_time_goes(group["rows"]))
     lines += [wrapped(verdict.line) for verdict in verdicts(report)]
     return "\n".join(lines)
 
@@ -37,8 +35,6 @@ def _speeds(group: dict) -> str:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
     lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", f"× level 00 ({sure:.0%} interval)"))
     for name, row in group["rows"].items():
-        if is_share(row):
-            continue
         ratio = "1" if name == FIRST else MISSING
         if name in pairs:
             low, high = pairs[name]["interval"]
@@ -80,29 +76,6 @@ def per_device(sizes: list[int]) -> str:
     if len(others) > 1 and len(set(others)) == 1:
         return f"{mib[0]} {len(others)}×{others[0]}"
     return " ".join(mib)
-
-
-def where_time_goes(rows: dict[str, dict]) -> list[str]:
-    """A line on a step of level 02 on several devices: what a device computes, and what the others add.
-
-    All of it is measured in the same rounds: the step of one device, that of level 02 on several, and what one of the
-    several has to compute, alone on its device. There is no line where one of the three is missing. The time for
-    working together is sending, waiting for the slowest device, and what devices of one machine take from each other.
-    """
-    one = [row for row in rows.values() if row["level"] == FIRST and not row["apart"]]
-    shares = [row for row in rows.values() if is_share(row)]
-    several = [row for row in rows.values() if row["level"] == RAW_DDP and row["workers"] > 1]
-    if not (one and shares and several):
-        return []
-    whole, share, ddp = (_step_milliseconds(found[0]) for found in (one, shares, several))
-    return [
-        f"A step of {several[0]['global_batch_size']}: {whole:.1f} ms on 1 device; {ddp:.1f} on "
-        f"{several[0]['workers']}: {share:.1f} for one share alone, {ddp - share:.1f} for working together"
-    ]
-
-
-def _step_milliseconds(row: dict) -> float:
-    return 1000 * row["global_batch_size"] / row["median"]
 
 
 def wrapped(text: str) -> str:

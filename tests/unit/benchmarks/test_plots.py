@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from benchmarks.harness.rows import DATA_PARALLEL, DDP, accounted_totals, is_share
+from benchmarks.harness.rows import DATA_PARALLEL, DDP, accounted_totals
 from benchmarks.report import __main__ as command
 from benchmarks.report import page_tables, pictures, plots
 from benchmarks.report.pictures import COMPARISON, PICTURES
@@ -61,7 +61,7 @@ def panels(tmp_path, monkeypatch):
 
 def test_bars_of_speed_are_the_medians_and_whiskers_the_quartiles(report, panels):
     panel, _ = panels("throughput.png", report)
-    rows = [row for row in report["throughput"][0]["rows"].values() if not is_share(row)]
+    rows = report["throughput"][0]["rows"].values()
     assert [bar.get_width() for bar in panel.patches] == [row["median"] for row in rows]
     whiskers = [collection.get_segments()[0][:, 0] for collection in panel.collections]
     for ends, row in zip(whiskers, rows, strict=True):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.report.table import summary, tables, where_time_goes
+from benchmarks.report.table import summary, tables
 from benchmarks.report.verdicts import are_measured, balanced, exact, in_step, peaks
 from common import ladder
 
@@ -77,22 +77,10 @@ def test_the_terminal_has_80_columns(report):
     assert any(" ".join(line.split()).startswith(f"02_ddp_raw 2 {row['median']:.0f} 31% noisy") for line in lines)
 
 
-def test_where_the_time_of_a_step_goes_is_said_where_it_was_measured(report):
-    rows = report["throughput"][0]["rows"]
-    # On a device of its own: 64 / 800 s for the whole batch, 32 / 640 s for a half. 64 / 1000 s for two devices.
-    speeds = {"00_single_gpu": 800.0, "00_single_gpu, a share of 32": 640.0, "02_ddp_raw, 2 processes": 1000.0}
-    for name, speed in speeds.items():
-        rows[name]["median"] = speed
-    (line,) = where_time_goes(rows)
-    assert all(number in line for number in ("80.0 ms", "64.0 on 2", "50.0 for one share", "14.0 for working"))
-    for missing in speeds:
-        assert where_time_goes({name: row for name, row in rows.items() if name != missing}) == []
-
-
 def test_speeds_are_held_against_one_device_and_all_cores_stand_apart(report):
     speeds, *_, computed = tables(report).split("\n\n")
     title, _, *rows = speeds.splitlines()
     assert "1 core for each device" in title
     names = [row.split("  ")[0] for row in rows]
-    assert names == [*ladder.levels(), "00_single_gpu, all cores"]  # and no share of a batch
+    assert names == [*ladder.levels(), "00_single_gpu, all cores"]
     assert "all cores" not in computed
