@@ -197,6 +197,8 @@ def main() -> None:
         sys.exit(f"error: --out: {reason}")
     comparison = Comparison(options)
     report = comparison.report
+    if warning := records.busy(report["began"]["load"], available_cores()):
+        print(warning, file=sys.stderr, flush=True)
     try:
         comparison.run()
     except KeyboardInterrupt:
