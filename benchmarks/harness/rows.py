@@ -11,11 +11,6 @@ FOREACH = "DDP, foreach AdamW"
 FSDP = "FSDP2"
 
 
-def accounted_totals(row: dict) -> list[int]:
-    """The accounted peak bytes of each device, whatever else was measured."""
-    return [sum(split.values()) for split in row["peaks"]]
-
-
 def totals(row: dict) -> list[int]:
-    """The peak bytes of each device, measured where they were."""
-    return row["allocated"] or accounted_totals(row)
+    """The peak bytes of each device."""
+    return [sum(split.values()) for split in row["peaks"]]

@@ -8,7 +8,6 @@ from benchmarks.report.plots import (
     CLEAR,
     GREEN,
     GREY,
-    INK,
     ORANGE,
     SKY,
     SMALL,
@@ -57,10 +56,8 @@ def all_devices(report: dict, path: Path) -> None:
                 panel.text(0, 1.06, titles[network], transform=panel.transAxes, weight="bold", in_layout=False)
             panel.set_xlabel(f"{devices} devices")
     legend(figure, COLOURS, 3)
-    told = "Simulated: every tensor charged to its device"
-    if any(row["allocated"] for row in rows):
-        told = "Bars: simulated, every tensor charged to its device; diamonds: measured by CUDA's allocator"
-    save(figure, path, f"{told}. DP: DataParallel; ratio: fullest / emptiest device", report["machine"], LEGEND)
+    told = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
+    save(figure, path, told, report["machine"], LEGEND)
 
 
 def _devices(panel, row: dict, top: float) -> None:
@@ -69,8 +66,6 @@ def _devices(panel, row: dict, top: float) -> None:
     start = 0 if row["wrapper"] == DATA_PARALLEL else n + 1
     for device, split in enumerate(row["peaks"]):
         _stack(panel, start + device, split)
-    if row["allocated"]:
-        panel.plot(range(start, start + n), [size / 2**20 for size in row["allocated"]], "D", color=INK, markersize=4)
     middle = start + (n - 1) / 2
     above = max(_heights(row)) + 0.03 * top
     ratio = f"ratio\n{spread(totals(row)):.2f}"
@@ -87,8 +82,7 @@ def _stack(panel, position: float, split: dict[str, int]) -> None:
 
 
 def _heights(row: dict) -> list[float]:
-    sizes = [sum(split.values()) for split in row["peaks"]] + (row["allocated"] or [])
-    return [size / 2**20 for size in sizes]
+    return [size / 2**20 for size in totals(row)]
 
 
 def sharing(record: dict, path: Path) -> None:
