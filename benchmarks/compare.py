@@ -21,10 +21,11 @@ from benchmarks.harness.paired import measure
 from benchmarks.harness.rows import FIRST
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.table import summary, wrapped
-from benchmarks.report.verdicts import exit_code
+from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
 from common import ladder
 from common.cores import available_cores
+from common.data.synthetic import SIZES
 from common.processes import RankFailed, ranks
 
 PROOF_STEPS = 10
@@ -56,31 +57,27 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     for size in sizes:
         # The largest batch up to this size that all processes can share.
         options.batch_sizes.append(max(size // options.world_size, 1) * options.world_size)
-    epoch = 60_000 // options.batch_sizes[0]
+    epoch = SIZES["train"] // options.batch_sizes[0]
     options.steps = options.steps or (epoch if options.full else 60)
     options.rounds = options.rounds or (10 if options.full else 4)
     return options
 
 
 class Part(NamedTuple):
-    """A part of a comparison; `level` is None where all take part."""
+    """A part of a comparison."""
 
     title: str
-    level: str | None
     run: Callable[[], None]
 
 
 class Comparison:
-    """The parts of one comparison, and what came of them so far."""
+    """The parts of one comparison, and what came of them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.levels = ladder.levels()
         self.cores_per_device = throughput.cores_of_a_device(options.world_size)
         self.report = {
-            "complete": False,
-            "interrupted": False,
-            "failures": [],
             "machine": records.machine(),
             "began": records.circumstances(),
             "world_size": options.world_size,
@@ -95,22 +92,19 @@ class Comparison:
     def parts(self) -> list[Part]:
         parts = []
         for level in self.levels:
-            parts.append(Part(f"training {level}", level, partial(self.train, level)))
-        for level in self.levels:
-            result = self.report["levels"][level]
-            parts.append(Part(f"weights and memory of {level}", level, partial(self.prove, level, result)))
-        for rung, result in self.report["sharded"].items():
-            parts.append(Part(f"weights and memory of {rung}", rung, partial(self.prove, rung, result)))
+            parts.append(Part(f"training {level}", partial(self.train, level)))
+        for rung, result in (self.report["levels"] | self.report["sharded"]).items():
+            parts.append(Part(f"weights and memory of {rung}", partial(self.prove, rung, result)))
         for level in (FIRST, *ladder.DISTRIBUTED):
-            parts.append(Part(f"evaluation of {level}", level, partial(self.evaluate, level)))
+            parts.append(Part(f"evaluation of {level}", partial(self.evaluate, level)))
         for size in self.options.batch_sizes:
-            parts.append(Part(f"timing all levels in turn, batch {size}", None, partial(self.time, size)))
+            parts.append(Part(f"timing all levels in turn, batch {size}", partial(self.time, size)))
         for devices in (2, 4, 8):
-            parts.append(Part(f"memory on {devices} devices", None, partial(self.account, devices)))
+            parts.append(Part(f"memory on {devices} devices", partial(self.account, devices)))
         return parts
 
     def run(self) -> None:
-        """Run every part, writing `results.json` after each. A part that fails is noted, and the others go on."""
+        """Run every part. The first one that fails ends the comparison, and nothing is written."""
         form = "{desc}: {n_fmt} of {total_fmt} |{bar}| {elapsed}"
         # disable=None: silent where stderr is not a terminal.
         with (
@@ -120,18 +114,11 @@ class Comparison:
             self.folder = Path(name)
             for part in parts:
                 parts.set_description_str(part.title)
-                if part.level not in self.failed():
-                    try:
-                        part.run()
-                    except (RankFailed, ValueError) as failure:
-                        noted = {"part": part.title, "level": part.level, "message": str(failure)}
-                        self.report["failures"].append(noted)
-                self.write()
-        self.report["complete"] = not self.report["failures"]
-
-    def failed(self) -> set[str]:
-        """The levels of which a part failed: of them nothing more is asked."""
-        return {failure["level"] for failure in self.report["failures"]} - {None}
+                try:
+                    part.run()
+                except (RankFailed, ValueError) as failure:
+                    sys.exit(f"{failure}\nFAILED: {part.title}")
+        self.report["ended"] = records.circumstances()
 
     def train(self, level: str) -> None:
         """Training for a number of steps, then the whole test set."""
@@ -162,14 +149,11 @@ class Comparison:
 
     def time(self, size: int) -> None:
         """Images per second, the levels taking turns, each worker on a device of its own."""
-        failed = self.failed()
         configurations = []
         for level in self.levels:
             workers = 1 if level == FIRST else self.options.world_size
-            if level not in failed:
-                configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
-        if FIRST not in failed:
-            configurations += throughput.apart(size, self.options.world_size)
+            configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
+        configurations += throughput.all_cores(size)
         timed = throughput.Throughput(configurations, tuple(self.data_flags()))
         timed.calibrate()
         samples = measure(timed.contestants, self.options.rounds)
@@ -206,12 +190,6 @@ class Comparison:
             flags += ["--data-dir", self.options.data_dir]
         return flags
 
-    def write(self) -> None:
-        """Write `results.json`, once a level has been trained: a comparison of before keeps its place until then."""
-        if any(self.report["levels"].values()):
-            self.report["ended"] = records.circumstances()
-            records.write_json(self.options.out / f"{COMPARISON}.json", self.report)
-
 
 def main() -> None:
     options = parse_options()
@@ -219,17 +197,18 @@ def main() -> None:
         sys.exit(f"error: --out: {reason}")
     comparison = Comparison(options)
     report = comparison.report
+    if warning := records.busy(report["began"]["load"], available_cores()):
+        print(warning, file=sys.stderr, flush=True)
     try:
         comparison.run()
     except KeyboardInterrupt:
-        report["interrupted"] = True
-        if not any(report["levels"].values()):
-            sys.exit("INTERRUPTED before a level was trained: nothing is written")
-    comparison.write()
+        print("INTERRUPTED: nothing is written", file=sys.stderr)
+        sys.exit(130)
+    records.write_json(options.out / f"{COMPARISON}.json", report)
     print(summary(report))
     written = [f"{COMPARISON}.json", *draw(COMPARISON, report, options.out)]
     print(wrapped(f"Written to {options.out}: {', '.join(written)}"))
-    sys.exit(exit_code(report))
+    sys.exit(0 if all(verdict.kept for verdict in verdicts(report)) else 1)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.report import pictures
 from benchmarks.report.group_table import table
 from common.allocator import keep_large_blocks
+from common.cores import available_cores
 from common.data import mnist_on_disk
 
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
+REPLAYED = "The plugin's table replays these durations: the rows of a group took turns before its first test."
 LITTLE = "--quick: a few short rounds show that everything runs; these numbers say little."
 
 # Of each suite the records of its groups, in the order in which they were measured.
@@ -51,6 +53,10 @@ def pytest_configure(config):
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def pytest_report_header() -> str | None:
+    return records.busy(records.circumstances()["load"], available_cores())
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter, config):
     """Each group in its own unit, with its rows' ratios; and the files that --record asks for."""
@@ -60,6 +66,8 @@ def pytest_terminal_summary(terminalreporter, config):
             write_line(f"\n{table(group)}")
             for note in group.get("skipped", []):
                 write_line(f"not measured: {note}")
+    if config.stash[MEASURED] and not config.option.benchmark_quiet:
+        write_line(REPLAYED)
     folder = config.getoption("--record", None)
     if folder:
         written = []

@@ -45,6 +45,7 @@ from benchmarks.harness import paired
 from benchmarks.harness.paired import Samples, Summary, summarise
 from common.cores import available_cores
 from common.files import write_atomically
+from common.instruments.result import quantity
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = 5  # significant ones: more would be noise
@@ -152,24 +153,20 @@ def circumstances() -> dict:
     """Circumstances of a recording: they differ from run to run, and so are no part of the machine."""
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {
-        "commit": commit(ROOT),
+        "commit": _output(
+            "git", "--no-optional-locks", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty"
+        ),
         "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load": [round(value, 2) for value in load] if load else None,
     }
 
 
-def commit(root: Path) -> str | None:
-    """The commit of a repository, with "-dirty" if a tracked file differs from it; None where git does not say.
-
-    The results do not count: a recording into them would make the next one look as though the code had been changed.
-    """
-    git = ("git", "--no-optional-locks", "-C", str(root))
-    name = _output(*git, "describe", "--always", "--abbrev=12")
-    if name is None:
+def busy(load: list[float] | None, cores: int) -> str | None:
+    """A sentence where other programs compute on this machine; None where it is quiet, or cannot tell."""
+    if load is None or load[0] < cores / 2:
         return None
-    changed = _output(*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
-    return f"{name}-dirty" if changed else name
+    return f"This machine is busy: load {load[0]:.1f} on {quantity(cores, 'core')}. Do not trust the speeds."
 
 
 def _command() -> str:

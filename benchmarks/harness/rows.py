@@ -2,9 +2,7 @@
 
 FIRST = "00_single_gpu"  # the level that the others are held against
 RAW_DDP = "02_ddp_raw"  # the level that levels 03 and 04 are held against
-# Two rows of level 00 stand apart, because they belong to no device of the comparison: see `suites.throughput.apart`.
-ALL_CORES = "all cores"
-A_SHARE = "a share"
+ALL_CORES = "all cores"  # a row of level 00 that belongs to no device of the comparison: see `suites.throughput`
 # Wrappers in rows of memory: see `suites.memory`.
 DATA_PARALLEL = "DataParallel"
 DDP = "DDP"
@@ -13,16 +11,6 @@ FOREACH = "DDP, foreach AdamW"
 FSDP = "FSDP2"
 
 
-def is_share(row: dict) -> bool:
-    """Has the row of throughput only a share of the batch? It serves an explanation: see `report.table`."""
-    return row["apart"].startswith(A_SHARE)
-
-
-def accounted_totals(row: dict) -> list[int]:
-    """The accounted peak bytes of each device, whatever else was measured."""
-    return [sum(split.values()) for split in row["peaks"]]
-
-
 def totals(row: dict) -> list[int]:
-    """The peak bytes of each device, measured where they were."""
-    return row["allocated"] or accounted_totals(row)
+    """The peak bytes of each device."""
+    return [sum(split.values()) for split in row["peaks"]]

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FIRST, FOREACH, FSDP, accounted_totals, totals
+from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FIRST, FOREACH, FSDP, totals
 from benchmarks.report import table
 from benchmarks.report.verdicts import peaks
 from common import ladder
@@ -107,7 +107,7 @@ def smaller() -> str:
     rows = []
     for network, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
         for count in WORLD_SIZES:
-            fullest = [max(accounted_totals(memory_row(network, wrapper, count))) for wrapper in columns]
+            fullest = [max(totals(memory_row(network, wrapper, count))) for wrapper in columns]
             rows.append([title, str(count), *map(mib, fullest)])
     return markdown(["network", "devices", *columns.values()], rows)
 

@@ -20,7 +20,6 @@ PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
     COMPARISON: {
         "throughput.png": throughput_plot.speeds,
         "memory.png": memory_plot.all_devices,
-        "four_devices.png": memory_plot.four_devices,
     },
     "sharing": {"sharing.png": memory_plot.sharing},
     "throughput": {"scaling.png": throughput_plot.scaling},

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.report import page_tables
 from common import ladder, pitfalls
-from common.ladder import scripts
+from common.ladder import diffs
 
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 CONTEXT = 1  # equal lines shown before and after a change
@@ -26,8 +26,8 @@ CONTEXT = 1  # equal lines shown before and after a change
 def readmes() -> list[Path]:
     """The pages that have generated parts."""
     pages = []
-    for path in sorted(scripts.ROOT.rglob("*.md")):
-        is_hidden = any(folder.startswith(".") for folder in path.relative_to(scripts.ROOT).parts)
+    for path in sorted(ladder.ROOT.rglob("*.md")):
+        is_hidden = any(folder.startswith(".") for folder in path.relative_to(ladder.ROOT).parts)
         if not is_hidden and PART.search(path.read_text()):
             pages.append(path)
     return pages
@@ -53,7 +53,7 @@ def renewed(text: str) -> str:
 def diff(before: str, after: str, with_old: bool = True) -> str:
     """All lines that change from one script to another, but for imports, blank lines and the docstrings on top."""
     blocks = []
-    for hunk in ladder.diff(ladder.named(before), ladder.named(after)):
+    for hunk in diffs.diff(ladder.named(before), ladder.named(after)):
         if hunk.kind == "equal":
             blocks.append(_shared(hunk.after))
         else:
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     drifted = [path for path in readmes() if _has_drifted(path)]
     for path in drifted:
-        name = path.relative_to(scripts.ROOT)
+        name = path.relative_to(ladder.ROOT)
         if options.check:
             print(f"{name} has drifted")
         else:
@@ -150,7 +150,7 @@ def _has_drifted(path: Path) -> bool:
     try:
         return renewed(text) != text
     except ValueError as error:
-        sys.exit(f"error: {path.relative_to(scripts.ROOT)}: {error}")
+        sys.exit(f"error: {path.relative_to(ladder.ROOT)}: {error}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A comparison in the terminal: the speeds, the checks, where a step's time goes, and the verdicts."""
+"""A comparison in the terminal: the speeds, the checks, and the verdicts."""
 
 import textwrap
 
-from benchmarks.harness.rows import FIRST, RAW_DDP, is_share
+from benchmarks.harness.rows import FIRST
 from benchmarks.report.verdicts import are_measured, peaks, verdicts
 from common import ladder
 from common.instruments.result import quantity
@@ -15,20 +15,14 @@ WIDTH = 80  # columns of a terminal
 
 def summary(report: dict) -> str:
     """All that a comparison has found, in 80 columns."""
-    lines = [f"{failure['part']}:\n{failure['message']}\n" for failure in report["failures"]]
-    lines.append(f"{tables(report)}\n")
-    for group in report.get("throughput", []):
-        lines += map(wrapped, where_time_goes(group["rows"]))
-    lines += [wrapped(f"FAILED: {failure['part']}") for failure in report["failures"]]
-    if report["interrupted"]:
-        lines.append("INTERRUPTED: what is missing was not run.")
+    lines = [f"{tables(report)}\n"]
     lines += [wrapped(verdict.line) for verdict in verdicts(report)]
     return "\n".join(lines)
 
 
 def tables(report: dict) -> str:
-    """The speeds at each batch, and what each level computed; a dash where there is no result."""
-    blocks = [_speeds(group) for group in report.get("throughput", [])]
+    """The speeds at each batch, and what each level computed."""
+    blocks = [_speeds(group) for group in report["throughput"]]
     return "\n\n".join([*blocks, _checks(report)])
 
 
@@ -41,8 +35,6 @@ def _speeds(group: dict) -> str:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
     lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", f"× level 00 ({sure:.0%} interval)"))
     for name, row in group["rows"].items():
-        if is_share(row):
-            continue
         ratio = "1" if name == FIRST else MISSING
         if name in pairs:
             low, high = pairs[name]["interval"]
@@ -55,62 +47,35 @@ def _speeds(group: dict) -> str:
 
 def _checks(report: dict) -> str:
     levels = report["levels"]
-    datasets = sorted({result["run"]["dataset"] for result in levels.values() if "run" in result})
-    lines = [f"Training: {report['steps']} steps on {', '.join(datasets) or MISSING}"]
+    datasets = sorted({result["run"]["dataset"] for result in levels.values()})
+    lines = [f"Training: {report['steps']} steps on {', '.join(datasets)}"]
     if "synthetic" in datasets:
         lines[0] += ": NOT MNIST"
-    source = "measured MiB," if are_measured(levels) else "simulated MiB,"
+    measured = are_measured(levels)
+    source = "measured MiB," if measured else "simulated MiB,"
     lines.append(CHECK_COLUMNS.format("", "", "", "", source, "weight").rstrip())
     lines.append(CHECK_COLUMNS.format("level", "processes", "accuracy", "evaluated", "peak per device", "checksum"))
     for level, sizes in peaks(levels).items():
         result = levels[level]
-        cells = [MISSING, MISSING, MISSING]
-        if "run" in result:
-            run = result["run"]
-            processes = run["world_size"] if level in ladder.DISTRIBUTED else 1
-            cells = [processes, f"{run['accuracy']:.2%}", run["evaluated"]]
-        checksum = result.get("weight_checksum", MISSING)
-        lines.append(CHECK_COLUMNS.format(level, *cells, per_device(sizes) or MISSING, checksum))
-    sharded = report.get("sharded", {})
-    sizes_of = {} if are_measured(levels) else peaks(sharded)  # theirs are simulated
-    for rung, result in sharded.items():
-        cells = [len(result.get("simulated_peak_memory", [])) or MISSING, MISSING, MISSING]
-        memory = per_device(sizes_of.get(rung, [])) or MISSING
-        checksum = result.get("weight_checksum", MISSING)
-        lines.append(CHECK_COLUMNS.format(ladder.short_name(rung), *cells, memory, checksum))
+        run = result["run"]
+        processes = run["world_size"] if level in ladder.DISTRIBUTED else 1
+        cells = [processes, f"{run['accuracy']:.2%}", run["evaluated"], per_device(sizes)]
+        lines.append(CHECK_COLUMNS.format(level, *cells, result["weight_checksum"]))
+    for rung, result in report.get("sharded", {}).items():
+        sizes = [sum(split.values()) for split in result["simulated_peak_memory"]]
+        memory = MISSING if measured else per_device(sizes)
+        cells = [len(sizes), MISSING, MISSING, memory]
+        lines.append(CHECK_COLUMNS.format(ladder.short_name(rung), *cells, result["weight_checksum"]))
     return "\n".join(lines)
 
 
 def per_device(sizes: list[int]) -> str:
-    """'51', '39 22' or, where all but the first are alike, '38 7×16'; empty for no devices."""
+    """'51', '39 22' or, where all but the first are alike, '38 7×16'."""
     mib = [f"{size / 2**20:.0f}" for size in sizes]
     others = mib[1:]
     if len(others) > 1 and len(set(others)) == 1:
         return f"{mib[0]} {len(others)}×{others[0]}"
     return " ".join(mib)
-
-
-def where_time_goes(rows: dict[str, dict]) -> list[str]:
-    """A line on a step of level 02 on several devices: what a device computes, and what the others add.
-
-    All of it is measured in the same rounds: the step of one device, that of level 02 on several, and what one of the
-    several has to compute, alone on its device. There is no line where one of the three is missing. The time for
-    working together is sending, waiting for the slowest device, and what devices of one machine take from each other.
-    """
-    one = [row for row in rows.values() if row["level"] == FIRST and not row["apart"]]
-    shares = [row for row in rows.values() if is_share(row)]
-    several = [row for row in rows.values() if row["level"] == RAW_DDP and row["workers"] > 1]
-    if not (one and shares and several):
-        return []
-    whole, share, ddp = (_step_milliseconds(found[0]) for found in (one, shares, several))
-    return [
-        f"A step of {several[0]['global_batch_size']}: {whole:.1f} ms on 1 device; {ddp:.1f} on "
-        f"{several[0]['workers']}: {share:.1f} for one share alone, {ddp - share:.1f} for working together"
-    ]
-
-
-def _step_milliseconds(row: dict) -> float:
-    return 1000 * row["global_batch_size"] / row["median"]
 
 
 def wrapped(text: str) -> str:

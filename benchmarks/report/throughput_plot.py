@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.harness.rows import ALL_CORES, FIRST, is_share
+from benchmarks.harness.rows import ALL_CORES, FIRST
 from benchmarks.report.plots import BLUE, GREY, INK, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
 from common.instruments.result import quantity
 
@@ -11,12 +11,8 @@ COLUMNS = 2  # of the picture of scaling
 
 def speeds(report: dict, path: Path) -> None:
     """Images per second of each level: the median of the rounds, their quartiles, and every round."""
-    groups = report.get("throughput", [])
-    if not groups:
-        return
-    shown = []
-    for group in groups:
-        shown.append({name: row for name, row in group["rows"].items() if not is_share(row)})
+    groups = report["throughput"]
+    shown = [group["rows"] for group in groups]
     height_of_a_panel = 0.42 * max(map(len, shown)) + 0.9
     figure, panels = subplots(len(groups), 1, 1.5 + height_of_a_panel * len(groups))
     top = 0.0

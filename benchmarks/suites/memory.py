@@ -1,15 +1,10 @@
 """Peak memory per device of DataParallel, DDP and FSDP2 on several devices, and where it goes.
 
 Three steps of AdamW at the same global batch, with the wrappers that levels 01 and 02 use. Every tensor is charged to
-its device by `common.memory`; DDP's ranks are real processes, each accounted for by itself. Where the machine has
-so many GPUs, the same steps run on them too, and CUDA's allocator says what it gave out at most.
+its device by `common.memory`; DDP's ranks are real processes, each accounted for by itself.
 """
 
-import gc
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -41,20 +36,10 @@ class Share:
     wrapper: str
     devices: int
 
-    @property
-    def own_devices(self) -> range:
-        """The indices of this process's devices."""
-        if self.wrapper == DATA_PARALLEL:
-            return range(self.devices)
-        return range(dist.get_rank(), dist.get_rank() + 1)
-
     def wrap(self, network: Network, device: torch.device) -> nn.Module:
-        """The network on `device` in the wrapper; DataParallel's replicas on as many GPUs where it is one."""
+        """The network on `device` in the wrapper."""
         model = network.build().to(device)
         if self.wrapper == DATA_PARALLEL:
-            # One replica shares the model's device, so level 01 emulates it on a GPU too.
-            if device.type == "cuda" and self.devices > 1:
-                return nn.DataParallel(model, device_ids=list(self.own_devices))
             return EmulatedDataParallel(model, self.devices)
         if self.wrapper == FSDP:
             return fully_sharded(model)
@@ -110,60 +95,11 @@ def accounted(names: list[str], share: Share) -> list[list[dict[str, int]]]:
     return result
 
 
-class Allocated(NamedTuple):
-    """A GPU's memory at its peak, in bytes.
-
-    Attributes:
-        allocated: what CUDA's allocator gave out at most, without `workspaces`.
-        workspaces: what cuBLAS keeps for its own use, once for each stream: 8 MiB, or 32 on a Hopper.
-    """
-
-    allocated: int
-    workspaces: int
-
-
-def allocated(names: list[str], share: Share) -> list[list[Allocated]]:
-    """For each network what CUDA's allocator gave out on each GPU of this process."""
-    devices = share.own_devices
-    first = torch.device("cuda", devices[0])
-    result = []
-    for name in names:
-        train(NETWORKS[name], first, share, steps=1)  # libraries take what they keep
-        for index in devices:
-            torch.cuda.synchronize(index)
-        # A wrapper's cycles keep the network before alive, and the allocator keeps its blocks.
-        gc.collect()
-        held = [torch.cuda.memory_allocated(index) for index in devices]
-        torch._C._cuda_clearCublasWorkspaces()
-        workspaces = {}
-        for index, before in zip(devices, held, strict=True):
-            workspaces[index] = before - torch.cuda.memory_allocated(index)
-        torch.cuda.empty_cache()
-        for index in devices:
-            torch.cuda.reset_peak_memory_stats(index)
-        train(NETWORKS[name], first, share)
-        peaks = []
-        for index in devices:
-            torch.cuda.synchronize(index)
-            own = torch.cuda.max_memory_allocated(index) - workspaces[index]
-            peaks.append(Allocated(own, workspaces[index]))
-        result.append(peaks)
-    return result
-
-
 def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS) -> list[dict]:
-    """A row for each network and wrapper.
-
-    `peaks` has the bytes of each category on each device, simulated. Of each GPU `allocated` is what CUDA's allocator
-    gave out, and `workspaces` what cuBLAS had beside; both are None where there are not so many GPUs.
-    """
+    """A row for each network and wrapper; `peaks` has the bytes of each category on each device."""
     rows = []
     for wrapper in wrappers:
-        simulated = on_devices(accounted, names, wrapper, devices, "gloo")
-        real = [None] * len(names)
-        if torch.cuda.device_count() >= devices:
-            real = on_devices(allocated, names, wrapper, devices, "nccl")
-        for name, peaks, on_gpus in zip(names, simulated, real, strict=True):
+        for name, peaks in zip(names, on_devices(names, wrapper, devices), strict=True):
             network = NETWORKS[name]
             row = {
                 "network": name,
@@ -173,31 +109,22 @@ def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS
                 "devices": devices,
                 "peaks": peaks,
             }
-            for fact in Allocated._fields:
-                row[fact] = [getattr(peak, fact) for peak in on_gpus] if on_gpus else None
             rows.append(row)
     return rows
 
 
-def on_devices(function: Callable, names: list[str], wrapper: str, devices: int, backend: str) -> list[list]:
-    """`function` for the processes of a wrapper: of each network the results of all devices, in their order.
-
-    Args:
-        function: `accounted` or `allocated`.
-    """
+def on_devices(names: list[str], wrapper: str, devices: int) -> list[list[dict[str, int]]]:
+    """Of each network the peaks of all devices, in their order."""
     processes = 1 if wrapper == DATA_PARALLEL else devices
-    pool = ranks(processes, on_cpu=backend == "gloo")
-    by_process = pool.run(_in_process, function, names, wrapper, devices, backend, timeout=TIMEOUT)
+    by_process = ranks(processes, on_cpu=True).run(_in_process, names, Share(wrapper, devices), timeout=TIMEOUT)
     found = []
     for of_processes in zip(*by_process, strict=True):
         found.append([device for of_process in of_processes for device in of_process])
     return found
 
 
-def _in_process(function: Callable, names: list[str], wrapper: str, devices: int, backend: str) -> list[list]:
-    if wrapper == DATA_PARALLEL:
-        return function(names, Share(wrapper, devices))
-    if backend == "nccl":
-        torch.cuda.set_device(int(os.environ["RANK"]))
-    with process_group(backend):
-        return function(names, Share(wrapper, devices))
+def _in_process(names: list[str], share: Share) -> list[list[dict[str, int]]]:
+    if share.wrapper == DATA_PARALLEL:
+        return accounted(names, share)
+    with process_group("gloo"):
+        return accounted(names, share)

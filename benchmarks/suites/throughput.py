@@ -18,9 +18,10 @@ import torch
 from benchmarks.harness import proof, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import Samples, measure
-from benchmarks.harness.rows import A_SHARE, ALL_CORES, FIRST, RAW_DDP, is_share
+from benchmarks.harness.rows import ALL_CORES, FIRST, RAW_DDP
 from common import ladder
 from common.cores import available_cores
+from common.data.synthetic import SIZES
 from common.processes import ranks
 
 # Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
@@ -139,7 +140,7 @@ class Throughput:
         durations = [self.configurations[name].batch_size / speed for name, speed in speeds.items()]
         wanted = max(2, round(seconds / statistics.median(durations)))
         largest = max(configuration.batch_size for configuration in self.configurations.values())
-        in_an_epoch = 60_000 // largest
+        in_an_epoch = SIZES["train"] // largest
         if any(row["device"] != "cpu" for row in self.facts.values()):
             return min(wanted, in_an_epoch // 2)  # the warm-up takes as many
         return min(wanted, 400, in_an_epoch - WARM_UP_STEPS)
@@ -174,15 +175,14 @@ def cores_of_a_device(devices: int) -> int | None:
 
 
 def strong_scaling(batch_size: int) -> list[Configuration]:
-    """All levels at one global batch, whatever the number of workers, and what explains the ratio of two to one."""
+    """All levels at one global batch, whatever the number of workers."""
     sizes = [size for size in world_sizes() if batch_size % size == 0]
-    return _levels({size: batch_size for size in sizes}) + apart(batch_size, 2)
+    return _levels({size: batch_size for size in sizes}) + all_cores(batch_size)
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
     """All levels, each worker with a batch of its own: the global batch grows with their number."""
-    rows = _levels({size: size * batch_per_worker for size in world_sizes()})
-    return rows + [row for row in apart(batch_per_worker, 2) if row.apart == ALL_CORES]
+    return _levels({size: size * batch_per_worker for size in world_sizes()}) + all_cores(batch_per_worker)
 
 
 def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
@@ -196,19 +196,11 @@ def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
     return rows
 
 
-def apart(batch_size: int, devices: int) -> list[Configuration]:
-    """Two rows of level 00 that belong to no device of the comparison, where devices are made of cores.
-
-    One has all cores. The other has one device for what each of several would compute, its share of the batch.
-    """
-    cores = cores_of_a_device(devices)
-    if cores is None or devices == 1:
+def all_cores(batch_size: int) -> list[Configuration]:
+    """Level 00 with all cores, where devices are made of cores."""
+    if torch.cuda.is_available():
         return []
-    share = batch_size // devices
-    return [
-        Configuration(FIRST, 1, batch_size, apart=ALL_CORES),
-        Configuration(FIRST, 1, share, cores, apart=f"{A_SHARE} of {share}"),
-    ]
+    return [Configuration(FIRST, 1, batch_size, apart=ALL_CORES)]
 
 
 def groups() -> list[Group]:
@@ -237,7 +229,7 @@ def _measured(title: str, rows: list[Configuration], size: int, extent: Extent) 
 
 def record(title: str, samples: Samples, facts: dict[str, dict]) -> dict:
     """With what rows reach of level 00 on one device, and levels 03 and 04 of level 02 on as many."""
-    ratios = [(name, FIRST) for name in samples if name != FIRST and not is_share(facts[name])]
+    ratios = [(name, FIRST) for name in samples if name != FIRST]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row["workers"] for row in facts.values()}):
             ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))

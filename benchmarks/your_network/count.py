@@ -1,6 +1,6 @@
 """Counts a network of somebody else's: its multiply-adds, gradients, operators and bytes.
 
-Nothing is computed (see `hollow`).
+Nothing is computed (see `without_computing`).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness.fused_attention import FusedAttention
-from benchmarks.harness.hollow import flat, hollow
+from benchmarks.harness.without_computing import flat, without_computing
 from benchmarks.predict.model import Gradient, Network
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
@@ -35,7 +35,7 @@ NO_KERNEL = {
 }
 
 
-@hollow()
+@without_computing()
 def count(network: UserNetwork, batch: int) -> Network:
     """The network as the prediction takes it, for a `batch` on each GPU.
 

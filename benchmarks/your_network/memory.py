@@ -1,7 +1,7 @@
 """What would each strategy need on each device, and which batch fits?
 
-A step is run on tensors without memory (see `hollow`), and every storage is charged to its device (`common.memory`).
-So a step of a million samples takes no longer than a step of two.
+A step is run `without_computing`, and every storage is charged to its device (`common.memory`). So a step of a million
+samples takes no longer than a step of two.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.fused_attention import FusedAttention
-from benchmarks.harness.hollow import hollow
+from benchmarks.harness.without_computing import without_computing
 from benchmarks.your_network import spec, strategies, training
 from benchmarks.your_network.answers import write_json
 from benchmarks.your_network.errors import StepFailed
@@ -215,7 +215,7 @@ class Steps:
 @contextmanager
 def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
     """Steps of one rank whose group has no other members. Raises what `Steps` raises."""
-    with strategies.lone_rank(setting.rank, setting.devices) as mesh, hollow(), accounting() as ledger:
+    with strategies.lone_rank(setting.rank, setting.devices) as mesh, without_computing(), accounting() as ledger:
         yield Steps(network, setting, mesh, ledger)
 
 
@@ -230,7 +230,7 @@ def fullest_rank(network: UserNetwork, devices: int) -> int:
 
     It shares out whole parameters, the largest first, each to the rank that has least.
     """
-    with hollow():
+    with without_computing():
         sizes = [parameter.numel() for parameter in training.trained(training.build(network))]
     of_ranks = [0] * devices
     for size in sorted(sizes, reverse=True):

@@ -65,10 +65,13 @@ def trained(records: list[Record]) -> list[tuple[Network, ...]]:
 
 
 def weights(records: list[Record]) -> Answer:
-    return overall(map(_weights_of, trained(records)), "no network was trained on all ranks")
+    steps = across_ranks(record.learning_rates for record in records)
+    same_rates = all(rates == of_ranks[0] for of_ranks in steps for rates in of_ranks)
+    answers = [_weights_of(of_ranks, same_rates) for of_ranks in trained(records)]
+    return overall(answers, "no network was trained on all ranks")
 
 
-def _weights_of(of_ranks: tuple[Network, ...]) -> Answer:
+def _weights_of(of_ranks: tuple[Network, ...], same_rates: bool) -> Answer:
     by_step = differences(network.weights for network in of_ranks)
     before_training = by_step.pop(0, None)
     if not by_step:
@@ -81,11 +84,17 @@ def _weights_of(of_ranks: tuple[Network, ...]) -> Answer:
     together_again = any(step > first and found is None for step, found in by_step.items())
     if together_again:
         return Right()
-    return _replicas_apart(f"{by_step[first]} after step {first}", before_training, of_ranks)
+    text = f"{by_step[first]} after step {first}"
+    finding = _cause_of(text, before_training, of_ranks)
+    if finding is None and not same_rates:
+        return Unseen("other learning rates make other weights")
+    return finding or Finding(
+        text, "no further cause was seen: look for `no_sync`, and for updates that not all ranks make"
+    )
 
 
-def _replicas_apart(text: str, before_training: Difference | None, of_ranks: tuple[Network, ...]) -> Finding:
-    """The finding, with a cause where one was observed."""
+def _cause_of(text: str, before_training: Difference | None, of_ranks: tuple[Network, ...]) -> Finding | None:
+    """The finding with its cause, where one was observed."""
     changed = max(len(network.changed) for network in of_ranks)
     if changed:
         return Finding(
@@ -110,7 +119,7 @@ def _replicas_apart(text: str, before_training: Difference | None, of_ranks: tup
             f"{before_training} before the first step, though DistributedDataParallel holds the network",
             "load and initialise weights before wrapping, or on all ranks alike",
         )
-    return Finding(text, "no further cause was seen: look for `no_sync`, and for updates that not all ranks make")
+    return None
 
 
 def batchnorm(records: list[Record]) -> Answer:

@@ -63,6 +63,19 @@ def schedule(records: list[Record]) -> Answer:
     )
 
 
+def clipping(records: list[Record]) -> Answer:
+    """The answer about gradients that are clipped while they are multiplied by the scale of the loss."""
+    first = records[0]
+    if not first.clippings:
+        return Unseen("no gradients were clipped")
+    if not first.clipped_scaled:
+        return Right()
+    return Finding(
+        f"{first.clipped_scaled} of {first.clippings} times gradients were clipped that the scale had multiplied",
+        "call `scaler.unscale_(optimizer)` between backward and clipping",
+    )
+
+
 def accumulation(records: list[Record]) -> Answer:
     micro_batches = records[0].forwards_of_steps
     networks = trained(records)

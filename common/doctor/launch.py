@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common.doctor.pulse import PROGRESS, STOP, STOPPED
+from common.doctor.heartbeat import PROGRESS, STOP, STOPPED
 from common.doctor.record import RECORD, Record, read
 from common.processes import free_port
 

@@ -106,6 +106,8 @@ class Record:
         forwards_of_steps: the forwards in training between each optimizer step and the one before.
         forward_draws: of forwards in training.
         batch_draws: of reading a batch in this process.
+        clippings: calls that clip gradients.
+        clipped_scaled: those of them whose gradients were still multiplied by a loss scale.
         in_no_optimizer: parameters that have gradients and are in no optimizer.
         in_no_network: the number of parameters that are in an optimizer, but in no network, and without gradients.
         collectives: those of the group of all ranks.
@@ -125,6 +127,8 @@ class Record:
     forwards_of_steps: list[int] = field(default_factory=list)
     forward_draws: Draws = field(default_factory=dict)
     batch_draws: Draws = field(default_factory=dict)
+    clippings: int = 0
+    clipped_scaled: int = 0
     in_no_optimizer: list[str] = field(default_factory=list)
     in_no_network: int = 0
     networks: list[Network] = field(default_factory=list)

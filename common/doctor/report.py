@@ -17,6 +17,7 @@ CHECKS = {
     "order of the epochs": compare_data.orders,
     "random numbers": compare_networks.random_numbers,
     "schedule": compare_optimizers.schedule,
+    "clipping": compare_optimizers.clipping,
     "accumulation": compare_optimizers.accumulation,
     "evaluation samples": compare_data.evaluation,
     "BatchNorm's statistics": compare_networks.batchnorm,

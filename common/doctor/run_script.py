@@ -15,7 +15,7 @@ from pathlib import Path
 def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation. Its error is noted and raised."""
     imported_before = set(sys.modules)
-    from common.doctor import pulse, watch_calls, watch_data, watch_networks, watch_optimizers
+    from common.doctor import heartbeat, watch_calls, watch_data, watch_networks, watch_optimizers, watch_scalers
     from common.doctor.record import RECORD
     from common.doctor.watcher import Watcher
 
@@ -23,8 +23,9 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     data = watch_data.install(watcher)
     networks = watch_networks.install(watcher, data)
     watch_optimizers.install(watcher, networks, last_step)
+    watch_scalers.install(watcher)
     watch_calls.install(watcher, script)
-    pulse.start(watcher, folder, script)
+    heartbeat.start(watcher, folder, script)
     for name in set(sys.modules) - imported_before:
         if name.split(".")[0] == "common":
             del sys.modules[name]

@@ -104,12 +104,7 @@ def _cause(reports: dict[int, Report], world_size: int) -> Mistake:
             line = reports[rank].line if rank in reports else "has ended"
             lines.append(f"    rank {rank}: {line}")
         return Mistake("stuck", f"after {SECONDS} seconds not every rank had returned", "\n".join(lines))
-    if not silent:
-        return first.mistake
-    # A process has died. What the others have met may have come of it, or it of that: all of it is shown.
-    details = [report.mistake.details for report in failures if report.end == "raised"]
-    details.append(f"    rank {silent[0]} has ended without an exception, before or after that")
-    return first.mistake._replace(details="\n".join(details))
+    return first.mistake
 
 
 def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> Any:

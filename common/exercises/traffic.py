@@ -60,24 +60,6 @@ class Message:
         self.waits.append(self.traffic.moment)
         return True
 
-    def get_future(self) -> "Arrival":
-        return Arrival(self, lambda: [self.tensor])
-
-
-class Arrival:
-    """The future of a message. Over this link the functions that follow it run when somebody waits for it."""
-
-    def __init__(self, message: Message, result: Callable[[], Any]) -> None:
-        self.message = message
-        self.value = functools.cache(result)
-
-    def then(self, function: Callable[["Arrival"], Any]) -> "Arrival":
-        return Arrival(self.message, lambda: function(self))
-
-    def wait(self) -> Any:
-        self.message.wait()
-        return self.value()
-
 
 class Traffic:
     """The messages of a solution on one rank, in the order in which they began.

@@ -20,9 +20,8 @@ import textwrap
 from pathlib import Path
 
 from common import exercises
-from common.ladder import small
+from common.ladder import ROOT, levels, named, script, small
 from common.ladder.diffs import changed_lines, coloured, unified
-from common.ladder.scripts import ROOT, levels, named, script
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,7 +3,7 @@
 import difflib
 from typing import NamedTuple
 
-from common.ladder.scripts import docstring_end, file_name, source, story
+from common.ladder import docstring_end, file_name, source, story
 
 CONTEXT = 3  # equal lines shown around a change
 COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m"}

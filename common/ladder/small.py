@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from common.ladder.scripts import load
+from common.ladder import load
 
 _ACCELERATOR = "common.small.accelerator"
 # Of each level the names that its script imports, and the module and the name of what stands in their place.

@@ -12,7 +12,7 @@ import torch
 
 from common.cores import available_cores
 from common.data import mnist_on_disk
-from common.ladder.scripts import DISTRIBUTED, levels
+from common.ladder import DISTRIBUTED, levels
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.report import page_tables, readmes
 from common import ladder
 from common.eval_sampler import DistributedEvalSampler
-from common.ladder import scripts
+from common.ladder import diffs
 from tests.docs.pages import PAGES, name, prose
 
 GENERATED = readmes.readmes()
@@ -90,7 +90,7 @@ def test_the_generated_parts_are_fresh(path):
 
 
 def test_a_part_that_has_drifted_is_named_and_written_again_and_what_is_around_it_stays(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(scripts, "ROOT", tmp_path)
+    monkeypatch.setattr(ladder, "ROOT", tmp_path)
     page = tmp_path / "README.md"
     text = "By hand.\n\n<!-- devices -->\n{}\n<!-- /devices -->\n\nBy hand, too.\n"
     page.write_text(text.format("| an older table |"))
@@ -117,7 +117,7 @@ def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     shown = [line[2:] for line in readmes.diff(before, level).splitlines() if line.startswith("+ ")]
     assert set(shown) <= set(ladder.source(level))
     imports = [line for line in ladder.source(level) if line.startswith(("import ", "from "))]
-    assert 0 < ladder.changed_lines(before, level).added - len(shown) <= len(imports)
+    assert 0 < diffs.changed_lines(before, level).added - len(shown) <= len(imports)
 
 
 @pytest.mark.parametrize("path", GENERATED, ids=name)

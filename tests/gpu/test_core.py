@@ -65,8 +65,12 @@ def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
     assert load.call_count >= 2
 
 
-@pytest.mark.parametrize("precision, waits", [("no", []), ("bf16", []), ("fp16", [READ])])
-def test_a_loop_that_clips_and_schedules_waits_only_in_fp16(precision, waits):
+@pytest.mark.parametrize(
+    "precision, dtype, waits",
+    [("no", torch.float32, []), ("bf16", torch.bfloat16, []), ("fp16", torch.float16, [READ])],
+)
+def test_a_loop_that_clips_and_schedules_computes_in_its_dtype_and_waits_only_in_fp16(precision, dtype, waits):
+    """Autocast for the CPU would leave a GPU's products in float32."""
     with imitated_rank(3, GPUS) as machine:
         accelerator = Accelerator(mixed_precision=precision)
         assert precision != "fp16" or accelerator.scaler._device == "cuda"
@@ -81,6 +85,7 @@ def test_a_loop_that_clips_and_schedules_waits_only_in_fp16(precision, waits):
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
+        assert machine.watch.computed_in == {dtype}
         assert machine.watch.waits[1:-1] == [waits] * 5
 
 

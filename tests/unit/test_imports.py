@@ -245,7 +245,7 @@ def test_the_core_imports_torch_and_the_standard_library_when_it_is_imported():
         ("def f():\n    from common import args", ["common.args"]),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import common.args", ["typing"]),
         ("import typing\nif typing.TYPE_CHECKING:\n    import common.args\nelse:\n    import os", ["typing", "os"]),
-        ("from . import scripts", ["common.ladder.scripts"]),
+        ("from . import diffs", ["common.ladder.diffs"]),
         ("from ..model import BasicNet", ["common.model"]),
     ],
 )

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from common import ladder
-from common.ladder import small
+from common.ladder import diffs, small
 from common.ladder.__main__ import main
 
 LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer"]
@@ -47,13 +47,13 @@ def test_loading_a_script_runs_nothing(capsys):
 
 @pytest.mark.parametrize("before, after", ladder.steps())
 def test_a_diff_has_all_lines_of_both_scripts_and_shows_those_that_change(before, after):
-    hunks = ladder.diff(before, after)
+    hunks = diffs.diff(before, after)
     for side, rung in (("before", before), ("after", after)):
         lines = [line for hunk in hunks for line in getattr(hunk, side)]
         assert lines == ladder.source(rung)[ladder.docstring_end(rung) :]
     assert all((hunk.kind == "equal") == (hunk.before == hunk.after) for hunk in hunks)
     # What is shown turns one text into the other, whatever lines it pairs.
-    shown = ladder.unified(before, after).splitlines()[2:]
+    shown = diffs.unified(before, after).splitlines()[2:]
     old = Counter(ladder.story(before))
     old.subtract(line[1:] for line in shown if line.startswith("-") and line[1:].strip())
     old.update(line[1:] for line in shown if line.startswith("+") and line[1:].strip())

@@ -55,7 +55,7 @@ def computed_need(monkeypatch):
 
     def need(network: spec.UserNetwork, setting: Setting, samples: int) -> memory.Need:
         with monkeypatch.context() as patched:
-            patched.setattr(memory, "hollow", nullcontext)
+            patched.setattr(memory, "without_computing", nullcontext)
             return memory.need(network, setting, samples)
 
     return need

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -81,22 +80,7 @@ def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(wor
     assert records.circumstances()["command"] == command
 
 
-def test_only_a_change_outside_of_the_results_makes_a_commit_dirty(tmp_path):
-    def git(*arguments: str) -> None:
-        identity = ["-c", "user.name=A", "-c", "user.email=a@b"]
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
-
-    code = tmp_path / "train.py"
-    result = tmp_path / "benchmarks" / "results" / "network.json"
-    result.parent.mkdir(parents=True)
-    code.write_text("1")
-    result.write_text("1")
-    assert records.commit(tmp_path) is None
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "Begin")
-    clean = records.commit(tmp_path)
-    result.write_text("2")
-    assert records.commit(tmp_path) == clean
-    code.write_text("2")
-    assert records.commit(tmp_path) == f"{clean}-dirty"
+@pytest.mark.parametrize("load, cores, said", [(5.2, 2, "load 5.2 on 2 cores"), (5.2, 64, None), (0.6, 2, None)])
+def test_a_busy_machine_is_named(load, cores, said):
+    assert said in (records.busy([load, 0.0, 0.0], cores) or [None])
+    assert records.busy(None, cores) is None

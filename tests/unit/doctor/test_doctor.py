@@ -84,9 +84,12 @@ def run_alone(script: Path, folder: Path) -> None:
 def test_a_planted_mistake_is_the_first_finding(name, tmp_path):
     mistake = MISTAKES[name]
     answers, text = examined(planted(mistake.changes, tmp_path), tmp_path)
-    topic, first = next(iter(report.findings(answers).items()))
+    found = report.findings(answers)
+    topic, first = next(iter(found.items()))
     assert (topic, first.pitfall) == (mistake.topic, mistake.pitfall), text
     assert mistake.text in text
+    if topic == "learning rates":
+        assert "weights" not in found  # they differ because of that
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 from common.doctor.script_line import script_line
 from common.doctor.watcher import Watcher
 
-PULSE = 0.2  # seconds
+INTERVAL = 0.2  # seconds
 PROGRESS = "progress"  # the numbers of events and of optimizer steps until now
 STOP = "stop"  # made by the doctor
 STOPPED = "stopped"  # made by the rank when its last record is written
@@ -28,7 +28,7 @@ def _beat(watcher: Watcher, folder: Path, script: Path, thread: int, doctor: int
     record = watcher.record
     shown = -1
     while os.getppid() == doctor:
-        time.sleep(PULSE)
+        time.sleep(INTERVAL)
         if (folder / STOP).exists():
             _stop(watcher, folder, script, thread, doctor)
         if record.ended is None and watcher.events != shown:
@@ -51,5 +51,5 @@ def _stop(watcher: Watcher, folder: Path, script: Path, thread: int, doctor: int
         watcher.finish("stopped")
         (folder / STOPPED).touch()
         while os.getppid() == doctor:
-            time.sleep(PULSE)
+            time.sleep(INTERVAL)
         os._exit(1)

@@ -1,9 +1,9 @@
 """Tensors with a shape and a storage that nobody writes to: training without computing, in memory that is never used.
 
-Within `hollow()` an operation's results are allocated and left as they are. Memory that nobody touches costs address
-space only, so a step that would need 40 GiB runs in some seconds on a laptop. Unlike torch's fake tensors these are
-ordinary tensors of the CPU, so DDP's C++ code, FSDP and optimizers work on them, and `common.memory.accounting` counts
-their storages.
+Within `without_computing()` an operation's results are allocated and left as they are. Memory that nobody touches costs
+address space only, so a step that would need 40 GiB runs in some seconds on a laptop. Unlike torch's fake tensors these
+are ordinary tensors of the CPU, so DDP's C++ code, FSDP and optimizers work on them, and `common.memory.accounting`
+counts their storages.
 
 Their numbers mean nothing. Small tensors are computed all the same: optimizers and wrappers read their steps and sizes.
 Where a small tensor is drawn at random or follows from a large one, its numbers are made up too. No shape may depend on
@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
-
-from common.memory import replaced
 
 SMALL = 2**14  # bytes of a storage up to which tensors are computed
 REFUSED = "can't allocate memory"  # is in what torch raises where the system gives no memory
@@ -49,7 +48,7 @@ class DependsOnNumbers(RuntimeError):
 
 
 @contextmanager
-def hollow() -> Iterator[None]:
+def without_computing() -> Iterator[None]:
     """Run operations without computing them.
 
     Raises:
@@ -59,7 +58,7 @@ def hollow() -> Iterator[None]:
     was_disabled = log.disabled
     log.disabled = True
     try:
-        with _Hollow(), _no_sizes_read():
+        with _WithoutComputing(), _NoSizesRead():
             yield
     finally:
         log.disabled = was_disabled
@@ -83,7 +82,7 @@ class Layout(NamedTuple):
 _known: dict[tuple, Any] = {}  # layouts of results, by operation and arguments
 
 
-class _Hollow(TorchDispatchMode):
+class _WithoutComputing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.shapes = FakeTensorMode()
@@ -167,26 +166,16 @@ def _computed(func, args, kwargs, tensors: list[Tensor]) -> Any:
     return results
 
 
-@contextmanager
-def _no_sizes_read() -> Iterator[None]:
-    """Refuse to read a list, or a whole number, that is made up: it may be the size of a part.
+class _NoSizesRead(TorchFunctionMode):
+    """Refuses to read a list, or a whole number, that is made up: it may be the size of a part.
 
     The dispatch mode sees no list being made, and does not know who reads a number: DDP reads some too.
     """
-    item = Tensor.item
-    tolist = Tensor.tolist
 
-    def checked_item(tensor: Tensor) -> Any:
-        if tensor.dtype in _WHOLE:
-            _refuse_made_up(tensor)
-        return item(tensor)
-
-    def checked_tolist(tensor: Tensor) -> Any:
-        _refuse_made_up(tensor)
-        return tolist(tensor)
-
-    with replaced(Tensor, "item", checked_item), replaced(Tensor, "tolist", checked_tolist):
-        yield
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.tolist or (func is Tensor.item and args[0].dtype in _WHOLE):
+            _refuse_made_up(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _refuse_made_up(tensor: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.harness.hollow import hollow
+from benchmarks.harness.without_computing import without_computing
 from benchmarks.your_network import memory, strategies
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.memory import Setting
@@ -24,7 +24,7 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 )
 def test_a_tensor_larger_than_the_machine_needs_no_memory():
     """It has 2**42 elements, in 16 TiB."""
-    with hollow():
+    with without_computing():
         large = torch.zeros(2**21, 2**21)
         product = large @ large
     assert product.shape == large.shape
@@ -100,7 +100,7 @@ def test_a_network_whose_shapes_depend_on_numbers_is_refused(dispatch, batch, ne
 def test_a_small_part_of_a_large_tensor_is_not_computed_with():
     """Its memory is nobody's: as indices it would point anywhere."""
     unwritten = torch.full((10_000,), 10**12)
-    with hollow():
+    with without_computing():
         tokens = unwritten.chunk(1000)[1]
         assert torch.zeros(50, 4)[tokens].shape == (10, 4)
         assert tokens.clone().max() == 0
@@ -109,7 +109,7 @@ def test_a_small_part_of_a_large_tensor_is_not_computed_with():
 
 def test_a_shape_that_does_not_fit_is_raised_and_not_logged_too():
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    with hollow(), pytest.raises(RuntimeError):
+    with without_computing(), pytest.raises(RuntimeError):
         assert log.disabled
         torch.zeros(100, 100) @ torch.zeros(99, 100)
     assert not log.disabled
