@@ -121,10 +121,8 @@ class Trainer:
             config.use_cache = self.args.use_cache
 
         self.processing_class = processing_class
-        # A tokenizer, or a feature extractor of sequences. What processes images pads in another way.
-        if data_collator is None and hasattr(processing_class, "padding_side"):
-            data_collator = pretrained.PaddingCollator(processing_class)
-        self.data_collator = data_collator or batches.default_data_collator
+        default_collator = pretrained.padding_collator(processing_class) or batches.default_data_collator
+        self.data_collator = data_collator or default_collator
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.train_dataloader = None
