@@ -45,6 +45,7 @@ CHOICES = {
     "logging_strategy": ("no", "steps", "epoch"),
     "eval_strategy": ("no", "steps", "epoch"),
     "save_strategy": ("no", "steps", "epoch", "best"),
+    "log_level": ("passive", "debug", "info", "warning", "error", "critical"),
     "hub_strategy": ("end", "every_save", "checkpoint", "all_checkpoints"),
 }
 # A command line gives these as JSON, or as the name of a file with it.
@@ -120,9 +121,13 @@ class TrainingArguments:
             `torch.initial_seed()` when training begins, which is `seed` unless the script has seeded again.
         accelerator_config: an AcceleratorConfig, or its settings as a dict.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
+        dataloader_persistent_workers, dataloader_prefetch_factor: `persistent_workers` and `prefetch_factor` of torch's
+            `DataLoader`.
         dataloader_pin_memory: has no effect where the device is the CPU.
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
+        prediction_loss_only: gather no predictions, so that `compute_metrics` is not called.
+        log_level: of the first process of each machine; "passive" leaves it as it is. The others log warnings.
         report_to: "none", "all", or names of trackers that the accelerator knows.
         run_name: what the trackers call the run; by default the last part of `output_dir`.
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
@@ -184,8 +189,12 @@ class TrainingArguments:
     accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = None
     dataloader_num_workers: int = 0
     dataloader_drop_last: bool = False
+    dataloader_persistent_workers: bool = False
+    dataloader_prefetch_factor: int | None = None
     dataloader_pin_memory: bool = True
     remove_unused_columns: bool = True
+    prediction_loss_only: bool = False
+    log_level: str = "passive"
     report_to: None | str | list[str] = "none"  # noqa: RUF036  HfArgumentParser reads a union from its second member on
     run_name: str | None = None
     disable_tqdm: bool | None = None
@@ -229,6 +238,8 @@ class TrainingArguments:
         self._check_values()
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
+        if self.dataloader_prefetch_factor is not None and self.dataloader_num_workers == 0:
+            raise ValueError("dataloader_prefetch_factor needs dataloader_num_workers")
         self._refuse_best_without_evaluation()
         self.make_fsdp_plugin()  # which refuses what it does not know
 
@@ -317,9 +328,7 @@ class TrainingArguments:
             if word not in FSDP_OPTIONS:
                 raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {', '.join(FSDP_OPTIONS)}")
             settings |= FSDP_OPTIONS[word]
-        config = self.fsdp_config or {}
-        if isinstance(config, str):
-            config = json.loads(Path(config).read_text(encoding="utf-8"))
+        config = _read_dict(self.fsdp_config) or {}
         for key, value in config.items():
             name = key.removeprefix("fsdp_")
             settings[FSDP_NAMES.get(name, name)] = value
@@ -345,7 +354,6 @@ class TrainingArguments:
 
     @property
     def device(self) -> torch.device:
-        """The device of this process."""
         return self._process.device
 
     @property
@@ -355,7 +363,6 @@ class TrainingArguments:
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """Whether this is one process or one of several."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
@@ -370,12 +377,10 @@ class TrainingArguments:
 
     @property
     def process_index(self) -> int:
-        """The rank of this process."""
         return self._process.process_index
 
     @property
     def local_process_index(self) -> int:
-        """The rank of this process on its machine."""
         return self._process.local_process_index
 
     @property
@@ -389,8 +394,12 @@ class TrainingArguments:
         return self.process_index == 0
 
     def get_process_log_level(self) -> int:
-        """The level for a script's loggers: that of `transformers` where `should_log`, else warnings alone."""
-        return logging.getLogger("transformers").getEffectiveLevel() if self.should_log else logging.WARNING
+        """The level for a script's loggers. A passive `log_level` is that of the logger of `transformers`."""
+        if not self.should_log:
+            return logging.WARNING
+        if self.log_level != "passive":
+            return getattr(logging, self.log_level.upper())
+        return logging.getLogger("transformers").getEffectiveLevel()
 
     def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager:
         """The block runs in the main process, of each machine if `local`, before it runs in the others."""
@@ -403,7 +412,6 @@ class TrainingArguments:
 
     @property
     def ddp_timeout_delta(self) -> timedelta:
-        """`ddp_timeout` as an interval of time."""
         return timedelta(seconds=self.ddp_timeout)
 
     @property

@@ -232,6 +232,13 @@ def as_numbers(metrics: Any) -> Any:
     return map_nested(as_number, metrics)
 
 
+def with_prefix(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Metrics whose names all begin with `prefix`: a "loss" of the script replaces the "eval_loss" of the Trainer."""
+    named = {name: value for name, value in metrics.items() if name.startswith(prefix)}
+    others = {f"{prefix}{name}": value for name, value in metrics.items() if name not in named}
+    return named | others
+
+
 def speed_metrics(prefix: str, start_time: float, num_samples: float, num_steps: int) -> dict[str, float]:
     """Seconds since `start_time` and, over them, samples (of all ranks) and steps per second."""
     runtime = time.time() - start_time

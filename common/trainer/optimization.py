@@ -43,15 +43,12 @@ def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) ->
 
 def decay_parameter_names(model: nn.Module) -> list[str]:
     """All but the parameters of nn.LayerNorm, and those whose names speak of a bias or a norm, as in `transformers`."""
-    of_layer_norms: set[int] = set()
+    without_decay: set[nn.Parameter] = set()
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            of_layer_norms.update(id(parameter) for parameter in module.parameters())
-    names = []
-    for name, parameter in model.named_parameters():
-        if not _WITHOUT_DECAY.search(name.lower()) and id(parameter) not in of_layer_norms:
-            names.append(name)
-    return names
+            without_decay.update(module.parameters())
+    named = model.named_parameters()
+    return [name for name, weight in named if weight not in without_decay and not _WITHOUT_DECAY.search(name.lower())]
 
 
 class Run(NamedTuple):
@@ -65,15 +62,8 @@ class Run(NamedTuple):
         """The share of the steps after the warm-up that is done: 1 after the last one."""
         return (step - self.warmup) / max(1, self.total - self.warmup)
 
-    def lowest_rate(self, min_lr: float | None, min_lr_rate: float | None) -> float:
-        """The lowest factor of a schedule that is given it, or the learning rate there."""
-        if (min_lr is None) == (min_lr_rate is None):
-            raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
-        return min_lr / self.start_lr if min_lr_rate is None else min_lr_rate
 
-
-def whole(step: int, run: Run) -> float:
-    """The whole rate."""
+def constant(step: int, run: Run) -> float:
     return 1.0
 
 
@@ -82,14 +72,14 @@ def linear(step: int, run: Run) -> float:
     return max(0.0, (run.total - step) / max(1, run.total - run.warmup))
 
 
-def _wave(progress: float, num_cycles: float) -> float:
+def wave(progress: float, num_cycles: float) -> float:
     """The height of a cosine wave between 1 and 0; half a wave (0.5 cycles) falls from 1 to 0."""
     return 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
 
 
 def cosine(step: int, run: Run, num_cycles: float = 0.5) -> float:
     """A fall along half a wave, to 0 after the last step; or along `num_cycles` waves."""
-    return max(0.0, _wave(run.decay_progress(step), num_cycles))
+    return max(0.0, wave(run.decay_progress(step), num_cycles))
 
 
 def cosine_with_restarts(step: int, run: Run, num_cycles: int = 1) -> float:
@@ -97,33 +87,17 @@ def cosine_with_restarts(step: int, run: Run, num_cycles: int = 1) -> float:
     progress = run.decay_progress(step)
     if progress >= 1.0:
         return 0.0
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * progress) % 1.0))))
+    return wave((num_cycles * progress) % 1.0, 0.5)
 
 
 def cosine_with_min_lr(
     step: int, run: Run, num_cycles: float = 0.5, min_lr: float | None = None, min_lr_rate: float | None = None
 ) -> float:
-    """A fall along half a wave, to a lowest rate."""
-    lowest = run.lowest_rate(min_lr, min_lr_rate)
-    return max(0.0, _wave(run.decay_progress(step), num_cycles) * (1 - lowest) + lowest)
-
-
-def cosine_warmup_with_min_lr(
-    step: int,
-    run: Run,
-    num_cycles: float = 0.5,
-    min_lr: float | None = None,
-    min_lr_rate: float | None = None,
-    warmup_lr_rate: float | None = None,
-) -> float:
-    """The same, but no step has the rate 0, and the last one has the lowest rate."""
-    lowest = run.lowest_rate(min_lr, min_lr_rate)
-    if step < run.warmup:
-        if warmup_lr_rate is None:
-            return (step + 1.0) / run.warmup
-        return warmup_lr_rate + (1.0 - warmup_lr_rate) * step / max(1, run.warmup - 1)
-    progress = (step - run.warmup + 1.0) / max(1.0, run.total - run.warmup)
-    return max(0.0, _wave(progress, num_cycles) * (1 - lowest) + lowest)
+    """A fall along half a wave to a lowest rate, which is given as such, or as a share of `learning_rate`."""
+    if (min_lr is None) == (min_lr_rate is None):
+        raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
+    lowest = min_lr / run.start_lr if min_lr_rate is None else min_lr_rate
+    return max(0.0, wave(run.decay_progress(step), num_cycles) * (1 - lowest) + lowest)
 
 
 def polynomial(step: int, run: Run, lr_end: float = 1e-7, power: float = 1.0) -> float:
@@ -173,7 +147,7 @@ def warmup_stable_decay(
         progress = (step - decay_start) / num_decay_steps
         shapes = {
             "linear": 1.0 - progress,
-            "cosine": _wave(progress, num_cycles),
+            "cosine": wave(progress, num_cycles),
             "1-sqrt": 1.0 - math.sqrt(progress),
         }
         factor = shapes[decay_type]
@@ -182,25 +156,23 @@ def warmup_stable_decay(
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
 
 
-# Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say. These follow a climb along a line.
-_AFTER_CLIMB: dict[str, Callable[..., float]] = {
-    "constant_with_warmup": whole,
+# Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say.
+_SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": constant,
+    "constant_with_warmup": constant,
     "linear": linear,
     "cosine": cosine,
     "cosine_with_restarts": cosine_with_restarts,
     "cosine_with_min_lr": cosine_with_min_lr,
     "polynomial": polynomial,
     "inverse_sqrt": inverse_sqrt,
-}
-_FROM_THE_START: dict[str, Callable[..., float]] = {
-    "constant": whole,
-    "cosine_warmup_with_min_lr": cosine_warmup_with_min_lr,
     "warmup_stable_decay": warmup_stable_decay,
 }
-SCHEDULES = (*_AFTER_CLIMB, *_FROM_THE_START, "reduce_lr_on_plateau")
+SCHEDULES = (*_SCHEDULES, "reduce_lr_on_plateau")
 
 
-def _climb_then(after: Callable[..., float], step: int, run: Run, **options: Any) -> float:
+def after_climb(after: Callable[..., float], step: int, run: Run, **options: Any) -> float:
+    """A climb along a line during the warm-up, then the schedule `after`."""
     # It is computed in the climb too, so that a wrong option is an error at once.
     factor = after(max(step, run.warmup), run, **options)
     return step / run.warmup if step < run.warmup else factor
@@ -209,8 +181,7 @@ def _climb_then(after: Callable[..., float], step: int, run: Run, **options: Any
 def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> LRScheduler:
     """The schedule `args.lr_scheduler_type` (one of `SCHEDULES`) over `num_training_steps` optimizer steps.
 
-    All but "constant" and "reduce_lr_on_plateau" climb during the steps of warm-up. They are stepped once per
-    optimizer step, whatever the number of processes; "reduce_lr_on_plateau" once per evaluation.
+    It is stepped once per optimizer step, whatever the number of processes; "reduce_lr_on_plateau" once per evaluation.
 
     Raises:
         TypeError: for a name in `args.lr_scheduler_kwargs` that the schedule does not have.
@@ -223,6 +194,7 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
     if name == "reduce_lr_on_plateau":
         return ReduceLROnPlateau(optimizer, **options)
     run = Run(args.get_warmup_steps(num_training_steps), num_training_steps, optimizer.defaults["lr"])
-    if name in _AFTER_CLIMB:
-        return LambdaLR(optimizer, partial(_climb_then, _AFTER_CLIMB[name], run=run, **options))
-    return LambdaLR(optimizer, partial(_FROM_THE_START[name], run=run, **options))
+    schedule = _SCHEDULES[name]
+    if name not in ("constant", "warmup_stable_decay"):  # which have no climb, or one of their own
+        schedule = partial(after_climb, schedule)
+    return LambdaLR(optimizer, partial(schedule, run=run, **options))

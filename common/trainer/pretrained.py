@@ -1,57 +1,25 @@
-"""What the Trainer does for the models and tokenizers of `transformers`, or of their kind.
-
-All of it goes by the methods that they have, so nothing of `transformers` is imported.
-"""
+"""What the Trainer does for the models and tokenizers of `transformers`. It is imported only where there is one."""
 
 from typing import Any
 
-from common.trainer.batches import LABEL, LABELS
 
+def padding_collator(processing_class: Any) -> Any:
+    """A collator that pads samples, for a tokenizer or a feature extractor of sequences; None for anything else."""
+    if not hasattr(processing_class, "padding_side"):
+        return None
+    from transformers import DataCollatorWithPadding
 
-class PaddingCollator:
-    """A collator that lets a tokenizer pad samples to the longest of a batch, as `DataCollatorWithPadding` there."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    def __call__(self, samples: list) -> Any:
-        batch = self.tokenizer.pad(samples, padding=True, return_tensors="pt")
-        for name in (LABEL, "label_ids"):
-            if name in batch:
-                batch[LABELS] = batch.pop(name)
-        return batch
+    return DataCollatorWithPadding(processing_class)
 
 
 def align_special_tokens(model: Any, processing_class: Any) -> None:
-    """Give the configurations of a model the special tokens of its tokenizer, of which a script may have added some.
-
-    A token that the tokenizer lacks stays as it is. Where a configuration lists several ends, it keeps them.
-    """
-    has_tokens = hasattr(processing_class, "eos_token_id")
-    tokenizer = processing_class if has_tokens else getattr(processing_class, "tokenizer", None)
-    if tokenizer is None or not hasattr(getattr(model, "config", None), "get_text_config"):
+    """Give a model of `transformers` the special tokens of its tokenizer, of which a script may have added some."""
+    if processing_class is None or not hasattr(getattr(model, "config", None), "get_text_config"):
         return
-    holders = [model.config.get_text_config()]
-    generation_config = getattr(model, "generation_config", None)
-    if generation_config is not None:
-        holders.append(generation_config)
-    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
-        token = getattr(tokenizer, name)
-        known = [_tokens(holder, name) for holder in holders]
-        if token is None or all(token in tokens for tokens in known):
-            continue
-        for holder, before in zip(holders, known, strict=True):
-            has_list = isinstance(getattr(holder, name, None), list) or holder is generation_config
-            if has_list and name == "eos_token_id":
-                others = [other for other in before if other not in (None, token)]
-                setattr(holder, name, [token, *others])
-            else:
-                setattr(holder, name, token)
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin, trainer_utils
 
-
-def _tokens(holder: Any, name: str) -> list:
-    tokens = getattr(holder, name, None)
-    return tokens if isinstance(tokens, list) else [tokens]
+    if isinstance(processing_class, PreTrainedTokenizerBase | ProcessorMixin):
+        trainer_utils.align_special_tokens(model, processing_class)
 
 
 def enable_activation_checkpointing(model: Any, options: Any) -> None:

@@ -5,6 +5,7 @@ optimizer step, what follows a step, checkpoints, evaluation, and the small part
 """
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Sized
@@ -66,20 +67,7 @@ class Trainer:
 
     loss_is_scaled_for_ga: bool | None = None
 
-    # What is trained, and by what. `train` replaces model_wrapped and optimizer by the prepared ones.
-    accelerator: Accelerator
-    model: nn.Module
-    model_wrapped: nn.Module
-    optimizer: Any
-    lr_scheduler: Any
-    train_dataloader: Any
-    callback_handler: CallbackHandler
-
-    # What callbacks see and steer, as in `transformers`.
-    state: TrainerState
-    control: TrainerControl
-
-    # The rest of the state of a training. `train` makes it.
+    # The state of a training, which `train` makes, besides what callbacks see of it in `state`.
     plan: Plan
     position: Position
     loss_log: LossLog
@@ -108,10 +96,13 @@ class Trainer:
             raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
         utils.set_seed(self.args.seed)
         self.accelerator = make_accelerator(self.args, model)
+        if self.args.log_level != "passive":
+            for library in ("transformers", "common.trainer"):
+                logging.getLogger(library).setLevel(self.args.get_process_log_level())
 
-        self.model = model
-        self.model.to(self.accelerator.device)
-        self.model_wrapped = self.model
+        self.model = model.to(self.accelerator.device)
+        # `train` replaces this, the optimizer and the loader by the prepared ones.
+        self.model_wrapped: Any = self.model
         label_names = self.args.label_names
         self.label_names = batches.find_labels(self.model) if label_names is None else label_names
         self.model_accepts_loss_kwargs = batches.takes_loss_keywords(self.model)
@@ -121,13 +112,11 @@ class Trainer:
             config.use_cache = self.args.use_cache
 
         self.processing_class = processing_class
-        # A tokenizer, or a feature extractor of sequences. What processes images pads in another way.
-        if data_collator is None and hasattr(processing_class, "padding_side"):
-            data_collator = pretrained.PaddingCollator(processing_class)
-        self.data_collator = data_collator or batches.default_data_collator
+        default_collator = pretrained.padding_collator(processing_class) or batches.default_data_collator
+        self.data_collator = data_collator or default_collator
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
-        self.train_dataloader = None
+        self.train_dataloader: Any = None
 
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
@@ -136,8 +125,8 @@ class Trainer:
         names = batches.parameters(self.compute_loss)
         self._loss_takes_count = "num_items_in_batch" in names or batches.takes_any_keyword(self.compute_loss)
 
-        self.optimizer = optimizers[0]
-        self.lr_scheduler = optimizers[1]
+        self.optimizer: Any = optimizers[0]
+        self.lr_scheduler: Any = optimizers[1]
         # Whether the scheduler is the Trainer's own, and not the script's.
         self._created_lr_scheduler = False
 
@@ -702,11 +691,13 @@ class Trainer:
 
         Args:
             description: "Evaluation" or "Prediction", for overrides.
-            prediction_loss_only: keep no predictions; None is the same as False.
+            prediction_loss_only: keep no predictions; by default as the arguments say.
             ignore_keys: keys of the model's output that hold no predictions.
         """
         accelerator = self.accelerator
         batch_size = self.args.per_device_eval_batch_size
+        if prediction_loss_only is None:
+            prediction_loss_only = self.args.prediction_loss_only
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
@@ -727,7 +718,7 @@ class Trainer:
                 inputs = batches.first_samples(inputs, rows, num_real)
                 rows = num_real
             loss, logits, labels = self.prediction_step(
-                self.model, inputs, bool(prediction_loss_only), ignore_keys=ignore_keys
+                self.model, inputs, prediction_loss_only, ignore_keys=ignore_keys
             )
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
@@ -746,10 +737,7 @@ class Trainer:
         if losses is not None:
             filters = self.args.logging_nan_inf_filter
             metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(losses, filters)
-        for name in list(metrics):
-            # A "loss" among the script's metrics replaces the Trainer's.
-            if not name.startswith(f"{metric_key_prefix}_"):
-                metrics[f"{metric_key_prefix}_{name}"] = metrics.pop(name)
+        metrics = evaluation.with_prefix(metrics, f"{metric_key_prefix}_")
         num_samples = sum(batch.num_counted for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
 
@@ -842,8 +830,16 @@ class Trainer:
         if args.remove_unused_columns:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
         pin_memory = args.dataloader_pin_memory and self.accelerator.device.type != "cpu"
-        settings |= {"num_workers": args.dataloader_num_workers, "pin_memory": pin_memory}
-        return DataLoader(dataset, batch_size, collate_fn=collator, **settings)
+        return DataLoader(
+            dataset,
+            batch_size,
+            collate_fn=collator,
+            num_workers=args.dataloader_num_workers,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            pin_memory=pin_memory,
+            **settings,
+        )
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""

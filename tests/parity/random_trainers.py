@@ -23,7 +23,6 @@ SCHEDULES = {
     "cosine": [None, {"num_cycles": 1.5}],
     "cosine_with_restarts": [{"num_cycles": 2}],
     "cosine_with_min_lr": [{"min_lr_rate": 0.1}, {"min_lr": 1e-3, "num_cycles": 1}],
-    "cosine_warmup_with_min_lr": [{"min_lr_rate": 0.1}, {"min_lr": 1e-3, "warmup_lr_rate": 0.2}],
     "polynomial": [None, {"power": 2.0, "lr_end": 1e-3}],
     "inverse_sqrt": [None, {"timescale": 7}],
     "warmup_stable_decay": [

@@ -183,17 +183,6 @@ def test_ignored_keys_and_several_outputs(tmp_path):
     assert trainer.predict(Points(5), ignore_keys=["hidden"]).predictions.shape == (5, 10)
 
 
-def test_a_model_is_evaluated_without_dropout_and_trained_with_it(tmp_path):
-    trainer = make_trainer(tmp_path, model=seeded_net(dropout=0.5), evaluate=11, eval_strategy="steps", eval_steps=2)
-    first = trainer.evaluate()["eval_loss"]
-    trainer.model.train()
-    assert trainer.evaluate()["eval_loss"] == first
-    modes = []
-    trainer.model.register_forward_hook(lambda module, inputs, output: modes.append(module.training))
-    trainer.train()
-    assert modes == [True, True, False, False, True, True, False, False, True, False, False]
-
-
 class Normalised(nn.Module):
     """With buffers, which DDP's forward would synchronise."""
 

@@ -16,7 +16,7 @@ def test_arguments_say_which_process_this_is(tmp_path):
     assert same_on_both(script, tmp_path) == (torch.device("cpu"), 0, 1, True)
 
 
-def test_an_override_of_evaluate_tells_the_callbacks_itself(tmp_path):
+def test_overrides_of_evaluate_and_log_tell_the_callbacks_themselves(tmp_path):
     def script(library, folder):
         seen = []
 
@@ -26,7 +26,14 @@ def test_an_override_of_evaluate_tells_the_callbacks_itself(tmp_path):
                 seen.append(kwargs["eval_dataloader"] is trainer.callback_handler.eval_dataloader)
                 control.should_training_stop = state.global_step >= 6
 
+            def on_log(self, args, state, control, logs, **kwargs):
+                seen.append(sorted(logs))
+
         class Own(library.Trainer):
+            def log(self, logs, *args):
+                self.state.log_history.append(logs)
+                self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
             def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
                 output = self.evaluation_loop(
                     self.get_eval_dataloader(eval_dataset),
@@ -49,25 +56,6 @@ def test_an_override_of_evaluate_tells_the_callbacks_itself(tmp_path):
 
     ours = same_on_both(script, tmp_path)
     assert ours[1]["steps"][0] == 6
-
-
-def test_an_override_of_log_tells_the_callbacks_itself(tmp_path):
-    def script(library, folder):
-        seen = []
-
-        class Watch(library.TrainerCallback):
-            def on_log(self, args, state, control, logs, **kwargs):
-                seen.append(sorted(logs))
-
-        class Own(library.Trainer):
-            def log(self, logs, *args):
-                self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
-
-        trainer = make(library, folder, Own, {"callbacks": [Watch]})
-        trainer.train()
-        return seen, end(trainer)
-
-    same_on_both(script, tmp_path)
 
 
 def test_a_callback_with_a_state_is_in_checkpoints(tmp_path):

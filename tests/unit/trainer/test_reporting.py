@@ -49,6 +49,7 @@ def test_a_log_file_gets_lines_and_a_terminal_a_bar(monkeypatch):
     for terminal, expected in ((True, ProgressCallback), (False, PrinterCallback)):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
         assert type(default_reporter(None)) is expected
+        assert type(default_reporter(not terminal)) is expected
 
 
 def test_a_second_training_writes_every_line_once(tmp_path):

@@ -7,13 +7,15 @@ import torch
 
 from common.trainer.optimization import SCHEDULES, make_scheduler
 
-LOWEST = [{"min_lr": 1e-3}, {"min_lr_rate": 0.1, "num_cycles": 2}, {}, {"min_lr": 1.0, "min_lr_rate": 1.0}]
 DECAY = [{}, {"num_stable_steps": 2, "num_cycles": 1.3}, {"decay_type": "steep"}]
 OPTIONS = {
     "cosine": [{"num_cycles": 1.5}],
     "cosine_with_restarts": [{"num_cycles": 3}],
-    "cosine_with_min_lr": LOWEST,
-    "cosine_warmup_with_min_lr": [*LOWEST, {"min_lr_rate": 0.1, "warmup_lr_rate": 0.3}],
+    "cosine_with_min_lr": [
+        {"min_lr": 1e-3},
+        {"min_lr_rate": 0.1, "num_cycles": 2},
+        {"min_lr": 1.0, "min_lr_rate": 1.0},
+    ],
     "polynomial": [{"power": 2.0, "lr_end": 1e-3}, {"lr_end": 1.0}],
     "inverse_sqrt": [{"timescale": 7}],
     "warmup_stable_decay": [

@@ -68,14 +68,6 @@ class TutorialTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-class NewTutorialTrainer(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        assert num_items_in_batch is None
-        outputs = model(inputs["x"])["logits"]
-        loss = F.cross_entropy(outputs, inputs["labels"])
-        return (loss, outputs) if return_outputs else loss
-
-
 class KeywordTrainer(TutorialTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
         assert kwargs == {"num_items_in_batch": None}
@@ -90,7 +82,7 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
     # No window with batches of different sizes: a function that divides by the labels weighs samples, a mean batches.
     settings = {"gradient_accumulation_steps": 2, "train": 32}
     expected = trained(tmp_path, **settings)
-    for trainer_class in (TutorialTrainer, NewTutorialTrainer, KeywordTrainer):
+    for trainer_class in (TutorialTrainer, KeywordTrainer):
         torch.testing.assert_close(trained(tmp_path, trainer_class=trainer_class, **settings), expected)
     by_function = trained(tmp_path, extra={"compute_loss_func": summed_loss}, **settings)
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
