@@ -392,6 +392,8 @@ def _pad_one(leaf: Any, dim: int, length: int, pad_index: float, pad_first: bool
     shape = list(leaf.shape)
     shape[dim] = length - leaf.shape[dim]
     padding = leaf.new_zeros(shape) + pad_index
+    if leaf.dtype == torch.bool:  # of which a sum makes integers, and that on the shorter ranks alone
+        padding = padding.bool()
     parts = [padding, leaf] if pad_first else [leaf, padding]
     return torch.cat(parts, dim=dim)
 

@@ -7,6 +7,8 @@ in each worker, and one that reads from a queue yields each sample in one worker
 """
 
 from collections.abc import Callable, Iterator
+from itertools import chain
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +103,14 @@ class CountedShard(IterableDataset):
 
 
 # How a stream's code asks for the rank: `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set.
-_RANK_IN_CODE = {"get_rank", "process_index", "RANK"}
+_RANK_IN_CODE = {"get_rank", "process_index", "RANK", "LOCAL_RANK"}
+
+
+def _asks_for_rank(code: CodeType) -> bool:
+    """True if `code`, or a function or a generator expression within it, asks for the rank."""
+    if not _RANK_IN_CODE.isdisjoint(code.co_names + code.co_consts):
+        return True
+    return any(_asks_for_rank(constant) for constant in code.co_consts if isinstance(constant, CodeType))
 
 
 def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
@@ -115,9 +124,10 @@ def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
             sizes = [getattr(holder, name, None) for name in ("world_size", "num_replicas", "num_processes")]
             if world_size in sizes and rank in (getattr(holder, "rank", None), getattr(holder, "process_index", None)):
                 return True
-        for function in vars(type(stream)).values():
+        for attribute in chain.from_iterable(vars(kind).values() for kind in type(stream).__mro__):
+            function = getattr(attribute, "fget", attribute)  # that of a property
             code = getattr(function, "__code__", None)
-            if code is not None and not _RANK_IN_CODE.isdisjoint(code.co_names + code.co_consts):
+            if isinstance(code, CodeType) and _asks_for_rank(code):
                 return True
         stream = getattr(stream, "dataset", None)
     return False

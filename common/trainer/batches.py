@@ -90,16 +90,18 @@ def model_inside(model: nn.Module) -> nn.Module:
     """The model itself, or the one in a wrapper that hands on whatever it is given, whose `forward` says what it takes.
 
     Such wrappers are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and
-    `**kwargs` alone.
+    `**kwargs` alone, if its modules show which one is the model.
     """
     get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
     if get_base_model is not None:
         return get_base_model()
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
     children = dict(model.named_children())
-    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or not children:
+    names = [name for name in WRAPPED if name in children]
+    if len(children) == 1:  # of several, such as a loss and a network, any may be the model
+        names = list(children)
+    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or not names:
         return model
-    names = [name for name in WRAPPED if name in children] or list(children)
     return model_inside(children[names[0]])
 
 

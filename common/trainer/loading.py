@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from common.accelerator import skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
@@ -64,8 +64,10 @@ def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
         partial = loader.partial_step
         if partial is not None and partial.rows is not None:
             return partial.rows
-        # A collator may have joined the samples to one row, so the loader is asked first.
-        if partial is None and getattr(index_sampler_of(loader), "batch_size", None):
+        # A collator may have joined the samples to one row, so the loader is asked first. It does not know how many
+        # samples are in the last batch of a stream on one process.
+        knows = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
+        if partial is None and knows and getattr(index_sampler_of(loader), "batch_size", None):
             return loader.total_batch_size // num_processes
     return count_samples(batch)
 

@@ -198,6 +198,16 @@ class StreamOfRank(Stream):
         return (self.samples[index] for index in range(int(os.environ["RANK"]), len(self.samples), 2))
 
 
+class StreamThatInherits(StreamOfRank):
+    pass
+
+
+class StreamWithProperty(Stream):
+    @property
+    def parts(self):
+        return (sample for sample in self.samples if sample % 2 == int(os.environ["LOCAL_RANK"]))
+
+
 def stream_with(**attributes):
     stream = Stream(range(8))
     vars(stream).update(attributes)
@@ -206,6 +216,8 @@ def stream_with(**attributes):
 
 STREAMS = {
     "asks for it": (StreamOfRank(range(8)), True),
+    "inherits": (StreamThatInherits(range(8)), True),
+    "asks within a property": (StreamWithProperty(range(8)), True),
     "was told": (stream_with(rank=1, world_size=2), True),
     "datasets": (stream_with(_distributed=SimpleNamespace(rank=1, world_size=2)), True),
     "wrapped": (stream_with(dataset=StreamOfRank(range(8))), True),

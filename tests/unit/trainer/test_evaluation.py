@@ -49,23 +49,24 @@ def outcome(folder, batch: int, kind: str = "map", n: int = N, loss: str | None 
     """The outcome for n samples; they are unlike, so that their number and weight show.
 
     Args:
-        kind: a "map" or a "stream" of samples; whole batches that the main process "split"s among the ranks; or what an
-            override returns: a "plain" loader, one with its "own batch size" that it has prepared, or one that is
-            "dealt out", in parts of different lengths.
+        kind: a "map" or a "stream" of samples, or a stream that "every rank" reads; whole batches that the main process
+            "split"s among the ranks; or what an override returns: a "plain" loader, one with its "own batch size" that
+            it has prepared, or one that is "dealt out", in parts of different lengths.
         loss: of the model; or of a "function" or by "keywords", which divides by the number of items.
     """
     dtype = torch.float64
     points = Points(n, dtype)
     points.x *= torch.linspace(0, 10, n, dtype=dtype)[:, None]
-    dataset = Stream(points) if kind == "stream" else points
+    dataset = Stream(points) if kind in ("stream", "every rank") else points
     extra = {"compute_metrics": accuracy, "eval_dataset": dataset}
     net = model = seeded_net(dtype=dtype)
     if loss == "function":
         extra["compute_loss_func"] = token_loss
     elif loss == "keywords":
         model = CountingNet(model)
-    settings = {"accelerator_config": {"split_batches": True, "dispatch_batches": True}} if kind == "split" else {}
-    trainer = make_trainer(folder, model=model, per_device_eval_batch_size=batch, extra=extra, **settings)
+    configs = {"split": {"split_batches": True, "dispatch_batches": True}, "every rank": {"dispatch_batches": False}}
+    settings = {"per_device_eval_batch_size": batch, "accelerator_config": configs.get(kind)}
+    trainer = make_trainer(folder, model=model, extra=extra, **settings)
     returned = {
         "plain": lambda dataset=None: DataLoader(points, batch_size=batch),
         "own batch size": lambda dataset=None: trainer.accelerator.prepare(
@@ -98,7 +99,7 @@ def outcomes_on_rank(folder, *settings):
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
-@pytest.mark.parametrize("kind", ["map", "stream", "plain", "own batch size"])
+@pytest.mark.parametrize("kind", ["map", "stream", "every rank", "plain", "own batch size"])
 def test_the_loss_does_not_depend_on_the_batch_size(batch, kind, tmp_path):
     got = outcome(tmp_path, batch, kind=kind)
     assert got.loss == pytest.approx(got.reference, rel=1e-14)
@@ -111,7 +112,7 @@ LOSSES = [None, "function", "keywords"]
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_an_evaluation_does_not_depend_on_the_number_of_processes(processes, tmp_path):
-    kinds = ("map", "plain", "stream", "own batch size", "dealt out")
+    kinds = ("map", "plain", "stream", "every rank", "own batch size", "dealt out")
     settings = [{"batch": 64, "kind": kind, "loss": loss} for kind in kinds for loss in LOSSES]
     settings += [{"batch": 6, "kind": "split", "n": n} for n in (12, 13, 17)]
     # Fewer samples than processes, and than the batches of all of them.

@@ -157,8 +157,20 @@ def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
             outputs = super().forward(x)
             return outputs if labels is None else {"loss": summed_loss(outputs, labels, **kwargs)}
 
+    class Several(nn.Module):
+        """Of its modules not the first is the model, and it takes the count itself."""
+
+        def __init__(self):
+            super().__init__()
+            self.loss = nn.NLLLoss()
+            self.net = Counting()
+
+        def forward(self, *args, **kwargs):
+            return self.net(*args, **kwargs)
+
     right = train(Right)
     assert train(Counting) == pytest.approx(right)
+    assert train(Several, remove_unused_columns=False) == pytest.approx(right)
     assert "num_items_in_batch" not in caplog.text
     assert train(Ignoring) == pytest.approx(7 * right)
     assert "its loss is 7 times too large" in caplog.text
