@@ -35,7 +35,6 @@ class RNGType(str, BaseEnum):
 
     TORCH = "torch"
     CUDA = "cuda"
-    XLA = "xla"
     GENERATOR = "generator"
 
 

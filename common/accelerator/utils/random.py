@@ -39,7 +39,7 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
 
     Raises:
         ValueError: for an unknown type.
-        AssertionError: for the type of a device that is out of scope, and for `generator` where there is none.
+        AssertionError: for `generator` where there is none.
     """
     write: Callable[[torch.Tensor], Any]
     rng_type = RNGType(rng_type)
@@ -49,10 +49,8 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
         read, write = generator.get_state, generator.set_state
     elif rng_type == RNGType.TORCH:
         read, write = torch.get_rng_state, torch.set_rng_state
-    elif rng_type == RNGType.CUDA:
-        read, write = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     else:
-        raise AssertionError(f"Can't synchronize {rng_type.value} seeds: this kind of device is out of scope")
+        read, write = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     write(broadcast(read().to(PartialState().device)).cpu())
 
 
