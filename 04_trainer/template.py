@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
-from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
+from torch.utils.data import Dataset, RandomSampler, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -89,19 +89,10 @@ def score(outputs, targets):
 
 
 class TaskTrainer(Trainer):
-    def get_train_dataloader(self):
+    def _get_train_sampler(self, train_dataset=None):
         # The Trainer makes a step of an epoch's tail too, or drops the tail of the evaluation as well.
-        step = self.args.per_device_train_batch_size * self.accelerator.num_processes
-        sampler = RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
-        loader = DataLoader(
-            self.train_dataset,
-            self.args.per_device_train_batch_size,
-            sampler=sampler,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-        )
-        return self.accelerator.prepare(loader)
+        step = self.args.per_device_train_batch_size * self.args.world_size
+        return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(*inputs["inputs"])

@@ -70,6 +70,9 @@ class TrainerCallback:
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
+# What callbacks get by keyword at every event.
+GIVEN = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+
 # The switches that are off again when an event begins: what was asked for has been done, or belongs to what is over.
 SWITCHED_OFF = {
     "on_train_begin": ("should_training_stop",),
@@ -115,12 +118,8 @@ class CallbackHandler:
         listeners = self.listeners[event]
         if not listeners:
             return control
-        kwargs["model"] = self.model
-        kwargs["processing_class"] = self.processing_class
-        kwargs["optimizer"] = self.optimizer
-        kwargs["lr_scheduler"] = self.lr_scheduler
-        kwargs["train_dataloader"] = self.train_dataloader
-        kwargs["eval_dataloader"] = self.eval_dataloader
+        for name in GIVEN:
+            kwargs[name] = getattr(self, name)
         for listener in listeners:
             changed = listener(args, state, control, **kwargs)
             if changed is not None:
@@ -169,15 +168,11 @@ class CallbackHandler:
 
     def states(self) -> dict[str, Any]:
         """The states of the callbacks that have one, by class name; a list where several share the name."""
-        states: dict[str, Any] = {}
+        states: dict[str, list] = {}
         for callback in self.callbacks:
             if callable(getattr(callback, "state", None)):
-                of_same_class = states.setdefault(type(callback).__name__, [])
-                of_same_class.append(callback.state())
-        for name, of_same_class in states.items():
-            if len(of_same_class) == 1:
-                states[name] = of_same_class[0]
-        return states
+                states.setdefault(type(callback).__name__, []).append(callback.state())
+        return {name: found[0] if len(found) == 1 else found for name, found in states.items()}
 
     def restore(self, states: dict[str, Any]) -> None:
         """Give the attributes that `states` returned back to the callbacks of the same classes.

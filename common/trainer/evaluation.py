@@ -127,11 +127,14 @@ def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
     return gathered
 
 
-def losses_of_samples(batches: list[BatchResult], batch_size: int) -> np.ndarray | None:
-    """The loss of each sample, which is the mean loss of its batch; None without losses.
+def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bool) -> float | None:
+    """The mean of the samples' losses, each of which is the mean loss of its batch; None without losses.
 
     Where all batches weigh the same, each counts `batch_size` times, as in `transformers`, whatever its size: a sum of
     float32 numbers is rounded with each of them.
+
+    Args:
+        filter_not_finite: leave out losses that are NaN or infinite, unless all are.
     """
     batches = [batch for batch in batches if batch.loss is not None]
     if not batches:
@@ -140,11 +143,7 @@ def losses_of_samples(batches: list[BatchResult], batch_size: int) -> np.ndarray
     counts: Any = [batch.num_counted for batch in batches]
     if are_whole and len(set(counts)) == 1:
         counts = batch_size
-    return np.repeat([batch.loss.mean() for batch in batches], counts)
-
-
-def mean_loss(losses: np.ndarray, filter_not_finite: bool) -> float:
-    """The mean of `losses`; with the filter of those that are finite, if there are any."""
+    losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)
     if filter_not_finite and finite.any():
         losses = losses[finite]
@@ -165,21 +164,14 @@ def as_arrays(data: Any) -> Any:
     return map_nested(as_array, data)
 
 
-def rows_of_samples(batches: list[BatchResult], name: str) -> Any:
-    """The "logits" or "labels" of all samples that count, in the order of `batches`; None without batches."""
-    if not batches:
-        return None
-    return concatenate([getattr(batch, name) for batch in batches], batches)
-
-
 def concatenate(parts: list, batches: list[BatchResult]) -> Any:
-    """The arrays of each batch joined along their first dimension, and filled up to the longest along the others.
+    """The logits or labels of each batch joined along their first dimension, and filled up along the others.
 
     Lists with an entry for each sample, such as the boxes in an image, become one list with an entry for each sample.
     """
-    first = parts[0]
-    if first is None:
+    if not batches or parts[0] is None:
         return None
+    first = parts[0]
     if isinstance(first, Mapping):
         return {key: concatenate([part[key] for part in parts], batches) for key in first}
     if isinstance(first, tuple | list) and not _have_entries(parts, batches):

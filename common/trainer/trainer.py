@@ -726,17 +726,16 @@ class Trainer:
             self.call_event("on_prediction_step")
 
         gathered = evaluation.gather_batches(results.on_host())
-        predictions = evaluation.rows_of_samples(gathered, "logits")
-        label_ids = evaluation.rows_of_samples(gathered, "labels")
+        predictions = evaluation.concatenate([batch.logits for batch in gathered], gathered)
+        label_ids = evaluation.concatenate([batch.labels for batch in gathered], gathered)
 
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
-        losses = evaluation.losses_of_samples(gathered, batch_size)
-        if losses is not None:
-            filters = self.args.logging_nan_inf_filter
-            metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(losses, filters)
+        mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
+        if mean_loss is not None:
+            metrics[f"{metric_key_prefix}_loss"] = mean_loss
         metrics = evaluation.with_prefix(metrics, f"{metric_key_prefix}_")
         num_samples = sum(batch.num_counted for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
@@ -923,14 +922,12 @@ class Trainer:
         """Write metrics to `<split>_results.json` and, if `combined`, add them to `all_results.json`."""
         if not self.is_world_process_zero():
             return
-        folder = Path(self.args.output_dir)
-        results = {folder / f"{split}_results.json": metrics}
-        if combined:
-            path = folder / "all_results.json"
-            before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            results[path] = before | metrics
-        for path, values in results.items():
-            path.write_text(json.dumps(values, indent=4, sort_keys=True, default=as_json), encoding="utf-8")
+        names = [split, "all"] if combined else [split]
+        for name in names:
+            path = Path(self.args.output_dir, f"{name}_results.json")
+            before = json.loads(path.read_text(encoding="utf-8")) if name == "all" and path.exists() else {}
+            text = json.dumps(before | metrics, indent=4, sort_keys=True, default=as_json)
+            path.write_text(text, encoding="utf-8")
 
     def save_state(self) -> None:
         """Write `trainer_state.json` into `args.output_dir`, in the main process."""

@@ -3,11 +3,9 @@
 import pytest
 
 from common.trainer import EarlyStoppingCallback, TrainerCallback
-from common.trainer.callbacks import EVENTS
+from common.trainer.callbacks import EVENTS, GIVEN
 from tests.toys import Points
 from tests.unit.trainer.toy import make_trainer
-
-GIVEN = {"model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}
 
 
 class Recorder(TrainerCallback):
@@ -15,7 +13,7 @@ class Recorder(TrainerCallback):
         self.events = []
 
     def record(self, event, args, state, control, **kwargs):
-        assert kwargs.keys() >= GIVEN
+        assert kwargs.keys() >= {*GIVEN}
         self.events.append(event)
 
 
