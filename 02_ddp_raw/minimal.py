@@ -42,9 +42,9 @@ for epoch in range(EPOCHS):
         loss.backward()  # averages the gradients of all processes
         optimizer.step()
         optimizer.zero_grad()
-    print(f"rank {rank}, epoch {epoch}: the last loss is {loss.item():.4f}")
+    print(f"rank {rank}, epoch {epoch}: the last loss is {loss.item():.4f}")  # of its own samples
 
-if rank == 0:
+if rank == 0:  # all have the same weights; the others need not wait
     torch.save(network.state_dict(), "minimal.pt")
 del model  # before its group: a DDP that is freed after it may hang (torch 2.11)
 dist.destroy_process_group()

@@ -46,7 +46,7 @@ def train(args):
     # Joins the other processes: torchrun has put rank, world size and address into the environment. gloo is for CPUs.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=args.timeout)
     world_size = dist.get_world_size()  # the number of processes on all machines
-    mesh = init_device_mesh(device.type, (world_size,))  # one dimension, in which all ranks share parameters
+    mesh = init_device_mesh(device.type, (world_size,))  # all ranks in one line: each parameter is cut into W parts
 
     train_set, test_set = load_data(args)
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, equal parts of it
@@ -56,10 +56,10 @@ def train(args):
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
     test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
 
-    model = build_model(args).to(device)
+    model = build_model(args).to(device)  # leave .to out where it does not fit: fully_shard moves each layer
     for layer in model.children():
-        fully_shard(layer, mesh=mesh)  # its parameters are DTensors now: 1/W on each rank, whole while it computes
-    fully_shard(model, mesh=mesh)  # joins them, so that a GPU gathers the next layer meanwhile
+        fully_shard(layer, mesh=mesh)  # into DTensors: 1/W on each rank, whole to compute; a reduce-scatter averages
+    fully_shard(model, mesh=mesh)  # joins the layers, so that a GPU gathers the next one while one computes
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
     torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process has a number, and draws its own
 
@@ -78,7 +78,7 @@ def train(args):
             dist.all_reduce(train_loss)  # every rank now has the sum over all ranks
             train_loss /= world_size
             result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device))
-        # A collective too: all ranks send their parts, and rank 0 gets BasicNet's own state dict, for --save.
+        # A collective too: all ranks send their parts, and rank 0's CPU gets BasicNet's own state dict, for --save.
         report.weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     dist.destroy_process_group()
     return result

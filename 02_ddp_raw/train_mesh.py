@@ -65,7 +65,7 @@ def train(args):
     model = build_model(args).to(device)
     # A rank computes some outputs of fc1, and what they add to the outputs of fc2; an all-reduce over the row adds up.
     parallelize_module(model, mesh["tensor"], {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
-    fully_shard(model, mesh=data)  # in one piece, of which a rank has its own part of fc1 and fc2 only
+    fully_shard(model, mesh=data)  # cuts what a column shares: a rank keeps a quarter of fc1 and of fc2's weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
     torch.manual_seed(args.seed + group)  # for dropout: a row must drop the same of what fc1 reads, or trains nonsense
 
@@ -86,7 +86,7 @@ def train(args):
             result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device, data))
         # torch warns that fc1, cut twice along one dimension, takes two all-gathers: here once, when all is done.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-        # A collective too: all ranks send their parts, and rank 0 gets BasicNet's own state dict, for --save.
+        # A collective too: all ranks send their parts, and rank 0's CPU gets BasicNet's own state dict, for --save.
         report.weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     dist.destroy_process_group()
     return result

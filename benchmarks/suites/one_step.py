@@ -1,7 +1,4 @@
-"""What each device does in one step of a level's own script: the lanes of the main page's picture.
-
-Level 00 has one device, which is an equal part of the cores, and the others have two.
-"""
+"""What each device does in one step of a level's own script: the lanes of the main page's picture."""
 
 from functools import partial
 
