@@ -21,7 +21,6 @@ SCRIPTS = {
     "00, one device": ("00_single_gpu", Configuration("00_single_gpu")),
     "01, DataParallel": ("01_data_parallel", Configuration("01_data_parallel", DEVICES)),
     "02, DDP": ("02_ddp_raw", Configuration("02_ddp_raw", DEVICES)),
-    # "FSDP": ("02_ddp_raw/train_fsdp", Configuration("02_ddp_raw", DEVICES)),
 }
 
 
