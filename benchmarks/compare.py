@@ -18,7 +18,7 @@ from tqdm import tqdm
 from benchmarks.harness import proof, records
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
-from benchmarks.harness.rows import FIRST
+from benchmarks.harness.rows import BASELINE
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.table import summary, wrapped
 from benchmarks.report.verdicts import verdicts
@@ -95,7 +95,7 @@ class Comparison:
             parts.append(Part(f"training {level}", partial(self.train, level)))
         for rung, result in (self.report["levels"] | self.report["sharded"]).items():
             parts.append(Part(f"weights and memory of {rung}", partial(self.prove, rung, result)))
-        for level in (FIRST, *ladder.DISTRIBUTED):
+        for level in (BASELINE, *ladder.DISTRIBUTED):
             parts.append(Part(f"evaluation of {level}", partial(self.evaluate, level)))
         for size in self.options.batch_sizes:
             parts.append(Part(f"timing all levels in turn, batch {size}", partial(self.time, size)))
@@ -151,7 +151,7 @@ class Comparison:
         """Images per second, the levels taking turns, each worker on a device of its own."""
         configurations = []
         for level in self.levels:
-            workers = 1 if level == FIRST else self.options.world_size
+            workers = 1 if level == BASELINE else self.options.world_size
             configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
         configurations += throughput.all_cores(size)
         timed = throughput.Throughput(configurations, tuple(self.data_flags()))

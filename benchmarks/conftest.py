@@ -86,7 +86,7 @@ def extent(request) -> Extent:
     rounds = request.config.getoption("--rounds") or (QUICK_ROUNDS if quick else FULL_ROUNDS)
     root = Path(os.environ.get("MNIST_ROOT", "data")).resolve()
     data_flags = ("--dataset", "mnist", "--data-dir", str(root)) if mnist_on_disk(root) else ("--dataset", "synthetic")
-    return Extent(rounds=rounds, seconds=0.2 if quick else 1.0, data_flags=data_flags, quick=quick)
+    return Extent(rounds=rounds, data_flags=data_flags, quick=quick)
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,11 @@ class Extent(NamedTuple):
 
     Attributes:
         rounds: how often the rows take turns.
-        seconds: of training in one sample of a level, about.
         data_flags: the levels' flags that name the dataset.
         quick: a few short rounds, to see that everything runs.
     """
 
     rounds: int
-    seconds: float
     data_flags: tuple[str, ...]
     quick: bool
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 GRADIENT_BYTES = 4  # float32
 ALL_REDUCE_START = 8.4e-6  # seconds, whatever it sends. Source: NCCL 2.8, src/graph/tuning.cc, baseLat
-PAYS = 0.9  # the worth from which on GPUs are said to pay
+PAYS = 0.9  # the scaling efficiency from which on GPUs are said to pay
 LARGEST_BATCH = 2**20  # samples in all
 
 
@@ -201,7 +201,7 @@ def expected_maximum(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-def worth(setup: Setup, global_batch: int, gpus: int) -> float:
+def scaling_efficiency(setup: Setup, global_batch: int, gpus: int) -> float:
     """How many times faster `gpus` GPUs take a step of `global_batch` samples than one, as a share of their number.
 
     One GPU with one GPU's share would be no measure: a launch-bound step takes more samples in the same time, so fewer
@@ -221,8 +221,8 @@ def global_batches(gpus: int) -> list[int]:
 
 
 def pays_from(setup: Setup, gpus: int) -> int | None:
-    """The smallest of the global batches with which the GPUs are worth more than PAYS. None: they never are."""
+    """The smallest of the global batches whose scaling efficiency is more than PAYS; None if there is none."""
     for global_batch in global_batches(gpus):
-        if worth(setup, global_batch, gpus) > PAYS:
+        if scaling_efficiency(setup, global_batch, gpus) > PAYS:
             return global_batch
     return None

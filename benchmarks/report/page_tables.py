@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FIRST, FOREACH, FSDP, totals
+from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP, totals
 from benchmarks.report import table
 from benchmarks.report.verdicts import peaks
 from common import ladder
@@ -42,7 +42,7 @@ def five_levels() -> str:
         if row["apart"]:
             continue
         level = row["level"]
-        ratio = 1.0 if level == FIRST else paired(group, level)
+        ratio = 1.0 if level == BASELINE else paired(group, level)
         checksum = record["levels"][level]["weight_checksum"]
         rows.append([level, f"{row['median']:.0f}", f"{ratio:.2f}", table.per_device(memory[level]), checksum])
     return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
@@ -67,14 +67,14 @@ def epoch(level: str) -> str:
         f"    {losses} | {quantity(run['steps'], 'step')}",
         f"    {speed:.0f} images/s, {cores} a device | peak {memory} MiB",
     ]
-    if name != FIRST:
+    if name != BASELINE:
         lines.append(f"    {paired(group, name):.2f} of level 00's speed, round by round")
     return "\n".join(f"    {line}" for line in lines)
 
 
 def paired(group: dict, level: str) -> float:
     """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
-    to_first = [pair for pair in group["pairs"] if pair["to"] == FIRST]
+    to_first = [pair for pair in group["pairs"] if pair["to"] == BASELINE]
     (ratio,) = [pair for pair in to_first if group["rows"][pair["of"]]["level"] == level]
     return ratio["median"]
 

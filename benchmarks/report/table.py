@@ -2,7 +2,7 @@
 
 import textwrap
 
-from benchmarks.harness.rows import FIRST
+from benchmarks.harness.rows import BASELINE
 from benchmarks.report.verdicts import are_measured, peaks, verdicts
 from common import ladder
 from common.instruments.result import quantity
@@ -27,7 +27,7 @@ def tables(report: dict) -> str:
 
 
 def _speeds(group: dict) -> str:
-    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == FIRST}
+    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
     sure = max((pair["confidence"] for pair in pairs.values()), default=0)
     lines = [f"Speed at {group['group']}, medians of {group['rounds']} rounds"]
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
@@ -35,7 +35,7 @@ def _speeds(group: dict) -> str:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
     lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", f"× level 00 ({sure:.0%} interval)"))
     for name, row in group["rows"].items():
-        ratio = "1" if name == FIRST else MISSING
+        ratio = "1" if name == BASELINE else MISSING
         if name in pairs:
             low, high = pairs[name]["interval"]
             ratio = f"{pairs[name]['median']:.2f} ({low:.2f} to {high:.2f})"

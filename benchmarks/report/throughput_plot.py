@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.harness.rows import ALL_CORES, FIRST
+from benchmarks.harness.rows import ALL_CORES, BASELINE
 from benchmarks.report.plots import BLUE, GREY, INK, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
 from common.instruments.result import quantity
 
@@ -19,14 +19,14 @@ def speeds(report: dict, path: Path) -> None:
     for rows in shown:
         top = max(top, *(max(row["samples"]) for row in rows.values()))
     for panel, group, rows in zip(panels, groups, shown, strict=True):
-        ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["to"] == FIRST}
+        ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["to"] == BASELINE}
         draw_bars(panel, [_speed(name, row, ratios.get(name)) for name, row in rows.items()], 0.02 * top)
         for y, row in enumerate(rows.values()):
             panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
         panel.set_title(f"Throughput, {group['group']}")
         right = top
-        if FIRST in rows and _most_devices(group) > 1:
-            ideal = _most_devices(group) * rows[FIRST]["median"]
+        if BASELINE in rows and _most_devices(group) > 1:
+            ideal = _most_devices(group) * rows[BASELINE]["median"]
             panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
             right = max(top, 1.02 * ideal)
         panel.set_xlim(0, 1.27 * right)
@@ -38,9 +38,9 @@ def speeds(report: dict, path: Path) -> None:
 def _speed(name: str, row: dict, ratio: float | None) -> Bar:
     colour = SKY if row["apart"] else BLUE
     text = f"{row['median']:.0f}"
-    if name == FIRST:
+    if name == BASELINE:
         colour = GREY
-        name = f"{FIRST}, 1 device"
+        name = f"{BASELINE}, 1 device"
     elif ratio is not None:
         text += f"   × {ratio:.2f}"
     if row["noisy"]:
@@ -83,7 +83,7 @@ def scaling(record: dict, path: Path) -> None:
 def speed_ups(group: dict) -> dict[str, dict]:
     """The pairs of a group that hold several devices, or all cores, against level 00 on one device, by their rows."""
     rows = group["rows"]
-    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == FIRST}
+    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
     return {name: pair for name, pair in pairs.items() if rows[name]["workers"] > 1 or rows[name]["apart"] == ALL_CORES}
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from benchmarks.harness.rows import FIRST
+from benchmarks.harness.rows import BASELINE
 from common import ladder
 
 FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
@@ -42,7 +42,7 @@ def exact(levels: dict[str, dict]) -> Verdict:
 
     Sums of losses show a sample that is left out while another one is counted twice. Records of before have none.
     """
-    reference = levels[FIRST]["run"]["evaluated"]
+    reference = levels[BASELINE]["run"]["evaluated"]
     wrong = []
     world_sizes = set()
     for level, result in levels.items():
@@ -53,8 +53,8 @@ def exact(levels: dict[str, dict]) -> Verdict:
                 world_sizes.add(ranks)
     sums = {level: result["eval_loss_sum"] for level, result in levels.items() if "eval_loss_sum" in result}
     for level, total in sums.items():
-        if not math.isclose(total, sums[FIRST], rel_tol=LOSSES_APART):
-            wrong.append(f"{level} adds up losses to {total:.6f}, not {sums[FIRST]:.6f}")
+        if not math.isclose(total, sums[BASELINE], rel_tol=LOSSES_APART):
+            wrong.append(f"{level} adds up losses to {total:.6f}, not {sums[BASELINE]:.6f}")
     if wrong:
         return Verdict(False, f"INEXACT: {', '.join(wrong)}")
     of_ranks = ", ".join(map(str, sorted({1, *world_sizes})))

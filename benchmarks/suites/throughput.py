@@ -18,7 +18,7 @@ import torch
 from benchmarks.harness import proof, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import Samples, measure
-from benchmarks.harness.rows import ALL_CORES, FIRST, RAW_DDP
+from benchmarks.harness.rows import ALL_CORES, BASELINE, RAW_DDP
 from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
@@ -57,8 +57,8 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        if self.level == FIRST:
-            return f"{FIRST}, {self.apart}" if self.apart else FIRST
+        if self.level == BASELINE:
+            return f"{BASELINE}, {self.apart}" if self.apart else BASELINE
         if self.level == REPLICATED:
             return f"{self.level}, {self.workers} {'replica' if self.workers == 1 else 'replicas'}"
         return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
@@ -191,7 +191,7 @@ def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
     rows = []
     for level in ladder.levels():
         for workers, batch_size in batch_sizes.items():
-            if (workers == 1) == (level == FIRST):
+            if (workers == 1) == (level == BASELINE):
                 rows.append(Configuration(level, workers, batch_size, cores))
     return rows
 
@@ -200,7 +200,7 @@ def all_cores(batch_size: int) -> list[Configuration]:
     """Level 00 with all cores, where devices are made of cores."""
     if torch.cuda.is_available():
         return []
-    return [Configuration(FIRST, 1, batch_size, apart=ALL_CORES)]
+    return [Configuration(BASELINE, 1, batch_size, apart=ALL_CORES)]
 
 
 def groups() -> list[Group]:
@@ -229,7 +229,7 @@ def _measured(title: str, rows: list[Configuration], size: int, extent: Extent) 
 
 def record(title: str, samples: Samples, facts: dict[str, dict]) -> dict:
     """With what rows reach of level 00 on one device, and levels 03 and 04 of level 02 on as many."""
-    ratios = [(name, FIRST) for name in samples if name != FIRST]
+    ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row["workers"] for row in facts.values()}):
             ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))

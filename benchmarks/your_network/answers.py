@@ -2,25 +2,19 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from common.errors import fail
 from common.files import write_atomically
 
 
 def write_json(options: argparse.Namespace, answer: dict) -> None:
-    """Write the whole answer as JSON if that was asked for."""
+    """Write the whole answer as JSON if that was asked for. Raises UserError if that cannot be done."""
     if options.json:
         asked = {"spec": options.spec, "question": options.question, "batch": options.batch}
-        write(options.json, "--json", json.dumps(asked | answer, indent=1) + "\n")
-
-
-def write(path: Path, flag: str, text: str) -> None:
-    """Write a file that a flag asks for. Raises UserError if that cannot be done."""
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        fail(f"{flag}: {error}")
+        try:
+            write_atomically(options.json, json.dumps(asked | answer, indent=1) + "\n")
+        except OSError as error:
+            fail(f"--json: {error}")
 
 
 def milliseconds(seconds: float) -> str:

@@ -76,9 +76,9 @@ def answer(options: argparse.Namespace) -> None:
     if cores is None:
         device = torch.cuda.get_device_name()
     network = spec.load(options.spec, options.input, options.optimizer)
-    print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
     steps = steps_of_a_sample(rows, work, options.rounds, 60 * options.minutes)
+    print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     with tqdm(range(options.rounds), leave=False, disable=None) as turns:
         samples = measure({row.name: partial(row.sample, work, steps) for row in rows}, turns)
     found = [record(row, samples, rows[0]) for row in rows]

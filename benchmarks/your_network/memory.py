@@ -101,16 +101,17 @@ def answer(options: argparse.Namespace) -> None:
         if options.batch % devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
     network = spec.load(options.spec, options.input, options.optimizer)
-    print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
-    print(LEGEND.format(gib=options.gib))
-    print(HEADS)
-    rows = []
+    rows: list[Row] = []
     for devices in counts:
         for strategy in strategies.on(devices):
             setting = Setting(strategy, devices, options.precision, options.checkpointing)
             row = row_of(network, setting, options.batch, options.gib * GIB)
             if devices == 1 and row.need is None:
                 raise StepFailed(row.problem)
+            if not rows:  # nothing is printed of a network that fails
+                print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
+                print(LEGEND.format(gib=options.gib))
+                print(HEADS)
             print(line_of(row), flush=True)
             rows.append(row)
     problems = {row.strategy: row.problem for row in rows if row.problem}
@@ -244,9 +245,17 @@ def line_of(row: Row) -> str:
     if row.need is None:
         return f"{row.label:<18}" + shorten(f"cannot: {row.problem}", 62, placeholder=" …")
     fullest = max(row.need.devices, key=lambda split: sum(split.values()))
-    cells = "".join(f"{fullest[category] / 2**20:>7.0f}" for category in CATEGORIES)
-    peaks = f"{row.need.most / 2**20:>8.0f}{min(row.need.peaks) / 2**20:>8.0f}"
+    cells = "".join(f" {mib(fullest[category]):>6}" for category in CATEGORIES)
+    peaks = f" {mib(row.need.most):>7} {mib(min(row.need.peaks)):>7}"
     if row.largest is None:
         return f"{row.label:<18}{cells}{peaks}  cannot"
     fits = str(row.largest or "–")
-    return f"{row.label:<18}{cells}{peaks}{fits:>8}"
+    return f"{row.label:<18}{cells}{peaks} {fits:>7}"
+
+
+def mib(size: int) -> str:
+    """The number of MiB, with decimals where it is small."""
+    value = size / 2**20
+    if value >= 1000 or not size:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"

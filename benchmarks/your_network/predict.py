@@ -4,7 +4,16 @@ import argparse
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.predict import presets
-from benchmarks.predict.model import GRADIENT_BYTES, LARGEST_BATCH, PAYS, Network, Setup, pays_from, step, worth
+from benchmarks.predict.model import (
+    GRADIENT_BYTES,
+    LARGEST_BATCH,
+    PAYS,
+    Network,
+    Setup,
+    pays_from,
+    scaling_efficiency,
+    step,
+)
 from benchmarks.predict.presets import Hardware
 from benchmarks.your_network import spec
 from benchmarks.your_network.answers import milliseconds, write_json
@@ -12,8 +21,8 @@ from benchmarks.your_network.count import count
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs
 LEGEND = f"""
-worth: the speed-up over one GPU that takes the samples of all, for each GPU. pays from:
-the smallest batch in all, a power of two, with which the GPUs are worth {PAYS:.0%}.
+efficiency: the speed-up over one GPU that takes the samples of all, for each GPU (scaling
+efficiency). pays from: the smallest batch in all, a power of two, with more than {PAYS:.0%}.
 –: that is more than {LARGEST_BATCH:,} samples, if there is one."""
 
 
@@ -23,7 +32,7 @@ class Row:
 
     gpus: int
     seconds: float
-    worth: float
+    scaling_efficiency: float
     pays_from: int | None
 
 
@@ -38,7 +47,7 @@ def answer(options: argparse.Namespace) -> None:
     rows = []
     for gpus in COUNTS:
         seconds = step(setup, options.batch, gpus)
-        share = worth(setup, gpus * options.batch, gpus)
+        share = scaling_efficiency(setup, gpus * options.batch, gpus)
         rows.append(Row(gpus, seconds, share, pays_from(setup, gpus)))
     print_heading(network, setup, options.batch, gpu, hardware)
     print_table(rows, options.batch)
@@ -67,12 +76,12 @@ def print_heading(network: Network, setup: Setup, batch: int, gpu: str, hardware
 
 
 def print_table(rows: list[Row], batch: int) -> None:
-    """Print the rows in 49 columns."""
-    print(f"\n{'GPUs':>5}{'samples/s':>12}{'ms a step':>12}{'worth':>8}{'pays from':>12}")
+    """Print the rows in 53 columns."""
+    print(f"\n{'GPUs':>5}{'samples/s':>12}{'ms a step':>12}{'efficiency':>12}{'pays from':>12}")
     for row in rows:
         rate = short(row.gpus * batch / row.seconds)
         pays = "–" if row.pays_from is None else f"{row.pays_from:,}"
-        print(f"{row.gpus:>5}{rate:>12}{milliseconds(row.seconds):>12}{row.worth:>8.0%}{pays:>12}")
+        print(f"{row.gpus:>5}{rate:>12}{milliseconds(row.seconds):>12}{row.scaling_efficiency:>12.0%}{pays:>12}")
     print(LEGEND)
 
 

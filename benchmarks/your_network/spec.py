@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.your_network.errors import described
 from common.errors import fail
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -116,7 +117,7 @@ def _imported(path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        fail(f"{path} cannot be imported: {type(error).__name__}: {error}")
+        fail(f"{path} cannot be imported: {described(error)}")
     return module
 
 

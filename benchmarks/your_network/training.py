@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.errors import StepFailed, described
 from benchmarks.your_network.spec import UserNetwork, call
 from common.errors import UserError
 
@@ -23,10 +23,7 @@ def explained(what: str) -> Iterator[None]:
     except (UserError, StepFailed):
         raise
     except Exception as error:
-        message = str(error).strip().partition("\n")[0]
-        if "SparseTensorImpl" in message:
-            message = "a gradient is sparse, and its bytes depend on the numbers: ask with sparse=False"
-        raise StepFailed(f"{what}: {type(error).__name__}: {message}") from error
+        raise StepFailed(f"{what}: {described(error)}") from error
 
 
 def build(network: UserNetwork) -> nn.Module:

@@ -55,6 +55,11 @@ def _shards_of_epoch(number: int, of_ranks: OfRanks) -> Answer:
     shared = {sample for sample, ranks in readers.items() if ranks > 1}
     if not shared:
         return Right()
+    return _read_by_several(shared, len(readers), number, of_ranks)
+
+
+def _read_by_several(shared: set[int], read: int, number: int, of_ranks: OfRanks) -> Finding | Unseen:
+    """The answer about numbers that several ranks have read, of all the numbers `read`."""
     if of_ranks[0].contents and not _are_the_same(shared, of_ranks):
         return Unseen("a number has other contents on another rank: a data set of its own, or changes with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
@@ -65,7 +70,7 @@ def _shards_of_epoch(number: int, of_ranks: OfRanks) -> Answer:
     by_chance = (1 - 1 / len(of_ranks)) ** len(shared)
     if by_chance > CHANCE:
         return Unseen(f"{len(shared)} numbers were read by several ranks, which may be the sampler's chance")
-    text = f"without the last batch, {len(shared)} of {len(readers)} were read by several ranks in epoch {number}"
+    text = f"without the last batch, {len(shared)} of {read} were read by several ranks in epoch {number}"
     return Finding(text, advice, pitfall="different_orders")
 
 

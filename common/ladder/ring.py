@@ -15,7 +15,6 @@ from common.small.ring import ring_messages
 
 RANKS = 4
 START = [[1, 2, 3, 4], [10, 20, 30, 40], [100, 200, 300, 400], [1000, 2000, 3000, 4000]]  # by rank and part
-SUMS = [1111, 2222, 3333, 4444]
 
 
 class State(NamedTuple):

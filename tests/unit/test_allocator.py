@@ -77,11 +77,9 @@ def test_glibc_is_asked_for_the_mmap_threshold_first_and_gets_what_it_accepts(re
     ("variable", "value", "left_alone"),
     [
         ("MALLOC_TRIM_THRESHOLD_", "100", True),
-        ("MALLOC_ARENA_MAX", "4", True),
         ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1", True),
         ("GLIBC_TUNABLES", "glibc.rtld.nns=4", False),
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2", True),
-        ("LD_PRELOAD", "/usr/lib/libgomp.so", False),
     ],
 )
 def test_what_the_environment_has_chosen_is_left_alone(variable, value, left_alone, glibc, monkeypatch):

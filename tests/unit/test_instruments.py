@@ -71,11 +71,9 @@ def test_the_clock_runs_in_training_and_counts_steps_that_the_optimizer_skips(ac
 @pytest.mark.parametrize(
     "level, argv, backend, world_size, said",
     [
-        ("00_single_gpu", [], None, 1, "00_single_gpu: 1 process on cpu, 2 threads, float32 |"),
         ("00_single_gpu", ["--dtype", "float64"], None, 1, "2 threads, float64 | synthetic 640 + 100 | batch 64 |"),
         ("01_data_parallel", ["--replicas", "3"], "Emulated", 3, "batch 64 = 22 + 22 + 20 | 10 steps"),
         ("03_accelerate", [], "gloo", 2, "2 × gloo on cpu, 3 threads each, float32 |"),
-        (ladder.FULL, ["--mixed-precision", "bf16"], None, 1, "bf16 mixed precision |"),
         (
             ladder.FULL,
             ["--batch-size", "48", "--gradient-accumulation-steps", "2"],

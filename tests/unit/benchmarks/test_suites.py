@@ -13,7 +13,7 @@ from benchmarks.harness.groups import CannotMeasure, Extent, seconds_per_step
 from benchmarks.suites import network, overhead
 from tests.nested_pytest import run_pytest
 
-QUICK = Extent(rounds=2, seconds=0.1, data_flags=("--dataset", "synthetic"), quick=True)
+QUICK = Extent(rounds=2, data_flags=("--dataset", "synthetic"), quick=True)
 
 
 @pytest.mark.slow

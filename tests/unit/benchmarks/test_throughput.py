@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.harness.rows import ALL_CORES, FIRST
+from benchmarks.harness.rows import ALL_CORES, BASELINE
 from benchmarks.suites import throughput
 from benchmarks.suites.throughput import Configuration
 from common import ladder
@@ -26,8 +26,8 @@ def test_on_gpus_no_row_has_a_share_of_the_cores(monkeypatch):
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu):
     """A device has 8 of the 16 cores, because the larger number of workers is two."""
-    one = Configuration(FIRST, 1, 64, 8)
-    all_cores = Configuration(FIRST, 1, 64, apart="all cores")
+    one = Configuration(BASELINE, 1, 64, 8)
+    all_cores = Configuration(BASELINE, 1, 64, apart="all cores")
     strong = [Configuration(level, 2, 64, 8) for level in ladder.levels()[1:]]
     weak = [Configuration(level, 2, 128, 8) for level in ladder.levels()[1:]]
     assert throughput.strong_scaling(64) == [one, *strong, all_cores]
@@ -37,14 +37,14 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu
 def test_a_row_on_a_device_asks_its_level_for_that_devices_cores_and_one_apart_for_all(no_gpu):
     on_a_device = Configuration("02_ddp_raw", 2, 64, 3)
     assert on_a_device.argv(5)[-2:] == ["--cores-per-device", "3"] and on_a_device.threads == 3
-    alone = Configuration(FIRST, 1, 64, apart=ALL_CORES)
+    alone = Configuration(BASELINE, 1, 64, apart=ALL_CORES)
     assert "--cores-per-device" not in alone.argv(5) and alone.threads == 16
 
 
 def test_a_sample_on_a_fast_gpu_and_its_warm_up_fit_into_an_epoch(monkeypatch):
     result = {"device": "cuda", "backend": None, "dataset": "mnist", "images_per_sec": 1e7}
     monkeypatch.setattr(Configuration, "run", lambda *args: result)
-    for_gpu = throughput.Throughput([Configuration(FIRST, 1, 256)])
+    for_gpu = throughput.Throughput([Configuration(BASELINE, 1, 256)])
     for_gpu.calibrate()
     assert for_gpu.steps == for_gpu.warm_up == 60_000 // 256 // 2
 

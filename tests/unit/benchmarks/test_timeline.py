@@ -22,7 +22,7 @@ from benchmarks.harness.spans import (
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
 
-EXTENT = Extent(rounds=1, seconds=0.1, data_flags=(), quick=True)
+EXTENT = Extent(rounds=1, data_flags=(), quick=True)
 NAIVE = "naive"
 OVERLAPPED = "overlapped"
 BUCKETED = "bucketed, 1 MiB"

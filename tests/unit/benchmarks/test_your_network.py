@@ -1,7 +1,6 @@
 """What a network of somebody else's needs: the same as where it is really trained, without its memory."""
 
 import json
-import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,15 +108,6 @@ def test_the_fullest_rank_is_the_one_of_torchs_sharded_optimizer(widths, devices
     assert sizes[memory.fullest_rank(network, devices)] == max(sizes)
 
 
-def test_a_network_that_is_larger_than_the_machine_can_be_asked_about(network_of):
-    network = network_of("def build(): return nn.Linear(50_000, 40_000)", (50_000,))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = memory.need(network, ALONE, 4)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
-    assert found.most > 4 * 50_000 * 40_000 * 4
-    assert grown < 2**20
-
-
 MOMENTS = st.lists(st.tuples(st.integers(0, 2**35), st.integers(0, 2**27)), max_size=4)
 
 
@@ -214,19 +204,6 @@ def test_attention_keeps_no_scores_also_where_it_drops_some(checkpointing, netwo
     assert needs[0] == needs[1] < 4 * 8 * 4 * 200 * 200  # bytes of the scores
 
 
-def test_a_parameter_without_dimensions_can_be_asked_about(network_of):
-    network = network_of(
-        "class Scaled(nn.Linear):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(12, 4)\n"
-        "        self.scale = nn.Parameter(torch.tensor(1.0))\n"
-        "    def forward(self, images): return super().forward(images.flatten(1)) * self.scale\n"
-        "def build(): return Scaled()\n",
-        (3, 2, 2),
-    )
-    assert memory.need(network, ALONE, 5).most > 0
-
-
 def test_a_file_may_have_dataclasses_whose_annotations_are_texts(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
@@ -276,7 +253,7 @@ ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, 
         ("FILE:make", GOOD, "", "has no function 'make'"),
         ("FILE:right --input 3x8x8", GOOD, "", "has a function 'batch', which says what a sample is"),
         ("FILE:right --batch 3 --devices 2", GOOD, "", "3 samples cannot be divided among 2 devices"),
-        ("FILE:fails", GOOD, "", "cannot be built: ValueError: no weights"),
+        ("FILE:fails", GOOD, "", "cannot be built: ValueError: no weights (mine.py, line 5)"),
         ("FILE:frozen", GOOD, "", "has no parameter to train"),
         ("FILE:wrong", GOOD, "", "the forward of mine:wrong failed: RuntimeError"),
         ("FILE:sparse", GOOD, "", "a gradient is sparse, and its bytes depend on the numbers"),
