@@ -125,7 +125,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 return
             is_last = step.is_last
             if first_rows is None and not self._drop_last:
-                first_rows = self._slice(step.batch, 0, processes)
+                first_rows = self._first_rows(step.batch)
             rows = count_rows(step.batch)
             share = self._rows_per_process(rows, is_last)
             batch = step.batch
@@ -135,6 +135,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
             yield own, StepState(is_last, rows if is_last else remainder, self._partial_step(rows, share))
+
+    def _first_rows(self, first_batch: Any) -> Any:
+        """What a last step that cannot be divided is filled up with."""
+        return self._slice(first_batch, 0, self.state.num_processes)
 
     def _rows_per_process(self, rows: int, is_last: bool) -> int:
         share, extra_rows = divmod(rows, self.state.num_processes)

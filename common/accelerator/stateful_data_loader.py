@@ -56,6 +56,7 @@ class Position(NamedTuple):
         is_over: no step follows.
         drawn_from: the generators right before the order was drawn; None for streams.
         read_ahead: what was in the batch that had been read and not yielded, as `_content_of` returns it.
+        first_rows: the same of the rows that a dispatched last step is filled up with.
     """
 
     epoch: int
@@ -63,6 +64,7 @@ class Position(NamedTuple):
     is_over: bool = False
     drawn_from: GeneratorStates | None = None
     read_ahead: list | None = None
+    first_rows: list | None = None
 
 
 @dataclass(eq=False)
@@ -75,6 +77,7 @@ class PassUnderWay:
     is_over: bool = False
     drawn_from: GeneratorStates | None = None
     read_ahead: ReadBatch | None = None
+    first_rows: list | None = None
 
 
 @dataclass
@@ -252,6 +255,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
             "loader_generator": _state_of(self.generator),
             "drawn_from": None if position.drawn_from is None else tuple(position.drawn_from),
             "read_ahead": self.read_ahead(),
+            "first_rows": position.first_rows,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -273,7 +277,8 @@ class StatefulDataLoaderShard(DataLoaderShard):
             drawn_from = state_dict["drawn_from"]
             if drawn_from is not None:
                 drawn_from = GeneratorStates(*drawn_from)
-            self._whole._saved = Position(epoch, step, state_dict["is_over"], drawn_from)
+            first_rows = state_dict.get("first_rows")
+            self._whole._saved = Position(epoch, step, state_dict["is_over"], drawn_from, first_rows=first_rows)
             self.load_read_ahead(state_dict.get("read_ahead"))
 
     def read_ahead(self) -> dict[str, Any]:
@@ -328,6 +333,14 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
 class StatefulDataLoaderDispatcher(StatefulDataLoaderShard, DataLoaderDispatcher):
     """A DataLoaderDispatcher with `state_dict` and `load_state_dict`."""
+
+    def _first_rows(self, first_batch: Any) -> Any:
+        this_pass = self._whole._under_way[-1]
+        rows = super()._first_rows(first_batch)
+        if this_pass.resumed is not None and this_pass.resumed.first_rows is not None:
+            rows = _put_back(this_pass.resumed.first_rows, rows)  # from before the checkpoint
+        this_pass.first_rows = _content_of(rows)
+        return rows
 
 
 class SeedableOrder:

@@ -116,7 +116,7 @@ def resumed(accelerator):
 
     def prepared():
         torch.manual_seed(1)
-        return accelerator.prepare(DataLoader(Rows(24, accelerator.process_index), batch_size=2, shuffle=True))
+        return accelerator.prepare(DataLoader(Rows(25, accelerator.process_index), batch_size=2, shuffle=True))
 
     def numbers(loader):
         torch.manual_seed(1)
@@ -138,7 +138,9 @@ def resumed(accelerator):
 
 def test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
     for rest, after_load, after_skip in on_dispatching_ranks(2, resumed, use_stateful_dataloader=True):
-        assert len(rest) == 3 and rest == after_load == after_skip
+        assert len(rest) == 4 and rest == after_load
+        # As in the original, the last step is now filled up with rows of the first step that is left.
+        assert rest[:3] == after_skip[:3]
 
 
 def sliced(accelerator):
