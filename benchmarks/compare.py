@@ -208,7 +208,8 @@ def main() -> None:
     print(summary(report))
     written = [f"{COMPARISON}.json", *draw(COMPARISON, report, options.out)]
     print(wrapped(f"Written to {options.out}: {', '.join(written)}"))
-    sys.exit(0 if all(verdict.kept for verdict in verdicts(report)) else 1)
+    are_kept = all(verdict.kept for verdict in verdicts(report))
+    sys.exit(0 if are_kept else 1)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,9 @@ def map_nested(
         if isinstance(data, Mapping):
             content = {}
             for key, value in data.items():
-                content[key] = value if key in skip_keys else walk(value, *(other[key] for other in others))
+                content[key] = value
+                if key not in skip_keys:
+                    content[key] = walk(value, *(other[key] for other in others))
             return _mapping_like(data, content)
         return function(data, *others)
 

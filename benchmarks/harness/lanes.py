@@ -177,7 +177,9 @@ def steps_of_devices(seen: list[Event], zero: float) -> list[list[RecordedStep]]
         inside = [event for event in seen if before.end <= event.start < update.end]
         messages = [event for event in inside if event.name.startswith("gloo:")]
         for number, steps in enumerate(devices):
-            threads = [main, *replicas[:1]] if number == 0 else replicas[number : number + 1]
+            threads = replicas[number : number + 1]
+            if number == 0:
+                threads = [main, *threads]
             own = [event for event in inside if event.thread in threads]
             spans = _computing_and_waiting(own, before.end, seconds)
             spans += [Span(SENDING, "gloo", each.start - before.end, each.end - before.end) for each in messages]

@@ -77,7 +77,10 @@ def record(name: str, ways: tuple[str, ...], run: Callable[[str, int], Recording
     samples = measure({way: partial(sample, way) for way in ways}, extent.rounds)
     lanes = {}
     for way, runs in recordings.items():
-        lanes[way] = typical_step([list(chain.from_iterable(of_rank)) for of_rank in zip(*runs, strict=True)])
+        steps_of_ranks = []
+        for of_rank in zip(*runs, strict=True):
+            steps_of_ranks.append(list(chain.from_iterable(of_rank)))
+        lanes[way] = typical_step(steps_of_ranks)
     return records.group(name, "ms", samples) | {"lanes": lanes}
 
 

@@ -168,11 +168,14 @@ class CallbackHandler:
 
     def states(self) -> dict[str, Any]:
         """The states of the callbacks that have one, by class name; a list where several share the name."""
-        states: dict[str, list] = {}
+        states: dict[str, Any] = {}
         for callback in self.callbacks:
             if callable(getattr(callback, "state", None)):
                 states.setdefault(type(callback).__name__, []).append(callback.state())
-        return {name: found[0] if len(found) == 1 else found for name, found in states.items()}
+        for name, found in states.items():
+            if len(found) == 1:
+                states[name] = found[0]
+        return states
 
     def restore(self, states: dict[str, Any]) -> None:
         """Give the attributes that `states` returned back to the callbacks of the same classes.

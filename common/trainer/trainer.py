@@ -925,7 +925,9 @@ class Trainer:
         names = [split, "all"] if combined else [split]
         for name in names:
             path = Path(self.args.output_dir, f"{name}_results.json")
-            before = json.loads(path.read_text(encoding="utf-8")) if name == "all" and path.exists() else {}
+            before = {}
+            if name == "all" and path.exists():
+                before = json.loads(path.read_text(encoding="utf-8"))
             text = json.dumps(before | metrics, indent=4, sort_keys=True, default=as_json)
             path.write_text(text, encoding="utf-8")
 
