@@ -782,6 +782,16 @@ class Accelerator:
         return self.state.distributed_type
 
     @property
+    def deepspeed_plugin(self) -> None:
+        """None: there is no DeepSpeed here."""
+        return self.state.deepspeed_plugin
+
+    @property
+    def parallelism_config(self) -> None:
+        """None: a run is parallel in one way."""
+        return self.state.parallelism_config
+
+    @property
     def use_distributed(self) -> bool:
         """True if there are several processes."""
         return self.state.use_distributed

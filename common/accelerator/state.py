@@ -444,6 +444,11 @@ class AcceleratorState(PartialState):
         NotImplementedError: for fp8.
     """
 
+    # Programs read these to learn that something is off.
+    deepspeed_plugin: ClassVar[None] = None
+    fsdp_plugin: ClassVar[None] = None
+    parallelism_config: ClassVar[None] = None
+
     _shared_state: ClassVar[dict[str, Any]] = {}
     _mixed_precision: str
     _known_attrs: ClassVar[list[str]] = [

@@ -55,45 +55,155 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
 
 
 class Run(NamedTuple):
-    """What a schedule knows of its training: the steps of warm-up, and all steps."""
+    """What a schedule knows of its training: the steps of warm-up, all steps, and `learning_rate`."""
 
     warmup: int
     total: int
+    start_lr: float
+
+    def decay_progress(self, step: int) -> float:
+        """The share of the steps after the warm-up that is done: 1 after the last one."""
+        return (step - self.warmup) / max(1, self.total - self.warmup)
+
+    def lowest_rate(self, min_lr: float | None, min_lr_rate: float | None) -> float:
+        """The lowest factor of a schedule that is given it, or the learning rate there."""
+        if (min_lr is None) == (min_lr_rate is None):
+            raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
+        return min_lr / self.start_lr if min_lr_rate is None else min_lr_rate
 
 
-def constant(step: int, run: Run) -> float:
-    """The whole rate, without a warm-up."""
+def whole(step: int, run: Run) -> float:
+    """The whole rate."""
     return 1.0
 
 
-def constant_with_warmup(step: int, run: Run) -> float:
-    """A climb along a line, then the whole rate."""
-    return step / run.warmup if step < run.warmup else 1.0
-
-
 def linear(step: int, run: Run) -> float:
-    """A climb along a line, then a fall along another, to 0 after the last step."""
-    if step < run.warmup:
-        return step / run.warmup
+    """A fall along a line, to 0 after the last step."""
     return max(0.0, (run.total - step) / max(1, run.total - run.warmup))
 
 
+def _wave(progress: float, num_cycles: float) -> float:
+    """The height of a cosine wave between 1 and 0; half a wave (0.5 cycles) falls from 1 to 0."""
+    return 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
+
+
 def cosine(step: int, run: Run, num_cycles: float = 0.5) -> float:
-    """A climb along a line, then a fall along half a wave, to 0 after the last step; or along `num_cycles` waves."""
+    """A fall along half a wave, to 0 after the last step; or along `num_cycles` waves."""
+    return max(0.0, _wave(run.decay_progress(step), num_cycles))
+
+
+def cosine_with_restarts(step: int, run: Run, num_cycles: int = 1) -> float:
+    """`num_cycles` falls along half a wave, each from the whole rate to 0."""
+    progress = run.decay_progress(step)
+    if progress >= 1.0:
+        return 0.0
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * progress) % 1.0))))
+
+
+def cosine_with_min_lr(
+    step: int, run: Run, num_cycles: float = 0.5, min_lr: float | None = None, min_lr_rate: float | None = None
+) -> float:
+    """A fall along half a wave, to a lowest rate."""
+    lowest = run.lowest_rate(min_lr, min_lr_rate)
+    return max(0.0, _wave(run.decay_progress(step), num_cycles) * (1 - lowest) + lowest)
+
+
+def cosine_warmup_with_min_lr(
+    step: int,
+    run: Run,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+    warmup_lr_rate: float | None = None,
+) -> float:
+    """The same, but no step has the rate 0, and the last one has the lowest rate."""
+    lowest = run.lowest_rate(min_lr, min_lr_rate)
     if step < run.warmup:
-        return step / run.warmup
-    progress = (step - run.warmup) / max(1, run.total - run.warmup)
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress)))
+        if warmup_lr_rate is None:
+            return (step + 1.0) / run.warmup
+        return warmup_lr_rate + (1.0 - warmup_lr_rate) * step / max(1, run.warmup - 1)
+    progress = (step - run.warmup + 1.0) / max(1.0, run.total - run.warmup)
+    return max(0.0, _wave(progress, num_cycles) * (1 - lowest) + lowest)
 
 
-# Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say.
-_FACTORS: dict[str, Callable[..., float]] = {
-    "constant": constant,
-    "constant_with_warmup": constant_with_warmup,
+def polynomial(step: int, run: Run, lr_end: float = 1e-7, power: float = 1.0) -> float:
+    """A fall to the learning rate `lr_end`, along the power of what is left."""
+    if run.start_lr <= lr_end:
+        raise ValueError(f"lr_end ({lr_end}) must be smaller than learning_rate ({run.start_lr})")
+    if step > run.total:
+        return lr_end / run.start_lr
+    remaining = 1 - run.decay_progress(step)
+    return ((run.start_lr - lr_end) * remaining**power + lr_end) / run.start_lr
+
+
+def inverse_sqrt(step: int, run: Run, timescale: int | None = None) -> float:
+    """A fall with the square root of the steps, that never ends."""
+    if timescale is None:
+        timescale = run.warmup or 10_000
+    return 1.0 / math.sqrt((step + timescale - run.warmup) / timescale)
+
+
+def warmup_stable_decay(
+    step: int,
+    run: Run,
+    num_decay_steps: int,
+    num_stable_steps: int | None = None,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0,
+    num_cycles: float = 0.5,
+) -> float:
+    """A climb, the whole rate, and a fall in the last steps; either "linear", "cosine" or "1-sqrt"."""
+    if not {warmup_type, decay_type} <= {"linear", "cosine", "1-sqrt"}:
+        raise ValueError(f"warmup_type {warmup_type!r}, decay_type {decay_type!r}: not 'linear', 'cosine' or '1-sqrt'")
+    if num_stable_steps is None:
+        num_stable_steps = run.total - run.warmup - num_decay_steps
+    decay_start = run.warmup + num_stable_steps
+    if step < run.warmup:
+        progress = step / run.warmup
+        shapes = {
+            "linear": progress,
+            "cosine": 0.5 * (1.0 - math.cos(math.pi * progress)),
+            "1-sqrt": 1.0 - math.sqrt(1.0 - progress),
+        }
+        factor = shapes[warmup_type]
+    elif step < decay_start:
+        return 1.0
+    elif step < decay_start + num_decay_steps:
+        progress = (step - decay_start) / num_decay_steps
+        shapes = {
+            "linear": 1.0 - progress,
+            "cosine": _wave(progress, num_cycles),
+            "1-sqrt": 1.0 - math.sqrt(progress),
+        }
+        factor = shapes[decay_type]
+    else:
+        return min_lr_ratio
+    return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
+
+
+# Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say. These follow a climb along a line.
+_AFTER_CLIMB: dict[str, Callable[..., float]] = {
+    "constant_with_warmup": whole,
     "linear": linear,
     "cosine": cosine,
+    "cosine_with_restarts": cosine_with_restarts,
+    "cosine_with_min_lr": cosine_with_min_lr,
+    "polynomial": polynomial,
+    "inverse_sqrt": inverse_sqrt,
 }
-SCHEDULES = (*_FACTORS, "reduce_lr_on_plateau")
+_FROM_THE_START: dict[str, Callable[..., float]] = {
+    "constant": whole,
+    "cosine_warmup_with_min_lr": cosine_warmup_with_min_lr,
+    "warmup_stable_decay": warmup_stable_decay,
+}
+SCHEDULES = (*_AFTER_CLIMB, *_FROM_THE_START, "reduce_lr_on_plateau")
+
+
+def _climb_then(after: Callable[..., float], step: int, run: Run, **options: Any) -> float:
+    # It is computed in the climb too, so that a wrong option is an error at once.
+    factor = after(max(step, run.warmup), run, **options)
+    return step / run.warmup if step < run.warmup else factor
 
 
 def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> LRScheduler:
@@ -104,11 +214,15 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
 
     Raises:
         TypeError: for a name in `args.lr_scheduler_kwargs` that the schedule does not have.
+        ValueError: for a value there that it cannot have.
     """
+    name = args.lr_scheduler_type
     options = args.lr_scheduler_kwargs or {}
-    if args.lr_scheduler_type.startswith("constant"):
+    if name.startswith("constant"):
         options = {}  # ignored, as in the original
-    if args.lr_scheduler_type == "reduce_lr_on_plateau":
+    if name == "reduce_lr_on_plateau":
         return ReduceLROnPlateau(optimizer, **options)
-    run = Run(args.get_warmup_steps(num_training_steps), num_training_steps)
-    return LambdaLR(optimizer, partial(_FACTORS[args.lr_scheduler_type], run=run, **options))
+    run = Run(args.get_warmup_steps(num_training_steps), num_training_steps, optimizer.defaults["lr"])
+    if name in _AFTER_CLIMB:
+        return LambdaLR(optimizer, partial(_climb_then, _AFTER_CLIMB[name], run=run, **options))
+    return LambdaLR(optimizer, partial(_FROM_THE_START[name], run=run, **options))

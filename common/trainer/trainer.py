@@ -709,7 +709,7 @@ class Trainer:
         if prediction_loss_only:
             return loss, None, None
         if ignore_keys is None and hasattr(self.model, "config"):
-            ignore_keys = getattr(self.model.config, "keys_to_ignore_at_inference", ["past_key_values"])
+            ignore_keys = getattr(self.model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
     # Loaders, optimizer and scheduler: what a subclass may make in its own way.

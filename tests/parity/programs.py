@@ -71,6 +71,18 @@ def sentences(number: int) -> list[str]:
     return found
 
 
+def make_images(folder: Path) -> None:
+    """120 images of noise, made before the ranks start: they read them in the order in which the folder lists them."""
+    from torchvision.io import write_png
+
+    generator = torch.Generator().manual_seed(1)
+    folder.mkdir(parents=True)
+    for number in range(120):
+        write_png(
+            torch.randint(256, (3, 16, 16), dtype=torch.uint8, generator=generator), str(folder / f"{number}.png")
+        )
+
+
 def tokenizer() -> Any:
     """A tokenizer that knows WORDS."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -99,21 +111,13 @@ def language_model() -> Any:
 def diffusion(folder: Path) -> dict:
     """lucidrains' denoising-diffusion-pytorch: random flips, accumulation, averaged weights, milestones."""
     from denoising_diffusion_pytorch import GaussianDiffusion, Trainer, Unet
-    from torchvision.io import write_png
 
-    images = folder / "images"
-    generator = torch.Generator().manual_seed(1)
-    images.mkdir(parents=True, exist_ok=True)
-    for number in range(120):
-        pixels = torch.randint(256, (3, 16, 16), dtype=torch.uint8, generator=generator)
-        write_png(pixels, str(images / f"{number}-{os.environ.get('RANK', 0)}.part"))
-        os.replace(images / f"{number}-{os.environ.get('RANK', 0)}.part", images / f"{number}.png")
     torch.manual_seed(0)
     model = GaussianDiffusion(Unet(dim=8, dim_mults=(1, 2), flash_attn=False), image_size=16, timesteps=10)
     trainer = Trainer(
         model,
-        images,
-        train_batch_size=4,
+        folder / "images",
+        train_batch_size=8,
         train_num_steps=STEPS,
         gradient_accumulate_every=2,
         save_and_sample_every=2,
@@ -136,15 +140,20 @@ def supervised_tuning(folder: Path) -> dict:
     texts = Dataset.from_dict({"text": sentences(40)})
     settings = SFTConfig(eval_strategy="steps", eval_steps=2, max_length=16, **trl_settings(folder))
     trainer = SFTTrainer(
-        language_model(), settings, train_dataset=texts, eval_dataset=texts.select(range(9)), processing_class=tokenizer()
+        language_model(),
+        settings,
+        train_dataset=texts,
+        eval_dataset=texts.select(range(9)),
+        processing_class=tokenizer(),
     )
     trainer.train()
     return log_of(trainer) | {"files": files(folder / "trainer")}
 
 
 def preference_tuning(folder: Path) -> dict:
-    """trl's DPO."""
+    """trl's DPO of an adapter: without it the network is its own reference."""
     from datasets import Dataset
+    from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer
 
     columns = {"prompt": sentences(40), "chosen": sentences(80)[40:], "rejected": sentences(120)[80:]}
@@ -153,6 +162,7 @@ def preference_tuning(folder: Path) -> dict:
         args=DPOConfig(**trl_settings(folder)),
         train_dataset=Dataset.from_dict(columns),
         processing_class=tokenizer(),
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1),
     )
     trainer.train()
     return log_of(trainer)
@@ -179,13 +189,17 @@ def log_of(trainer: Any) -> dict:
     history = []
     for entry in trainer.state.log_history:
         history.append({name: str(value) for name, value in entry.items() if not name.endswith(times)})
-    return {"log": history, "library": type(trainer.accelerator).__module__}
+    return {"log": history}
 
 
 def sentence_embeddings(folder: Path) -> dict:
     """sentence-transformers: pairs of sentences and how alike they are."""
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
     from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel
@@ -269,9 +283,7 @@ def accelerated(folder: Path) -> dict:
     from torch.utils.data import TensorDataset
 
     generator = torch.Generator().manual_seed(3)
-    dataset = TensorDataset(
-        torch.randn(50, 6, generator=generator), torch.randint(3, (50,), generator=generator)
-    )
+    dataset = TensorDataset(torch.randn(50, 6, generator=generator), torch.randint(3, (50,), generator=generator))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -36,10 +36,11 @@ from .imports import (
     is_bf16_available,
     is_cuda_available,
     is_fp16_available,
+    is_peft_available,
     is_tensorboard_available,
 )
 from .memory import clear_device_cache, find_executable_batch_size, release_memory, should_reduce_batch_size
-from .modeling import load_checkpoint_in_model, load_state_dict
+from .modeling import is_peft_model, load_checkpoint_in_model, load_state_dict
 from .operations import (
     CannotPadNestedTensorWarning,
     broadcast,

@@ -17,6 +17,10 @@ def is_tensorboard_available() -> bool:
     return _is_installed("tensorboard") or _is_installed("tensorboardX")
 
 
+def is_peft_available() -> bool:
+    return _is_installed("peft")
+
+
 def is_cuda_available() -> bool:
     """True if there is a GPU, asked of the driver without starting CUDA: a process may still be forked afterwards."""
     with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+from .imports import is_peft_available
 from .other import extract_model_from_parallel
 from .weights import under_names_of
 
@@ -48,6 +49,15 @@ def load_checkpoint_in_model(model: torch.nn.Module, checkpoint: str | os.PathLi
     if unexpected:
         where = f"Some weights of the model checkpoint at {checkpoint} were not used"
         logger.warning("%s when initializing %s: %s", where, type(model).__name__, unexpected)
+
+
+def is_peft_model(model: Any) -> bool:
+    """True for a model of the library peft, prepared or not."""
+    if not is_peft_available():
+        return False
+    from peft import PeftModel
+
+    return isinstance(extract_model_from_parallel(model), PeftModel)
 
 
 def _weight_file(checkpoint: Path) -> Path:

@@ -41,14 +41,12 @@ def test_both_states_of_a_single_process_show_themselves_as_in_accelerate(librar
 # Attributes of the original's states that are of parts which are out of scope, or functions of the module here.
 LEFT_OUT = {
     "debug",
-    "deepspeed_plugin",
     "deepspeed_plugins",
     "default_device",
     "device_mesh",
     "fork_launched",
     "get_deepspeed_plugin",
     "is_fsdp2",
-    "parallelism_config",
     "select_deepspeed_plugin",
     "set_device",
     "torch_tp_plugin",
@@ -64,7 +62,7 @@ def test_both_states_have_the_attributes_of_accelerates(libraries):
     for kind in ("PartialState", "AcceleratorState"):
         here, there = (getattr(library.state, kind)() for library in libraries)
         assert attributes(there) - attributes(here) <= LEFT_OUT
-        assert attributes(here) - attributes(there) <= {"ended"}
+        assert attributes(here) - attributes(there) <= {"ended", "fsdp_plugin"}
 
 
 @pytest.mark.parametrize("name", ["device", "num_processes", "process_index", "no_such_name"])
@@ -78,6 +76,25 @@ def test_a_state_that_was_reset_has_no_attributes(libraries, name):
                 getattr(state, name)
             was_reset = f"This happens if `{kind}._reset_state()` was called" in str(raised.value)
             assert was_reset == (name != "no_such_name")
+
+
+def test_programs_may_ask_what_is_off(libraries):
+    answers = []
+    for library in libraries:
+        accelerator = library.Accelerator(cpu=True)
+        state = library.state.AcceleratorState()
+        kinds = [library.DistributedType[name] for name in ("DEEPSPEED", "FSDP", "MULTI_GPU", "MEGATRON_LM", "XLA")]
+        answers.append(
+            {
+                "plugins": [state.deepspeed_plugin, accelerator.state.deepspeed_plugin, accelerator.deepspeed_plugin],
+                "parallelism": [state.parallelism_config, accelerator.parallelism_config],
+                "kinds": [accelerator.distributed_type == kind for kind in kinds],
+                "peft": bool(library.utils.is_peft_model(accelerator.prepare(torch.nn.Linear(1, 1)))),
+            }
+        )
+    assert answers[0] == answers[1]
+    assert answers[0]["plugins"] == [None] * 3 and not answers[0]["peft"]
+    assert importlib.import_module(OURS).state.AcceleratorState().fsdp_plugin is None  # theirs has no such attribute
 
 
 def test_the_state_of_an_accelerator_needs_an_accelerator(libraries):

@@ -252,7 +252,7 @@ IMPOSSIBLE = {
     "max_steps": [0, -2, "1e-3"],
     "learning_rate": [-1, "1e-3"],
     "optim": ["adam"],
-    "lr_scheduler_type": ["cosin", "polynomial"],
+    "lr_scheduler_type": ["cosin", "greedy"],
     "warmup_steps": [-1, 2.5],
     "save_strategy": ["sometimes"],
     "logging_steps": [0, -1, 2.5],
